@@ -14,6 +14,7 @@ from meshlib.did_you_mean import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+STDERR = 2
 _UNKNOWN = "unrecognized arguments: "
 _MISSING = "the following arguments are required"
 
@@ -70,8 +71,21 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
 
 def say(prog: str, text: str) -> None:
     """Print a line of the command ``prog`` on standard error, now."""
-    sys.stderr.write(f"{prog}: {text}\n")
-    sys.stderr.flush()
+    tell(f"{prog}: {text}\n")
+
+
+def tell(text: str) -> None:
+    """Write ``text`` to standard error, now. Where that is full or closed, nobody is told, and
+    what the command does goes on.
+    """
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (it was closed)
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        # What could not be written would be tried again at exit, and then be the exit code.
+        sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def end_quietly(run: Callable[[], int]) -> int:

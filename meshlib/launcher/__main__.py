@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+
+_STDERR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -12,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code for the shell: 0, the first failing rank's (128 + n for signal n), or
     130 and 143 after Ctrl-C and SIGTERM. Call it from the main thread of a process of its own.
     """
+    _open_what_is_closed()
     try:
         # Imported here, because a user may think better of it while they load.
         from meshlib.launcher.launch import launch
@@ -21,6 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # nothing has been started: the launch itself takes signals
         sys.stderr.write("meshrun: received SIGINT\n")
         return 130
+
+
+def _open_what_is_closed() -> None:
+    """Have 0, 1 and 2 lead nowhere where they are closed: a pipe of a rank must not become one."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 if __name__ == "__main__":

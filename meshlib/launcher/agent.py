@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from meshlib.command_line import reader_is_gone, say
+from meshlib.command_line import reader_is_gone, say, tell
 from meshlib.launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
@@ -62,6 +61,7 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._ending: Ending | None = None
         self._announced: set[int] = set()
+        self._unwritten: OSError | None = None
         self._attempts = 0
         self._begun = time.time() - _CLOCK_STEP
         self._interrupt: signal.Signals | None = None
@@ -213,7 +213,7 @@ class Agent:
             left = end_strays(self._run_id, self._spare)
             if left:
                 self._note(f"ended {len(left)} processes that the ranks left behind: {left}")
-            group.close(_DRAIN_SECONDS)
+            self._unwritten = group.close(_DRAIN_SECONDS) or self._unwritten
             results = group.results()
             exits = [item for item in results if not item.ok or item.stopped]
             well = len(results) - len(exits)
@@ -282,8 +282,12 @@ class Agent:
             return 128 + signal.SIGPIPE  # | head has seen enough
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
-        sys.stderr.write(report.text() + (self._where_to_look() if report.code else ""))
-        sys.stderr.flush()
+        tell(report.text() + (self._where_to_look() if report.code else ""))
+        if self._unwritten is not None and not report.code:
+            _say(
+                f"not all that the ranks have printed could be written: {self._unwritten.strerror}"
+            )
+            return 1
         return report.code
 
     def _where_to_look(self) -> str:

@@ -182,8 +182,21 @@ def _new_main(**names: object) -> ModuleType:
     return main
 
 
+def _is_archive(path: str) -> bool:
+    """Return whether ``path`` is a zip file, which Python runs as it does a directory."""
+    if path.endswith(".py"):
+        return False
+    from zipimport import ZipImportError, zipimporter
+
+    try:
+        zipimporter(path)
+    except ZipImportError:
+        return False
+    return True
+
+
 def _run(kind: str, target: str) -> None:
-    if kind == "script" and os.path.isdir(target):
+    if kind == "script" and (os.path.isdir(target) or _is_archive(target)):
         import runpy
 
         runpy.run_path(target, run_name="__main__")

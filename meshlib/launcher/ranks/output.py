@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from meshlib.command_line import say
+
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20  # beyond it a line is broken, so that memory stays bounded
 _PROMPT_AFTER = 0.15
@@ -45,6 +47,8 @@ class OutputPump:
         self._running = False
         self._unfinished: _Source | None = None
         self._thread: threading.Thread | None = None
+        self.unwritten: OSError | None = None
+        """Why the console has not everything, unless nobody reads it any more."""
 
     def add(self, reader: int, console: int | None, prefix: bytes, file: BinaryIO | None) -> None:
         """Take over descriptor ``reader`` and ``file``: copy each byte to the file, each whole
@@ -107,7 +111,8 @@ class OutputPump:
         if source.file is not None:
             try:
                 source.file.write(data)
-            except OSError:  # a full disk: what the console shows goes on
+            except OSError as error:  # a full disk: what the console shows goes on
+                say("meshrun", f"{source.file.name} is not continued: {error.strerror}")
                 source.file.close()
                 source.file = None
         if source.console is None:
@@ -141,7 +146,9 @@ class OutputPump:
         try:
             while view and source.console is not None:
                 view = view[os.write(source.console, view) :]
-        except OSError:  # nobody reads the console any more
+        except OSError as error:  # nobody reads the console any more, or its disk is full
+            if not isinstance(error, BrokenPipeError):
+                self.unwritten = error
             source.console = None
             if source.file is None and source in self._sources:
                 source.line = b""

@@ -269,9 +269,12 @@ class WorkerGroup:
         """Return how each rank ended."""
         return [worker.result() for worker in self.workers]
 
-    def close(self, timeout: float) -> None:
-        """Show what the ranks have written, waiting at most ``timeout`` seconds for its end."""
+    def close(self, timeout: float) -> OSError | None:
+        """Show what the ranks have written, waiting at most ``timeout`` seconds for its end; return
+        why not all of it could be.
+        """
         self._pump.close(timeout)
+        return self._pump.unwritten
 
 
 def _ended_children() -> Iterator[int]:

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import zipapp
 
 import pytest
 
@@ -144,6 +145,16 @@ def test_a_directory_with_a_main_runs(meshrun):
     meshrun.script("import sys, helper; print(sys.argv[1:], helper.X)", "app/__main__.py")
     meshrun.script("X = 5", "app/helper.py")
     assert meshrun.run("app", "a").out == "['a'] 5\n"
+
+
+@pytest.mark.parametrize("how", ["fork", "exec"])
+def test_a_zip_file_with_a_main_is_a_program(meshrun, how):
+    meshrun.script("import sys, helper; print(sys.argv[1:], helper.X)", "app/__main__.py")
+    meshrun.script("X = 6", "app/helper.py")
+    archive = meshrun.folder / "app.pyz"
+    zipapp.create_archive(meshrun.folder / "app", archive, "/usr/bin/env python3")
+    result = meshrun.run("--start", how, "-n", "2", str(archive), "a b")
+    assert (result.code, result.out) == (0, "['a b'] 6\n" * 2), result.err
 
 
 def test_any_program_runs_without_python(meshrun):

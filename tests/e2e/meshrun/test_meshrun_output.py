@@ -277,3 +277,30 @@ def test_a_reader_of_a_command_may_have_seen_enough(meshrun):
     command.stdout.close()
     assert command.stderr.read() == ""
     assert command.wait(60) == 0
+
+
+@pytest.mark.parametrize("how", ["fork", "exec"])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_a_launcher_without_one_of_its_streams_runs_the_job(meshrun, closed, how):
+    done = meshrun.folder / "done"
+    done.mkdir()
+    script = meshrun.script(f"""
+        import os, sys
+        print("output"), print("errors", file=sys.stderr) if "full" not in {closed!r} else None
+        open(f"{done}/" + os.environ["RANK"], "w").close()
+    """)
+    command = shlex.join([*meshrun.COMMAND, "--start", how, "-n", "2", script])
+    result = meshrun.run(command=("sh", "-c", f"{command} {closed}"))
+    assert (result.code, len(list(done.iterdir()))) == (0, 2), result.err
+    assert result.out.count("output") == (0 if ">&- " in closed or closed == ">&-" else 2)
+    assert set(result.err.split()) <= {"errors"}
+
+
+def test_output_that_a_full_disk_has_lost_is_no_success(meshrun):
+    script = meshrun.script("print('lost')")
+    command = shlex.join([*meshrun.COMMAND, "-n", "2", script])
+    result = meshrun.run(command=("sh", "-c", f"{command} >/dev/full"))
+    assert result.code == 1
+    assert result.err == (
+        "meshrun: not all that the ranks have printed could be written: No space left on device\n"
+    )
