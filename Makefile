@@ -61,12 +61,13 @@ test-debian:  ## run all tests on the Python of another suite, trixie or SUITE=s
 		tests/debian.sh $(SUITE) --numprocesses auto --maxprocesses 8 --dist worksteal; \
 	fi
 
-coverage: $(STAMP)  ## run the tests in one process, and say which lines they do not reach
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage>=7.6'
+COVERED := COVERAGE_FILE=out/coverage.data $(BIN)/python -m
+coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes that tests start do not count
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage>=7.6' 'pytest-cov>=6'
 	@mkdir -p out
-	$(BIN)/python -m coverage run --source meshlib,transport,parallel \
-		--data-file out/coverage.data -m pytest -n 0 -m 'not processes'
-	$(BIN)/python -m coverage report --data-file out/coverage.data --skip-covered --sort cover
+	$(COVERED) pytest --numprocesses auto --maxprocesses 8 --dist worksteal -m 'not processes' \
+		--cov meshlib --cov transport --cov parallel --cov-report=
+	$(COVERED) coverage report --skip-covered --sort cover
 
 wheels: $(STAMP)  ## the source distribution and the wheel of this machine, in dist/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import select
 import threading
 import time
@@ -15,6 +14,7 @@ from meshlib.calls.future import Future, after
 from meshlib.calls.lane import Continuations
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
+from meshlib.rpc.wire.bell import Bell
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.threads import Threads
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -199,7 +199,7 @@ class Clock:
         self._due = math.inf
         self._lock = threading.Lock()
         self._asked = self._closed = False
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell: Bell | None = Bell()
         self._thread = threading.Thread(target=self._run, name=f"meshlib-rpc-{name}", daemon=True)
         self._thread.start()
 
@@ -216,8 +216,9 @@ class Clock:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):
-            os.eventfd_write(self._bell, 1)
+        bell = self._bell
+        if bell is not None:
+            bell.ring()
 
     def close(self) -> None:
         """End the thread."""
@@ -225,17 +226,17 @@ class Clock:
         self.ring()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
-            if not self._thread.is_alive():
-                os.close(self._bell)
+            self._bell = None
 
     def _run(self) -> None:
+        bell = self._bell
+        assert bell is not None
         poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
+        poll.register(bell.fd, select.POLLIN)
         while not self._closed:
             left = self._due - time.monotonic()
             poll.poll(min(max(left, 0.0), 3600.0) * 1000)
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+            bell.answer()
             asked, self._asked = self._asked, False
             if self._closed:
                 return

@@ -7,7 +7,6 @@ a second one helps with the backlog only when it stands still: a handler waits, 
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from meshlib.rpc.wire.bell import Bell
 from transport.net.fork import in_forked_children
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Threads:
         self._number = 0
         self._closed = False
         self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._bell: Bell | None = Bell()
+        self._epoll.register(self._bell.fd, select.EPOLLIN)
         in_forked_children(self, Threads._leave_behind)
         self._spawn()
 
@@ -112,8 +112,9 @@ class Threads:
 
     def ring(self) -> None:
         """Wake a thread that is idle. Takes no lock."""
-        with suppress(OSError):
-            os.eventfd_write(self._bell, 1)
+        bell = self._bell
+        if bell is not None:
+            bell.ring()
 
     def when_short(self, jobs: int, nbytes: int, then: Job) -> bool:
         """Have ``then()`` called once the backlog has at most ``jobs`` with ``nbytes``.
@@ -171,14 +172,13 @@ class Threads:
             left = self._threads - {me}
         if not left and me not in self._threads:
             self._epoll.close()
-            os.close(self._bell)
+            self._bell = None
 
     def _leave_behind(self) -> None:
         """Let go of the poll in a fork of the process, where these threads are not."""
         self._closed = True
         self._epoll.close()
-        with suppress(OSError):
-            os.close(self._bell)
+        self._bell = None
 
     def _spawn(self) -> None:
         with self._lock:
@@ -206,13 +206,14 @@ class Threads:
     def _turn(self) -> bool:
         """Wait for something and do it; False: this thread is not needed any more."""
         me = threading.get_ident()
-        helping, done = self._helper == me, self.done
+        helping, done, bell = self._helper == me, self.done, self._bell
         latest, self._here.latest = self._here.latest, None
         if latest is None or self._idle < 2 or self._backlog or not latest.look():
             latest, events = None, self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
             for fd, event in events:
-                if fd == self._bell:
-                    self._answer_bell()
+                if bell is not None and fd == bell.fd:
+                    if not self._closed:  # else it rings on, until all have heard it
+                        bell.answer()
                 elif (latest := self._polled.get(fd)) is not None:
                     latest.ready(event)
         else:
@@ -234,11 +235,6 @@ class Threads:
                 if self._helper is None:
                     self._helper = me
         return True
-
-    def _answer_bell(self) -> None:
-        if not self._closed:  # else it rings on, until all have heard it
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
 
     def _is_needed(self) -> bool:
         with self._lock:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
+import socket
 import threading
 
+import pytest
+
+from meshlib.rpc.calls import Clock
 from meshlib.rpc.wire.threads import Threads
 
 SECONDS = 30.0
@@ -53,3 +58,23 @@ def test_a_thread_looks_where_its_job_came_from() -> None:
         threads.close()
         os.close(inward)
         os.close(outward)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Threads("over", 1, lambda: None), lambda: Clock("over", lambda: math.inf)],
+    ids=["threads", "clock"],
+)
+def test_a_ring_after_the_end_reaches_nobody_else(make) -> None:
+    """As by an ``__del__``: the descriptors are by then those of other files."""
+    rung = make()
+    rung.close()
+    pairs = [socket.socketpair() for _ in range(8)]
+    ends = [end for pair in pairs for end in pair]
+    try:
+        rung.ring()
+        written, _, _ = select.select(ends, [], [], 0)
+        assert written == []
+    finally:
+        for end in ends:
+            end.close()
