@@ -36,7 +36,14 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 
 
 class StoreSilentError(DistStoreError):
-    """A store's server does not answer, or there is no way to it: it may live all the same."""
+    """A store's server does not answer, or there is no way to it: it may live all the same.
+
+    ``seconds`` is how long an answer was waited for, None where the kernel knows no way.
+    """
+
+    def __init__(self, message: str, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class QueueEmptyError(DistStoreError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from meshlib.calls.lane import Continuations, Lane
 from meshlib.calls.legs import LegLane
@@ -13,6 +16,7 @@ from transport.deadline import Deadline
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
+_KEPT = 256
 
 
 class Lanes:
@@ -25,7 +29,11 @@ class Lanes:
         self._rank = rank
         self.collectives: LegLane = LegLane(f"meshlib-{name}-{rank}")
         self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
-        self._peers: dict[tuple[Kind, int, int], Lane] = {}
+        # A lane lives as long as it has a task or a thread, or is known to somebody: those made
+        # last are to this, and a few to the compiled core. A tag that never comes again costs none.
+        self._peers: WeakValueDictionary[tuple[Kind, int, int], Lane] = WeakValueDictionary()
+        self._kept: deque[Lane] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()  # of the two: additions, and looks at all
 
     def of_peer(self, kind: Kind, peer: int, tag: int) -> Lane:
         """Return the lane of a point-to-point call."""
@@ -33,9 +41,12 @@ class Lanes:
         key = (kind, peer, 0 if kind is Kind.SEND else tag)
         lane = self._peers.get(key)
         if lane is None:
-            # Threads that are the first at the same time share one.
-            name = f"meshlib-{kind.name.lower()}-{peer}-{self._rank}"
-            lane = self._peers.setdefault(key, Lane(name))
+            with self._lock:
+                lane = self._peers.get(key)  # threads that are the first at the same time share one
+                if lane is None:
+                    name = f"meshlib-{kind.name.lower()}-{peer}-{self._rank}"
+                    lane = self._peers[key] = Lane(name)
+                    self._kept.append(lane)
         return lane
 
     def parts_of_peer(self, kind: Kind, peer: int, tag: int, /) -> tuple[Any, ...]:
@@ -49,9 +60,9 @@ class Lanes:
         on its way.
         """
         while True:
-            peers = list(self._peers.items())
-            receives = [lane for (kind, _, _), lane in peers if kind is Kind.RECV]
-            others = [lane for (kind, _, _), lane in peers if kind is not Kind.RECV]
+            peers = self._of_peers()
+            receives = [lane for kind, lane in peers if kind is Kind.RECV]
+            others = [lane for kind, lane in peers if kind is not Kind.RECV]
             lanes = [self.collectives, *others]
             idle = min(lane.drain(deadline.remaining()) for lane in lanes)
             idle = _drain_receives(receives, deadline, is_receiving) and idle
@@ -63,12 +74,18 @@ class Lanes:
 
     def is_idle(self) -> bool:
         """Whether no call is queued or under way."""
-        return all(lane.is_idle() for lane in (self.collectives, *list(self._peers.values())))
+        lanes = self.collectives, *(lane for _, lane in self._of_peers())
+        return all(lane.is_idle() for lane in lanes)
 
     def join(self) -> None:
         """Let the threads end."""
-        for lane in (self.collectives, self.continuations, *self._peers.values()):
+        of_peers = (lane for _, lane in self._of_peers())
+        for lane in (self.collectives, self.continuations, *of_peers):
             lane.join(_JOIN_SECONDS)
+
+    def _of_peers(self) -> list[tuple[Kind, Lane]]:
+        with self._lock:
+            return [(kind, lane) for (kind, _, _), lane in self._peers.items()]
 
 
 def _drain_receives(

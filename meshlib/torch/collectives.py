@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +25,33 @@ _c10d: Any = import_module("torch._C._distributed_c10d")
 Tensors = Sequence[Any]
 Call = Callable[..., Any]
 _UNSET = timedelta(0)  # c10d's own marks are this and less
+
+
+def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
+    """Make a method of it that c10d calls: argument ``of``, a tensor or a list of them, says whose
+    call it is, and ``opts``, the last argument, is c10d's default for those named ``options``.
+    """
+
+    def decorate(method: Call) -> Call:
+        name, last = method.__name__, method.__code__.co_argcount - 2
+
+        @wraps(method)
+        def call(self: TensorCollectives, *arguments: Any, **named: Any) -> Any:
+            if options:
+                if len(arguments) > last:
+                    *arguments, named["opts"] = arguments
+                if named.get("opts") is None:
+                    named["opts"] = getattr(_c10d, options)()
+            if of is not None:
+                tensors = arguments[of]
+                first = tensors[:1] if isinstance(tensors, (list, tuple)) else [tensors]
+                if first and (device := first[0].device.type) != "cpu":
+                    return getattr(self.elsewhere(device), name)(*arguments, **named)
+            return method(self, *arguments, **named)
+
+        return call
+
+    return decorate
 
 
 class TensorCollectives:
@@ -52,65 +79,45 @@ class TensorCollectives:
         work = works[0] if len(works) == 1 else collect_all(works)
         return TorchWork(work, outputs, self.continuations)
 
-    def _elsewhere(self, tensors: Tensors) -> Any:
-        """Return the process group for ``tensors`` that are not the CPU's, else None."""
-        device: str = tensors[0].device.type if tensors else "cpu"
-        return None if device == "cpu" else self.elsewhere(device)
-
     # ------------------------------------------------------------------ to all
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.BroadcastOptions() if opts is None else opts
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.broadcast(tensors, opts)
+    @_c10ds("BroadcastOptions")
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         make = partial(self.mesh_group.broadcast, group_src=opts.rootRank)
         return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.AllreduceOptions() if opts is None else opts
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.allreduce(tensors, opts)
+    @_c10ds("AllreduceOptions")
+    def allreduce(self, tensors: Tensors, opts: Any) -> Any:
         make = partial(self.mesh_group.all_reduce, op=reduction(opts.reduceOp))
         return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.AllreduceCoalescedOptions() if opts is None else opts
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.allreduce_coalesced(tensors, opts)
+    @_c10ds("AllreduceCoalescedOptions")
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
         op = reduction(opts.reduceOp)
         make = partial(self.mesh_group.all_reduce_coalesced, arrays(tensors), op)
         return self._issue(tensors, opts, [make])
 
-    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.AllgatherOptions() if opts is None else opts
-        if (other := self._elsewhere(inputs)) is not None:
-            return other.allgather(output_lists, inputs, opts)
+    @_c10ds("AllgatherOptions", of=1)
+    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         outputs, x = _only(output_lists, "output_tensors"), _only(inputs, "input_tensors")
         make = partial(self.mesh_group.all_gather, arrays(outputs), array(x))
         return self._issue(outputs, opts, [make])
 
+    @_c10ds("AllgatherOptions", of=1)
     def allgather_coalesced(
-        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any
     ) -> Any:
-        opts = _c10d.AllgatherOptions() if opts is None else opts
-        if (other := self._elsewhere(inputs)) is not None:
-            return other.allgather_coalesced(output_lists, inputs, opts)
         outputs = [arrays(tensors) for tensors in output_lists]
         make = partial(self.mesh_group.all_gather_coalesced, outputs, arrays(inputs))
         flat = [tensor for tensors in output_lists for tensor in tensors]
         return self._issue(flat, opts, [make])
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
-        if (other := self._elsewhere([input])) is not None:
-            return other.all_gather_single(output, input, opts or _c10d.AllgatherOptions())
+    @_c10ds("AllgatherOptions", of=1)
+    def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
         return self.all_gather_single_coalesced([output], [input], opts)
 
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Any:
-        opts = _c10d.AllgatherOptions() if opts is None else opts
-        if (other := self._elsewhere(inputs)) is not None:
-            return other.all_gather_single_coalesced(outputs, inputs, opts)
+    @_c10ds("AllgatherOptions", of=1)
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
         if len(ins) > 1 and _of_one_dtype(ins):
             make = partial(group.all_gather_into_tensor_coalesced, outs, ins)
@@ -119,8 +126,8 @@ class TensorCollectives:
         calls = [partial(group.all_gather_into_tensor, out, x) for out, x in pairs]
         return self._issue(outputs, opts, calls)
 
-    def barrier(self, opts: Any = None) -> Any:
-        opts = _c10d.BarrierOptions() if opts is None else opts
+    @_c10ds("BarrierOptions", of=None)
+    def barrier(self, opts: Any) -> Any:
         return self._issue((), opts, [self.mesh_group.barrier])
 
     def monitored_barrier(
@@ -130,18 +137,14 @@ class TensorCollectives:
 
     # ------------------------------------------------------------------ to one, from one
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.ReduceOptions() if opts is None else opts
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.reduce(tensors, opts)
+    @_c10ds("ReduceOptions")
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
         op = reduction(opts.reduceOp)
         make = partial(self.mesh_group.reduce, op=op, group_dst=opts.rootRank)
         return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
 
-    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.GatherOptions() if opts is None else opts
-        if (other := self._elsewhere(inputs)) is not None:
-            return other.gather(output_lists, inputs, opts)
+    @_c10ds("GatherOptions", of=1)
+    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         x = _only(inputs, "input_tensors")
         outputs = _only(output_lists, "output_tensors") if output_lists else None
         make = partial(
@@ -152,10 +155,8 @@ class TensorCollectives:
         )
         return self._issue(outputs or (), opts, [make])
 
-    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> Any:
-        opts = _c10d.ScatterOptions() if opts is None else opts
-        if (other := self._elsewhere(outputs)) is not None:
-            return other.scatter(outputs, input_lists, opts)
+    @_c10ds("ScatterOptions")
+    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         out = _only(outputs, "output_tensors")
         make = partial(
             self.mesh_group.scatter,
@@ -165,30 +166,30 @@ class TensorCollectives:
         )
         return self._issue(outputs, opts, [make])
 
+    @_c10ds("GatherOptions", of=1)
+    def gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        group, root = self.mesh_group, opts.rootRank
+        # Elsewhere the output is c10d's placeholder.
+        parts = output.view(group.size(), *input.shape) if group.rank() == root else None
+        outputs = None if parts is None else arrays(parts)
+        make = partial(group.gather, array(input), outputs, group_dst=root)
+        return self._issue([output], opts, [make])
+
     # ------------------------------------------------------------------ to each its own
 
-    def reduce_scatter(
-        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None
-    ) -> Any:
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        if (other := self._elsewhere(outputs)) is not None:
-            return other.reduce_scatter(outputs, input_lists, opts)
+    @_c10ds("ReduceScatterOptions")
+    def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         out, inputs = _only(outputs, "output_tensors"), _only(input_lists, "input_tensors")
         op = reduction(opts.reduceOp)
         make = partial(self.mesh_group.reduce_scatter, array(out), arrays(inputs), op)
         return self._issue(outputs, opts, [make])
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
-        if (other := self._elsewhere([input])) is not None:
-            return other.reduce_scatter_single(output, input, opts or _c10d.ReduceScatterOptions())
+    @_c10ds("ReduceScatterOptions", of=1)
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Any:
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        if (other := self._elsewhere(inputs)) is not None:
-            return other.reduce_scatter_single_coalesced(outputs, inputs, opts)
+    @_c10ds("ReduceScatterOptions", of=1)
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
         op = reduction(opts.reduceOp)
         if len(ins) > 1 and _of_one_dtype(ins):
@@ -198,13 +199,12 @@ class TensorCollectives:
         calls = [partial(group.reduce_scatter_tensor, out, x, op) for out, x in pairs]
         return self._issue(outputs, opts, calls)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        opts = _c10d.AllToAllOptions() if opts is None else opts
-        if (other := self._elsewhere(inputs)) is not None:
-            return other.alltoall(outputs, inputs, opts)
+    @_c10ds("AllToAllOptions", of=1)
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         make = partial(self.mesh_group.all_to_all, arrays(outputs), arrays(inputs))
         return self._issue(outputs, opts, [make])
 
+    @_c10ds("AllToAllOptions", of=1)
     def all_to_all_single(
         self,
         output: Any,
@@ -213,31 +213,25 @@ class TensorCollectives:
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
-        opts = _c10d.AllToAllOptions() if opts is None else opts
         # C++ says nothing with an empty list.
         splits = output_split_sizes or None, input_split_sizes or None
-        if (other := self._elsewhere([input])) is not None:
-            return other.all_to_all_single(output, input, splits[0] or [], splits[1] or [], opts)
         make = partial(self.mesh_group.all_to_all_single, array(output), array(input), *splits)
         return self._issue([output], opts, [make])
 
     # ------------------------------------------------------------------ messages
 
+    @_c10ds()
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.send(tensors, dst, tag)
         work = self.mesh_group.isend(array(_only(tensors, "tensors")), group_dst=dst, tag=tag)
         assert work is not None  # this rank is a member
         return TorchWork(work, tensors, self.continuations)
 
+    @_c10ds()
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.recv(tensors, src, tag)
         return self._receive(tensors, src, tag)
 
+    @_c10ds()
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        if (other := self._elsewhere(tensors)) is not None:
-            return other.recv_anysource(tensors, tag)
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Tensors, src: int | None, tag: int) -> TorchWork:
@@ -252,6 +246,7 @@ class TensorCollectives:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    gather_into_tensor = gather_single
     alltoall_base = all_to_all_single
 
 

@@ -70,6 +70,24 @@ def to_one_and_from_one():
 
 
 @case
+def gather_into_one_tensor():
+    """PyTorch has it from 2.15 on, and Gloo not: there the parts of a list, which are the same."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    results = []
+    for root, shape, out in ((2, (2, 3), (size, 2, 3)), (0, (5,), (size * 5,))):
+        whole = torch.zeros(out) if rank == root else None
+        if hasattr(dist, "gather_single") and dist.get_backend() != "gloo":
+            work = dist.gather_single(seeded(*shape), whole, dst=root, async_op=root == 0)
+            if work is not None:
+                work.wait()
+        else:
+            parts = None if whole is None else list(whole.view(size, *shape))
+            dist.gather(seeded(*shape), parts, dst=root)
+        results += [] if whole is None else [whole]
+    return results
+
+
+@case
 def gather_and_scatter_of_all():
     size = dist.get_world_size()
     parts = [torch.zeros(3) for _ in range(size)]

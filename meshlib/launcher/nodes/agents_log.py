@@ -126,8 +126,8 @@ class SharedLog(Log):
                     store.hang_up()  # a goodbye would wait, and withdraw the will
                     raise
         except DistError as error:
-            silent = isinstance(error, StoreSilentError)
-            why = f"no answer for {self._silence:g} s" if silent else str(error)
+            waited = error.seconds if isinstance(error, StoreSilentError) else None
+            why = str(error) if waited is None else f"no answer for {waited:g} s"
             where = format_address(self.host, self.port)
             self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
 

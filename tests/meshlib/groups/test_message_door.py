@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.lane import Lane
+from meshlib.calls.lanes import Lanes
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
+from transport.call import Kind
 from transport.native import core
 
 NEEDS_CORE = pytest.mark.skipif(core is None, reason="there is no compiled core here")
@@ -56,6 +61,50 @@ def test_the_records_are_the_same_by_both_doors(backend):
     for found in run_ranks(rank, 3, backend=backend):
         assert found[0] == found[1]
         assert all("test_message_door" in record[-1] for record in found[0])
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_a_tag_that_never_comes_again_leaves_nothing_behind(backend):
+    def lanes():
+        gc.collect()
+        return sum(isinstance(one, Lane) for one in gc.get_objects())
+
+    def rank():
+        pass_on(np.zeros(1))
+        dist.barrier()
+        before = lanes()
+        dist.barrier()
+        for tag in range(1, 1001):
+            pass_on(np.ones(1), tag)
+        dist.barrier()
+        after = lanes()
+        dist.barrier()
+        assert after - before <= 2 * 300  # of two ranks; without a bound, 2000
+        return float(pass_on(np.ones(1), 7)[0])
+
+    assert run_ranks(rank, 2, backend=backend) == [1.0, 1.0]
+
+
+@NEEDS_CORE
+def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
+    asked = []
+    parts = Lanes.parts_of_peer
+
+    def parts_of_peer(self, kind, peer, tag, /):
+        asked.append(kind)
+        return parts(self, kind, peer, tag)
+
+    monkeypatch.setattr(Lanes, "parts_of_peer", parts_of_peer)
+
+    def rank():
+        for _ in range(2):
+            for tag in range(40):
+                pass_on(np.ones(1), tag)
+
+    run_ranks(rank, 2, backend="tcp")
+    # Receives are as many lanes as tags, and push that of the sends out now and then.
+    assert asked.count(Kind.RECV) >= 2 * 2 * 39
+    assert 2 <= asked.count(Kind.SEND) <= 20
 
 
 @NEEDS_CORE

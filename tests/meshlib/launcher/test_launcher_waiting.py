@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshlib.launcher.nodes.agents_log import SharedLog, Waiting
-from meshlib.launcher.nodes.records import Admitted, Gone, Hello, Refused
+from meshlib.launcher.nodes.records import Admitted, CutOff, Gone, Hello, Refused
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
+from transport.errors import StoreSilentError
 
 
 def hello(agent):
@@ -87,3 +88,21 @@ def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then()
     finally:
         log.say(Gone("a"))  # else the leader waits till it has read that it leaves
         log.close(in_touch=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (StoreSilentError("a store: no answer in time", 7.0), "no answer for 7 s"),
+        (StoreSilentError("a store: no route to host"), "a store: no route to host"),
+    ],
+)
+def test_a_store_that_is_cut_off_is_told_of_with_the_time_that_was_waited(monkeypatch, error, why):
+    def connect(_log):
+        raise error
+
+    monkeypatch.setattr(SharedLog, "_connect", connect)
+    nodes = NodeOptions(2, 2, host="node0", port=29500, is_host=0)
+    log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+    log.close(in_touch=True)
+    assert log.read() == [CutOff(f"lost touch with the job's store at node0:29500: {why}")]

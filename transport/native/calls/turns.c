@@ -72,8 +72,11 @@ PyObject *leave_with(const Turn *turn, PyObject *result) {
 
 /* ------------------------------------------------------------------ of messages */
 
+#define SEND 10 /* transport.call.Kind's, whose turns have no tags: meshlib/calls/lanes.py */
+
 static int has(const PeerTurn *of, const CallSpec *spec) {
-    return of->kind == spec->header.kind && of->peer == spec->peer && of->tag == spec->header.extra;
+    return of->kind == spec->header.kind && of->peer == spec->peer &&
+           (of->tag == spec->header.extra || of->kind == SEND);
 }
 
 int find_turn(PeerTurns *turns, const CallSpec *spec, Turn *found) {

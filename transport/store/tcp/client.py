@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import select
 import socket
@@ -135,9 +134,8 @@ class StoreConnection:
             if breaker is not None:
                 breaker.numbers.add(number)
             self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
-            grace = GRACE_SECONDS if patience is None else patience
-            until = time.monotonic() + seconds + grace
-            status, answer = self._receive(request, until)
+            within = seconds + (GRACE_SECONDS if patience is None else patience)
+            status, answer = self._receive(request, within)
             self._expected.pop(number, None)
         except BaseException as error:
             self._give_up(number, error)
@@ -271,17 +269,17 @@ class StoreConnection:
         if not self._send_lock.acquire(timeout=seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
-            now = time.monotonic()
-            self._flush(now + _SEND_SECONDS, now + seconds)
+            self._flush(seconds)
         finally:
             self._send_lock.release()
 
-    def _flush(self, lost: float | None = None, until: float = math.inf) -> None:
-        """Send what is in the outbox, up to the moment ``until``; from ``lost`` on, a server that
-        takes nothing is lost. With no ``lost``, what goes at once. Under the send lock.
+    def _flush(self, seconds: float | None = None) -> None:
+        """Send what is in the outbox, within ``seconds``; by default what goes at once. A server
+        that takes nothing for ``_SEND_SECONDS`` is lost. Under the send lock.
 
         Raises DistStoreError when the connection is lost, or not all was sent in time.
         """
+        until = None if seconds is None else time.monotonic() + min(seconds, _SEND_SECONDS)
         outbox = self._outbox
         while outbox:
             first = outbox[0]
@@ -293,11 +291,11 @@ class StoreConnection:
                 rest = first.data[done:]
                 first.taken.extend(map(self._sock.send, (rest,), (socket.MSG_DONTWAIT,)))
             except BlockingIOError:
-                if lost is None:
+                if seconds is None or until is None:
                     return
-                if not self._await_room(min(lost, until)):
-                    if until < lost:
-                        raise self._silence() from None
+                if not self._await_room(until):
+                    if seconds < _SEND_SECONDS:
+                        raise self._silence(seconds) from None
                     why = f"sending failed: the server took nothing for {_SEND_SECONDS:g} s"
                     self._fail(why, unreachable=True)
                     raise self._error() from None
@@ -322,15 +320,16 @@ class StoreConnection:
             finally:
                 let_go(self._send_lock)
 
-    def _receive(self, request: _Request, until: float) -> Reply:
+    def _receive(self, request: _Request, seconds: float) -> Reply:
         breaker = request.breaker
+        until = time.monotonic() + seconds
         while request.reply is None:
             self._check()
             if breaker is not None and breaker.broken:
                 raise DistStoreError(f"{self._name}: the wait was broken off")
             left = until - time.monotonic()
             if left <= 0:
-                raise self._silence()
+                raise self._silence(seconds)
             if self._turn.acquire(blocking=False):
                 try:
                     self._read_for(request, until)
@@ -443,8 +442,8 @@ class StoreConnection:
         kind = StoreSilentError if self._unreachable else DistStoreError
         return kind(f"{self._name}: the connection is lost ({self._failure})")
 
-    def _silence(self) -> DistStoreError:
-        return StoreSilentError(f"{self._name}: the server did not answer in time")
+    def _silence(self, seconds: float) -> DistStoreError:
+        return StoreSilentError(f"{self._name}: the server did not answer in time", seconds)
 
     def _fail(self, reason: str, unreachable: bool = False) -> None:
         if self._failure is None:
