@@ -40,7 +40,7 @@ from transport.tcp.frame import (
     WrongFrame,
 )
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import make_room, pace_of
+from transport.tcp.pace import Rests, make_room, pace_of
 from transport.tcp.waiting import poll
 from transport.waiting import LookOut
 
@@ -90,6 +90,7 @@ class TcpLink(PacedLink):
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
         self._look_out = LookOut(pauses=True, main_only=True)
+        self._rests = Rests()
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
@@ -157,7 +158,9 @@ class TcpLink(PacedLink):
         """See ``PacedLink``. On one machine nothing is far enough to matter."""
         if self._on_this_machine:
             return UNKNOWN
-        return pace_of((self.first, *self._more))
+        pace = pace_of((self.first, *self._more))
+        self._rests.note(self.first, self.name, pace)
+        return pace
 
     def widen(self, connections: int) -> None:
         if self._on_widen is not None:
