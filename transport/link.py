@@ -105,7 +105,9 @@ class Link(ABC):
 
 
 class PacedLink(Link):
-    """A link that knows its ``pace``, and on which frames can leave while others are awaited."""
+    """A link that knows its ``pace``, and on which frames can leave while others are awaited, or
+    before they have come themselves.
+    """
 
     @abstractmethod
     def pace(self) -> Pace:
@@ -114,6 +116,12 @@ class PacedLink(Link):
     @abstractmethod
     def widen(self, connections: int) -> None:
         """Have so many connections to the peer soon, if possible. Never blocks."""
+
+    @abstractmethod
+    def relay(self, call: Call, source: Link, into: memoryview) -> None:
+        """Receive the next frame of ``source``, another link of the same communicator, as
+        ``recv_into`` does, and send it here as well: what has come of it, as soon as it has.
+        """
 
     @abstractmethod
     def outbox(self, call: Call, former: Outbox | None = None) -> Outbox:

@@ -98,6 +98,11 @@ class FarLink(InprocLink, PacedLink):
     def wait(self, call: Call, frame: Any) -> None:
         self._finish_send(call, frame)
 
+    def relay(self, call: Call, source: Link, into: memoryview) -> None:
+        self.log.append(("relay", source.peer, self.peer, into.nbytes))
+        source.recv_into(call, into)
+        self.send(call, into)
+
     def outbox(self, call: Call, former: Outbox | None = None) -> Outbox:
         assert former is None
         return _InprocOutbox(call, self.log)

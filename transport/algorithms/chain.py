@@ -2,15 +2,14 @@
 
 Each byte crosses each link once, which for broadcast and reduce is the least that n - 1 receivers
 (or senders) allow; the cost of the pipeline's length is n - 2 segments. Ranks are counted from
-the root. With two ranks there is nobody to pass data on to, and one frame does.
+the root. With two ranks there is nobody to pass data on to, and one frame does; so it does for a
+broadcast over links that pass a frame on while it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
-from transport.algorithms.exchanges.ahead import is_far
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link, PacedLink
@@ -23,19 +22,19 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
     """Copy ``root``'s ``buffer`` into everybody's."""
     size = team.size
     place = (team.rank - root) % size
-    laps = 1 if size == 2 else laps_of(buffer.nbytes, team.table.segment)
+    behind = team.link((team.rank - 1) % size, call) if place else None
+    onward = team.link((team.rank + 1) % size, call) if place < size - 1 else None
+    if size == 2 or isinstance(behind or onward, PacedLink):  # as on all members
+        _broadcast_whole(call, as_bytes(buffer), behind, onward)
+        return
+    laps = laps_of(buffer.nbytes, team.table.segment)
     segments = [
         as_bytes(buffer[slice(*part_bounds(buffer.size, laps, lap))]) for lap in range(laps)
     ]
-    behind = team.link((team.rank - 1) % size, call) if place else None
-    onward = team.link((team.rank + 1) % size, call) if place < size - 1 else None
     if behind is None:
         assert onward is not None
         for segment in segments:
             onward.send(call, segment)
-        return
-    if onward is not None and is_far(onward, team.table.segment):
-        _pass_on(call, segments, behind, onward)
         return
     behind.recv_into(call, segments[0])
     for held, segment in pairwise(segments):
@@ -47,17 +46,20 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
         onward.send(call, segments[-1])
 
 
-def _pass_on(call: Call, segments: Sequence[memoryview], behind: Link, onward: Link) -> None:
-    """Receive and send as fast as each of two links with delay allows, none waiting for the other:
-    whoever does not read has its window closed.
+def _broadcast_whole(
+    call: Call, data: memoryview, behind: Link | None, onward: Link | None
+) -> None:
+    """Pass all on as one frame: each link has it under way as fast as it takes it, and a frame
+    costs the interpreter what it costs but once.
     """
-    assert isinstance(onward, PacedLink)
-    with onward.outbox(call) as outbox:
-        for segment in segments:
-            outbox.expect(behind, segment)
-        for segment in segments:
-            outbox.wait(behind)
-            outbox.post(onward, segment)
+    if behind is None:
+        assert onward is not None
+        onward.send(call, data)
+    elif onward is None:
+        behind.recv_into(call, data)
+    else:
+        assert isinstance(onward, PacedLink)
+        onward.relay(call, behind, data)
 
 
 def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:

@@ -107,26 +107,65 @@ class Outgoing:
         return (sock,)
 
 
-class Deal:
-    """``data`` on its way over ``sockets``: block i belongs to socket i mod n."""
+class PassedOn(Outgoing):
+    """A frame of which only the first ``there`` bytes are there by now: it leaves while it
+    comes.
+    """
 
-    __slots__ = ("_at", "_data", "_sockets")
+    __slots__ = ("_at", "_data", "there")
+
+    def __init__(self, call: Call, data: memoryview, have: int = 1, over: int = 1) -> None:
+        super().__init__(call, data, have, over)
+        self._head = call.packed + _LENGTH.pack(data.nbytes, have, over)
+        self._data = data
+        self._at = 0
+        self.there = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something that the socket has not taken."""
+        return self._at < self.there
+
+    def push(self, sock: socket.socket) -> None:
+        piece = self._data[self._at : min(self.there, self._at + STEP_BYTES)]
+        if self._head:
+            sent = sock.sendmsg((self._head, piece), (), NOW)
+            from_head = min(sent, len(self._head))
+            self._head = self._head[from_head:]
+            sent -= from_head
+        elif piece:
+            sent = sock.send(piece, NOW)
+        else:
+            raise BlockingIOError
+        self.begun = True
+        self._at += sent
+        self.done = self._at == len(self._data)
+
+
+class Deal:
+    """``data`` on its way over ``sockets``: block i belongs to socket i mod n. The first ``there``
+    bytes may be moved by now.
+    """
+
+    __slots__ = ("_at", "_data", "_sockets", "there")
 
     def __init__(self, data: memoryview, sockets: Sequence[socket.socket]) -> None:
         self._data = data
+        self.there = len(data)
         self._sockets = sockets
         self._at = [i * BLOCK_BYTES for i in range(len(sockets))]
 
     def move(self, step: _Step) -> int:
         """Move some bytes on each socket that can; return how many in all."""
         size, stride, total = len(self._data), (len(self._sockets) - 1) * BLOCK_BYTES, 0
+        there = self.there
         for i, sock in enumerate(self._sockets):
             begin = self._at[i]
-            if begin >= size:
+            if begin >= there:
                 continue
             end = min(size, begin - begin % BLOCK_BYTES + BLOCK_BYTES)
             try:
-                count = step(sock, self._data[begin:end])
+                count = step(sock, self._data[begin : min(end, there)])
             except BlockingIOError:
                 continue
             total += count
@@ -140,9 +179,9 @@ class Deal:
 
     @property
     def left(self) -> list[socket.socket]:
-        """The sockets that have bytes still to move."""
-        size = len(self._data)
-        return [s for s, at in zip(self._sockets, self._at, strict=True) if at < size]
+        """The sockets that have bytes still to move, of those that may be moved by now."""
+        there = self.there
+        return [s for s, at in zip(self._sockets, self._at, strict=True) if at < there]
 
 
 class DealtOutgoing(Outgoing):
@@ -165,6 +204,35 @@ class DealtOutgoing(Outgoing):
         elif not self._deal.move(_send):
             raise BlockingIOError
         self.done = not self._deal.left
+
+    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
+        return (sock,) if self._head else self._deal.left
+
+
+class DealtPassedOn(PassedOn):
+    """The same, dealt to ``over``, several connections."""
+
+    __slots__ = ("_deal",)
+
+    def __init__(
+        self, call: Call, data: memoryview, have: int, over: Sequence[socket.socket]
+    ) -> None:
+        super().__init__(call, data, have, len(over))
+        self._deal = Deal(data, over)
+
+    @property
+    def waits(self) -> bool:
+        self._deal.there = self.there
+        return self.there > 0 and bool(self._head or self._deal.left)
+
+    def push(self, sock: socket.socket) -> None:
+        self._deal.there = self.there
+        if self._head:
+            self._head = self._head[sock.send(self._head, NOW) :]
+            self.begun = True
+        elif not self._deal.move(_send):
+            raise BlockingIOError
+        self.done = self._deal.contiguous == len(self._data)
 
     def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
         return (sock,) if self._head else self._deal.left

@@ -33,12 +33,14 @@ from transport.tcp.frame import (
     STEP_BYTES,
     STRIPED_BYTES,
     DealtOutgoing,
+    DealtPassedOn,
     Incoming,
     Outgoing,
+    PassedOn,
     WrongFrame,
 )
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import make_room, pace_of
+from transport.tcp.pace import Rests, make_room, pace_of
 from transport.tcp.waiting import poll
 from transport.waiting import LookOut
 
@@ -47,6 +49,8 @@ _STALLED_MILLISECONDS = 2
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
 # before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
 _LOCAL_SEND_BUFFER = 512 << 10
+# Of a frame that is passed on: what was received is still in cache when it is sent.
+_RELAYED_BYTES = 512 << 10
 _RESET = struct.pack("@ii", 1, 0)  # as SO_LINGER: close at once, without what is still queued
 _HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
@@ -86,6 +90,7 @@ class TcpLink(PacedLink):
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
         self._look_out = LookOut(pauses=True, main_only=True)
+        self._rests = Rests()
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
@@ -139,9 +144,23 @@ class TcpLink(PacedLink):
                 source.leave()
             self.leave()
 
+    def relay(self, call: Call, source: Link, into: memoryview) -> None:
+        assert isinstance(source, TcpLink)
+        try:
+            self.enter(call)
+            source.enter(call)
+            self._relay(call, source, into)
+        finally:
+            source.leave()
+            self.leave()
+
     def pace(self) -> Pace:
         """See ``PacedLink``. On one machine nothing is far enough to matter."""
-        return UNKNOWN if self._on_this_machine else pace_of((self.first, *self._more))
+        if self._on_this_machine:
+            return UNKNOWN
+        pace = pace_of((self.first, *self._more))
+        self._rests.note(self.first, self.name, pace)
+        return pace
 
     def widen(self, connections: int) -> None:
         if self._on_widen is not None:
@@ -226,6 +245,13 @@ class TcpLink(PacedLink):
             return Outgoing(call, data, have)
         return DealtOutgoing(call, data, have, (self.first, *self._more[: self._usable]))
 
+    def _passage(self, call: Call, data: memoryview) -> PassedOn:
+        """Return a frame that is to be pushed here while its payload comes."""
+        have = 1 + len(self._more)
+        if not self._usable or data.nbytes < STRIPED_BYTES:
+            return PassedOn(call, data, have)
+        return DealtPassedOn(call, data, have, (self.first, *self._more[: self._usable]))
+
     def arrival(self, call: Call, into: memoryview) -> Incoming:
         """Return a frame that is to be pulled from here."""
         return Incoming(call, into, self.staging, self._connections)
@@ -298,6 +324,28 @@ class TcpLink(PacedLink):
                 self._send(call, outgoing)
             if not incoming.done:
                 source.receive(call, incoming, on_piece)
+        except BaseException:
+            self.give_up(outgoing, None)
+            source.give_up(None, incoming)
+            raise
+
+    def _relay(self, call: Call, source: TcpLink, into: memoryview) -> None:
+        incoming = source.arrival(call, into)
+        outgoing = self._passage(call, into)
+        try:
+            while not incoming.done:
+                moved = source.pull(incoming, NOW, _RELAYED_BYTES)
+                outgoing.there = incoming.received
+                if outgoing.waits:
+                    moved |= self.push(outgoing)
+                if not moved:
+                    call.waiting_for = source.peer
+                    full: dict[TcpLink, Outgoing] = {}
+                    if outgoing.waits:
+                        full[self] = outgoing
+                    poll(call, full, {source: incoming}, source)
+            call.waiting_for = self.peer
+            self._send(call, outgoing)
         except BaseException:
             self.give_up(outgoing, None)
             source.give_up(None, incoming)

@@ -15,7 +15,9 @@ from transport.net.round_trip import INFO_BYTES, round_trip_in, round_trip_of
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
-# Of Linux's struct tcp_info: microseconds, but for the bytes that the peer has confirmed.
+# Of Linux's struct tcp_info: microseconds, but for the bytes that the peer has confirmed, and for
+# the milliseconds since something was sent. Behind the timeout's, which is in microseconds.
+_TIMEOUT_AND_REST = struct.Struct("@8xI32xI")
 _CONFIRMED = struct.Struct("@120xQ")
 _BUSY_AND_LIMITED = struct.Struct("@168xQQQ")
 
@@ -24,6 +26,11 @@ _TELLING = 50_000
 
 # Bytes a second that a fast network card moves, twice: half of them are confirmed only later.
 _FAST = 1e9
+
+# From this round trip on (seconds) a slow beginning matters; a link is told of when several calls
+# have had one.
+_SLOW_FROM = 0.005
+_TELLING_RESTS = 3
 
 # No connection asks for more memory.
 _MOST = 16 << 20
@@ -74,9 +81,14 @@ def _read(sock: socket.socket) -> Pace:
     return Pace(round_trip_in(info), rate, 1, held_back, min(send_room, receive_room))
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-    _LOGGER.warning(text)
+_said: set[object] = set()
+
+
+def _say_once(about: object, text: str) -> None:
+    """Log what would make links faster, once in a process: it is the same for all like them."""
+    if about not in _said:
+        _said.add(about)
+        _LOGGER.warning(text)
 
 
 def narrow_windows(name: str, pace: Pace) -> None:
@@ -84,11 +96,49 @@ def narrow_windows(name: str, pace: Pace) -> None:
     limits = _limits()
     limits = max(limits[0], _on_request()), limits[1]
     _say_once(
+        pace.connections,
         f"{pace.connections} connections to {name} and its like, with a round trip of"
         f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]} bytes"
         " hold one back. On all hosts, sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
-        f" maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one"
+        f" maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one",
     )
+
+
+class Rests:
+    """How often a link has sent nothing for so long that its control of congestion begins anew."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def note(self, sock: socket.socket, name: str, pace: Pace) -> None:
+        """Look whether the link ``name`` of this ``pace`` is at rest, before a call sends on it.
+        Log, once in a process, which setting of the kernel lets it go on as before.
+        """
+        if pace.round_trip < _SLOW_FROM or self._count == _TELLING_RESTS:
+            return
+        with contextlib.suppress(OSError):  # gone: the next call finds out
+            self._count += _is_at_rest(sock)
+            if self._count == _TELLING_RESTS and _begins_anew(sock):
+                _say_once(
+                    Rests,
+                    f"connections such as the one to {name}, with a round trip of"
+                    f" {1e3 * pace.round_trip:.1f} ms, send nothing for longer than their timeout"
+                    " between calls, and begin slowly after each such pause. On all hosts, sysctl"
+                    " net.ipv4.tcp_slow_start_after_idle=0 has them go on as before",
+                )
+
+
+def _is_at_rest(sock: socket.socket) -> bool:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+    if len(info) < _TIMEOUT_AND_REST.size:
+        return False
+    timeout, rest = _TIMEOUT_AND_REST.unpack_from(info)
+    return 1000 * rest > timeout
+
+
+def _begins_anew(sock: socket.socket) -> bool:
+    control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return not control.startswith(b"bbr") and _setting("tcp_slow_start_after_idle")[:1] == ["1"]
 
 
 @functools.cache
@@ -111,6 +161,14 @@ def _on_request() -> int:
 
 def _limit(name: str) -> int:
     try:
-        return int(Path("/proc/sys/net/ipv4", name).read_text().split()[2])
-    except (OSError, ValueError, IndexError):
+        return int(_setting(name)[2])
+    except (ValueError, IndexError):
         return 0
+
+
+def _setting(name: str) -> list[str]:
+    """Return the words of a setting of the kernel; none if it is not known."""
+    try:
+        return Path("/proc/sys/net/ipv4", name).read_text().split()
+    except OSError:
+        return []
