@@ -38,13 +38,15 @@ class Interrupter:
         self._before: dict[FrameType, int] = {}
         self.where = ""
         """Before which bytecode the interrupt came."""
+        self._tracer: Any = None
 
     def __enter__(self) -> Interrupter:
+        self._tracer = sys.gettrace()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._tracer)  # such as coverage's: all that this thread runs later counts too
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "call" and frame.f_back is not None:
