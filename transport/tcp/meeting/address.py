@@ -12,7 +12,7 @@ from transport.errors import DistNetworkError
 from transport.net.sockets import LOOPBACK, format_address, local_address_towards
 from transport.place import this_machine
 from transport.store.base import Store
-from transport.store.prefix_store import PrefixStore
+from transport.store.prefix_store import underlying
 from transport.store.tcp.store import TCPStore
 
 
@@ -92,6 +92,5 @@ def listening_host(membership: Membership) -> str:
 
 
 def _tcp_store(store: Store) -> TCPStore | None:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    store = underlying(store)
     return store if isinstance(store, TCPStore) else None
