@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from meshlib.diagnosis.events import Event, RankEnded, RankLost
 from transport.errors import StoreTimeoutError
 from transport.store.base import Store
-from transport.store.prefix_store import PrefixStore
+from transport.store.prefix_store import PrefixStore, underlying
 
 T = TypeVar("T")
 
@@ -78,8 +78,7 @@ def register_log(store: Store) -> None:
 
 def ended_ranks(store: Store, attempt: str) -> list[int]:
     """Return the ranks whose programs have ended well, as far as a launcher has said so."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    store = underlying(store)
     key = f"{ENDED}/{attempt}"
     return [int(line) for line in store.get(key).split()] if store.check([key]) else []
 

@@ -39,7 +39,7 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
         def call(self: TensorCollectives, *arguments: Any, **named: Any) -> Any:
             if options:
                 if len(arguments) > last:
-                    *arguments, named["opts"] = arguments
+                    arguments, named["opts"] = arguments[:-1], arguments[-1]
                 if named.get("opts") is None:
                     named["opts"] = getattr(_c10d, options)()
             if of is not None:

@@ -18,7 +18,7 @@ from meshlib.job.current import current_world, find_world
 from meshlib.job.init import init_process_group
 from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport.store.base import Store, Value
-from transport.store.prefix_store import PrefixStore
+from transport.store.prefix_store import PrefixStore, underlying
 
 _c10d: Any = import_module("torch.distributed")
 
@@ -95,8 +95,7 @@ def meshlib_rendezvous(
 
 def claim_world(store: Any) -> bool:
     """Return whether the World was made with ``store``, for whoever asks first."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
+    store = underlying(store)
     if not isinstance(store, TorchStore):
         return False
     made, store.made_world = store.made_world, False

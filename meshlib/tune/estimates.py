@@ -20,6 +20,8 @@ def crossover(sizes: Sequence[int], below: Sequence[float], above: Sequence[floa
             "expected as many times of both as sizes, and some, got "
             f"{len(sizes)} sizes, {len(below)} and {len(above)} times"
         )
+    _check_positive("below", below)
+    _check_positive("above", above)
     ratios = [log(first / second) for first, second in zip(below, above, strict=True)]
     # Losses by how many sizes are below the threshold.
     losses = [
@@ -38,10 +40,17 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2:
         raise ValueError(f"expected times of at least two sizes, got {sizes} and {seconds}")
+    _check_positive("seconds", seconds)
     times = np.asarray(seconds)
     beta = max(float(np.polyfit(sizes, times, 1, w=1 / times)[0]), 1e-15)
     alpha = np.average(times - beta * np.asarray(sizes), weights=times**-2.0)
     return max(float(alpha), 1e-12), beta
+
+
+def _check_positive(name: str, seconds: Sequence[float]) -> None:
+    """Relative errors and ratios are none of a time that is 0."""
+    if not all(time > 0 for time in seconds):
+        raise ValueError(f"{name} must be times above 0, got {list(seconds)}")
 
 
 def best_of(seconds: dict[int, float], usual: int, margin: float = 0.03) -> int:

@@ -27,7 +27,7 @@ from transport.cuda.device_state import (
 )
 from transport.cuda.driver import Event
 from transport.cuda.flat import DeviceFlat, wait_until
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from transport.errors import CommunicatorTimeoutError
 from transport.operands.reduce_op import Flat, ReduceOp
 
 CHUNK_BYTES = 4 << 20
@@ -225,7 +225,7 @@ class StagedCommunicator(DeviceCommunicator):
         chunks: Iterator[tuple[int, int]] | None = None,
     ) -> None:
         """Make a call in steps, one for each of ``chunks`` of its ``parts``; by default in one."""
-        self._check_aborted()
+        self.check_open()
         flats = [part.flat for part in parts]
         check_one_device(flats)
         stream = self._streams.get(flats[0], "collectives")
@@ -283,16 +283,12 @@ class StagedCommunicator(DeviceCommunicator):
         ]
 
     def _await(self, call: Call, event: Event) -> None:
-        if not wait_until(event.query, call.deadline, self._check_aborted):
+        if not wait_until(event.query, call.deadline, self.check_open):
             raise CommunicatorTimeoutError(
                 f"{call.header}: waited {call.deadline.seconds:g} s for this rank's own device:"
                 " work that was put on the array's stream before the call has not ended",
                 None,
             )
-
-    def _check_aborted(self) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
 
 
 def _load(stream: DeviceStream, step: Sequence[_Part], host: Sequence[Flat]) -> Event:

@@ -296,7 +296,7 @@ class CudaIpcCommunicator(StagedCommunicator):
 
     def _met(self, call: Call, driver: Driver, number: int) -> _Device:
         self._watch.check_for(call)
-        self._check_aborted()
+        self.check_open()
         if self._device is None:
             self._check_one_host(call)
             device = _Device(self._inner, call, driver, number)

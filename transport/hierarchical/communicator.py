@@ -148,8 +148,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
 
     def _meet(self, call: Call) -> Collectives:
         """Return the collectives, once it is known where everybody is."""
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
+        self.check_open()
         if self._collectives is None:
             membership, keys = self.membership, self._keys
             placement = self._placement or await_placement(membership, keys, call)

@@ -18,6 +18,7 @@ from transport.net.sockets import is_local, local_address_towards
 from transport.rendezvous.request import Secret, known_secret
 from transport.rendezvous.seats import in_group
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
+from transport.store.prefix_store import underlying
 from transport.store.tcp.store import TCPStore
 from transport.tcp.meeting.address import Address, this_machine
 
@@ -117,9 +118,7 @@ def _host_towards(foreign: ForeignStore) -> str:
     given = os.environ.get(environment.HOST)
     if given:
         return given
-    store: Any = foreign
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
+    store = underlying(foreign)
     host: Any = getattr(store, "host", None)
     if not isinstance(host, str) or not host:
         return LOOPBACK  # a file, or memory: everybody is here

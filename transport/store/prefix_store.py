@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transport.deadline import Timeout
 from transport.errors import DistError
@@ -13,6 +13,13 @@ from transport.store.base import Store
 from transport.store.commands import Fields, Op
 
 T = TypeVar("T")
+
+
+def underlying(store: Any) -> Any:
+    """Return the store below all prefixes, which may be another library's, as ``store`` may."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
 
 
 class PrefixStore(Store):

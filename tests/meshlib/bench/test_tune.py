@@ -72,6 +72,16 @@ def test_estimates_want_something_to_go_by() -> None:
         fit_line([3, 3], [1, 1])
 
 
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
+def test_estimates_want_times_that_have_passed(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"seconds must be times above 0, got \[1.0, "):
+        fit_line([1, 2], [1.0, bad])
+    with pytest.raises(ValueError, match="below must be times above 0"):
+        crossover([1, 2], [1.0, bad], [1.0, 1.0])
+    with pytest.raises(ValueError, match="above must be times above 0"):
+        crossover([1, 2], [1.0, 1.0], [bad, 1.0])
+
+
 @given(st.dictionaries(st.integers(1, 9), st.floats(0.1, 1), min_size=2), st.data())
 def test_the_usual_stays_unless_another_is_clearly_better(
     seconds: dict[int, float], data: st.DataObject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -226,6 +227,13 @@ store.close()
                 pool.submit(store.set, "k", "v").result(SOON)
             log.leave(Deadline.after(SOON))
             store.set("k", "v")
+
+    def test_its_arguments_are_those_of_its_users(self) -> None:
+        assert list(inspect.signature(FileStore).parameters) == [
+            "file_name",
+            "world_size",
+            "timeout",
+        ]
 
     def test_waiting_does_not_burn(self, path: Path) -> None:
         with FileStore(path) as store:

@@ -44,8 +44,6 @@ class FileStore(Store):
         file_name: str | os.PathLike[str],
         world_size: int = -1,
         timeout: Timeout = DEFAULT_STORE_TIMEOUT,
-        *,
-        _beside: FileLog | None = None,
     ) -> None:
         super().__init__(timeout)
         number = to_whole_number(world_size, "world_size")
@@ -57,8 +55,12 @@ class FileStore(Store):
             raise TypeError(
                 f"file_name must be a path, got {type(file_name).__name__}: {file_name!r}"
             ) from None
-        self._log = FileLog(self._path, number, Deadline.after(timeout), _beside)
         self._world_size = number
+        self._open_log(None)
+
+    def _open_log(self, beside: FileLog | None) -> None:
+        deadline = Deadline.after(self._timeout)
+        self._log = FileLog(self._path, self._world_size, deadline, beside)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -71,7 +73,11 @@ class FileStore(Store):
     def clone(self) -> FileStore:
         """Return another store on the file, which does not count towards ``world_size``."""
         with self._open():
-            return FileStore(self._path, self._world_size, self._timeout, _beside=self._log)
+            other = FileStore.__new__(FileStore)
+            Store.__init__(other, self._timeout)
+            other._path, other._world_size = self._path, self._world_size
+            other._open_log(self._log)
+            return other
 
     def hang_up(self) -> None:
         self._closing.set()

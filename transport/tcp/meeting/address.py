@@ -13,7 +13,7 @@ from transport.net import LOOPBACK
 from transport.net.sockets import format_address, local_address_towards
 from transport.place import this_machine
 from transport.store.base import Store
-from transport.store.prefix_store import PrefixStore
+from transport.store.prefix_store import underlying
 from transport.store.tcp.store import TCPStore
 
 
@@ -93,6 +93,5 @@ def listening_host(membership: Membership) -> str:
 
 
 def _tcp_store(store: Store) -> TCPStore | None:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    store = underlying(store)
     return store if isinstance(store, TCPStore) else None
