@@ -41,6 +41,10 @@ class Linear(Module):
     """
 
     bias: Parameter | None
+    input_grad: bool = True
+    """Whether backward returns the gradient of the input, half of its work. False suits a model's
+    first layer: nobody learns from its batch. A layer that is split over ranks has it regardless.
+    """
 
     def __init__(
         self,
@@ -94,15 +98,15 @@ class Linear(Module):
         self.save_for_backward(x)
         return self.affine(x)
 
-    def backward(self, grad: Array) -> Array:
-        """Map (..., out_features) to (..., in_features).
+    def backward(self, grad: Array) -> Any:
+        """Map (..., out_features) to (..., in_features), or to None without ``input_grad``.
 
         The parameters come first: their reduction can start while the input's gradient is
         computed.
         """
         x = self.saved()
         self.defer(lambda: self.accumulate(x, grad))
-        return grad @ self.weight.data
+        return grad @ self.weight.data if self.input_grad else None
 
     def affine(self, x: Array) -> Array:
         """Return ``x @ weight.T + bias``: a new array, and nothing is kept for backward."""

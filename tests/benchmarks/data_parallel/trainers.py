@@ -127,6 +127,7 @@ class NumPyTrainer(Trainer):
         for weight in _weights(width):
             bias = np.zeros(width, np.float32)
             layers += [parallel.nn.Linear.holding(weight.T.copy(), bias), parallel.nn.ReLU()]
+        layers[0].input_grad = False  # as in the others, where a batch needs no gradient
         return parallel.nn.Sequential(*layers[:-1])
 
     def step(self, synchronise: bool) -> None:

@@ -131,6 +131,25 @@ def test_outstanding_forwards_run_backward_last_in_first_out():
     np.testing.assert_allclose(layer.weight.grad, grad.T @ (first + second))
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda layer: layer, lambda layer: nn.ComputeIn(layer, "f4")], ids=["plain", "cast"]
+)
+def test_a_first_layer_leaves_its_input_s_gradient_out(wrap):
+    def train(input_grad):
+        first = nn.Linear(3, 4, rng=rng(), dtype="f8")
+        first.input_grad = input_grad
+        model = wrap(nn.Sequential(first, nn.ReLU(), nn.Linear(4, 2, rng=rng(1), dtype="f8")))
+        grad = model.backward(model(np.ones((5, 3))))
+        return grad, [parameter.grad for parameter in model.parameters()]
+
+    grad, wanted = train(True)
+    assert grad.shape == (5, 3)
+    without, got = train(False)
+    assert without is None
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_contexts_can_be_set_aside_for_another_order():
     layer = nn.Sequential(nn.Linear(2, 3, bias=False, rng=rng(), dtype="f8"))
     first, second = rng(1).normal(size=(1, 2)), rng(2).normal(size=(1, 2))
