@@ -139,7 +139,7 @@ class PassedOn(Outgoing):
             raise BlockingIOError
         self.begun = True
         self._at += sent
-        self.done = self._at == len(self._data)
+        self.done = not self._head and self._at == len(self._data)
 
 
 class Deal:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,13 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.tcp.frame import PREFIX_BYTES, SMALL_BYTES, STRIPED_BYTES, Outgoing
+from transport.tcp.frame import (
+    PREFIX_BYTES,
+    SMALL_BYTES,
+    STRIPED_BYTES,
+    Outgoing,
+    PassedOn,
+)
 from transport.tcp.link import TcpLink
 
 LARGE = 5_000_001
@@ -151,3 +159,22 @@ def test_past_the_deadline_the_peer_is_named_that_is_waited_for(silent: str) -> 
         assert raised.value.peer == (8 if sender else 7)
         if sender is not None:
             sender.join(LONG)
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_a_frame_is_not_done_before_all_of_its_head_is_sent(size: int) -> None:
+    class Full(socket.socket):
+        def sendmsg(self, buffers: Any, *_: Any) -> int:
+            return self.send(b"".join(buffers)[:10])
+
+        def send(self, data: Any, *_: Any) -> int:
+            found.extend(data[:10])
+            return min(len(data), 10)
+
+    found = bytearray()
+    with Full() as sock:
+        frame = PassedOn(call(), payload(size))
+        frame.there = size
+        while not frame.done:
+            frame.push(sock)
+    assert len(found) == PREFIX_BYTES + size
