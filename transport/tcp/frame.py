@@ -184,33 +184,8 @@ class Deal:
         return [s for s, at in zip(self._sockets, self._at, strict=True) if at < there]
 
 
-class DealtOutgoing(Outgoing):
-    """A frame whose payload, a large one, is dealt to ``over``, several connections."""
-
-    __slots__ = ("_deal",)
-
-    def __init__(
-        self, call: Call, data: memoryview, have: int, over: Sequence[socket.socket]
-    ) -> None:
-        super().__init__(call, data, have, len(over))
-        self._deal = Deal(data, over)
-
-    def push(self, sock: socket.socket) -> None:
-        if self._head:
-            self._head = self._head[sock.send(self._head, NOW) :]
-            self.begun = True
-            if self._head:
-                return
-        elif not self._deal.move(_send):
-            raise BlockingIOError
-        self.done = not self._deal.left
-
-    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
-        return (sock,) if self._head else self._deal.left
-
-
-class DealtPassedOn(PassedOn):
-    """The same, dealt to ``over``, several connections."""
+class DealtOutgoing(PassedOn):
+    """A ``PassedOn`` whose payload, a large one, is dealt to ``over``, several connections."""
 
     __slots__ = ("_deal",)
 

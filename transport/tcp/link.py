@@ -33,7 +33,6 @@ from transport.tcp.frame import (
     STEP_BYTES,
     STRIPED_BYTES,
     DealtOutgoing,
-    DealtPassedOn,
     Incoming,
     Outgoing,
     PassedOn,
@@ -240,17 +239,18 @@ class TcpLink(PacedLink):
         """Return a frame that is to be pushed here."""
         if not self._more:
             return Outgoing(call, data)
-        have = 1 + len(self._more)
         if not self._usable or data.nbytes < STRIPED_BYTES:
-            return Outgoing(call, data, have)
-        return DealtOutgoing(call, data, have, (self.first, *self._more[: self._usable]))
+            return Outgoing(call, data, 1 + len(self._more))
+        outgoing = self._passage(call, data)
+        outgoing.there = data.nbytes
+        return outgoing
 
     def _passage(self, call: Call, data: memoryview) -> PassedOn:
         """Return a frame that is to be pushed here while its payload comes."""
         have = 1 + len(self._more)
         if not self._usable or data.nbytes < STRIPED_BYTES:
             return PassedOn(call, data, have)
-        return DealtPassedOn(call, data, have, (self.first, *self._more[: self._usable]))
+        return DealtOutgoing(call, data, have, (self.first, *self._more[: self._usable]))
 
     def arrival(self, call: Call, into: memoryview) -> Incoming:
         """Return a frame that is to be pulled from here."""
