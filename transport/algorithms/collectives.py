@@ -21,7 +21,6 @@ from transport.algorithms import (
 )
 from transport.algorithms.exchanges import pairwise
 from transport.algorithms.exchanges.ahead import Ahead
-from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.choosing.choice import Algorithm
@@ -60,8 +59,7 @@ class LinkCollectives(Collectives, Team):
         key = algorithm if root is None else (algorithm, root)
         if key in self._reached:
             return
-        if self.overlap is not None:
-            self.overlap.await_former()
+        self.overlap.await_former()
         self._reached |= {key}
         peers = peers_of(algorithm, self.rank, self.size, root or 0)
         if len(peers) > 1:
@@ -70,20 +68,15 @@ class LinkCollectives(Collectives, Team):
     def _begin(self) -> None:
         """Begin a call that does not overlap with the one before it."""
         self.check_open()
-        if self.overlap is not None:
-            self.overlap.settle()
+        self.overlap.settle()
 
     def ahead(self, call: Call) -> int:
         if self._ahead is None:
             self._ahead = Ahead()
         found = self._ahead.agree(self, call)
         if found >= self.table.segment:
-            self.note_far()
+            self.overlap.begin()
         return found
-
-    def note_far(self) -> None:
-        if self.overlap is None and self.turns is not None:
-            self.overlap = Overlap(self.turns, self.size)
 
     def barrier(self, call: Call) -> None:
         self._begin()
@@ -104,25 +97,20 @@ class LinkCollectives(Collectives, Team):
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
-        overlap, run = self.overlap, self._quietly
-        if overlap is not None:
-            overlap.enter((buffer,))
-            run = overlap.runner(run)
+        self.overlap.enter((buffer,))
+        run = self.overlap.runner(self._quietly)
         run(self._all_reduce, call, buffer, op)
 
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
-            if self.overlap is not None:
-                self.overlap.settle()
+            self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
-        if self.overlap is not None and (
-            algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM
-        ):
+        if algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM:
             self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
@@ -164,14 +152,13 @@ class LinkCollectives(Collectives, Team):
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
-        if self.overlap is not None:
-            self.overlap.enter((*outputs, input_))
+        self.overlap.enter((*outputs, input_))
         _copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm is Algorithm.RING and self._pairs_pay(call):
             algorithm = Algorithm.PAIRWISE
-        if self.overlap is not None and algorithm is not Algorithm.PAIRWISE:
+        if algorithm is not Algorithm.PAIRWISE:
             self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
@@ -197,10 +184,8 @@ class LinkCollectives(Collectives, Team):
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        overlap, run = self.overlap, self._quietly
-        if overlap is not None:
-            overlap.enter((output, *inputs))
-            run = overlap.runner(run)
+        self.overlap.enter((output, *inputs))
+        run = self.overlap.runner(self._quietly)
         run(self._reduce_scatter, call, output, inputs, op)
 
     def _reduce_scatter(
@@ -209,14 +194,13 @@ class LinkCollectives(Collectives, Team):
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
-            if self.overlap is not None:
-                self.overlap.settle()
+            self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
             return
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
-        if self.overlap is not None and algorithm is not Algorithm.PAIRWISE:
+        if algorithm is not Algorithm.PAIRWISE:
             self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
-from transport.communicators.base import Turns
 from transport.link import Link
 from transport.operands.flat import Scratch
 
@@ -20,10 +19,8 @@ class Team(ABC):
     size: int
     table: Thresholds
     scratch: Scratch
-    turns: Turns | None = None
-    """How its calls follow each other; None: each ends before the next begins."""
-    overlap: Overlap | None = None
-    """Which of its calls overlap; None: none does, as far as is known by now."""
+    overlap: Overlap
+    """Which of its calls overlap."""
 
     @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
@@ -42,9 +39,3 @@ class Team(ABC):
     @abstractmethod
     def ahead(self, call: Call) -> int:
         """Return how many bytes should be under way on a link. All members call, or none."""
-
-    @abstractmethod
-    def note_far(self) -> None:
-        """Be told that there is delay on some link, where calls overlap from the next one on. Again
-        and again, maybe; each member on its own.
-        """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transport.algorithms.alone import Alone
 from transport.algorithms.collectives import LinkCollectives
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.choosing.tuning import Tuning
@@ -40,6 +41,7 @@ class Selection(LinkCollectives):
         self.size = len(members)
         self.table = table
         self.scratch = whole.scratch
+        self.overlap = Overlap(self.size)
         self.tuned_as = whole.tuned_as
         self._whole = whole
         self._members = members

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from transport.algorithms.collectives import LinkCollectives
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.base import Turns
@@ -41,10 +42,11 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
             )
         self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
         self.scratch = Scratch()
+        self.overlap = Overlap(self.size)
         self.compression = membership.compression
 
     def take_turns(self, turns: Turns) -> None:
-        self.turns: Turns | None = turns
+        self.overlap.turns = turns
 
     def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
         """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""

@@ -37,7 +37,6 @@ from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 from transport.tcp.meeting.watch import Threads, Watches, end_watch
-from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
 _PATIENCE_SECONDS = 0.2
@@ -206,7 +205,8 @@ class TcpCommunicator(LinkCommunicator):
             sock = self._dialled.pop(peer, None) or self._dial(peer, Channel.COLLECTIVE, call)
         else:
             sock = self._await_arrival(peer, call)
-        link = TcpLink(sock, peer, self.membership.describe(peer), on_widen=self._widen)
+        name = self.membership.describe(peer)
+        link = TcpLink(sock, peer, name, on_widen=self._widen, advice=self._endpoint.advice)
         with self._lock:
             if self.abort_reason is None:
                 self._links[peer] = link
@@ -241,7 +241,7 @@ class TcpCommunicator(LinkCommunicator):
             _LOGGER.info("no more connections to %s: %s", link.name, error)
             return
         self._widening.discard(link.peer)
-        narrow_windows(link.name, link.pace())
+        self._endpoint.advice.narrow_windows(link.name, link.pace())
 
     def _await_arrival(self, peer: int, call: Call) -> socket.socket:
         patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))

@@ -39,7 +39,7 @@ from transport.tcp.frame import (
     WrongFrame,
 )
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import Rests, make_room, pace_of
+from transport.tcp.pace import Advice, Rests, make_room, pace_of
 from transport.tcp.waiting import poll
 from transport.waiting import LookOut
 
@@ -60,6 +60,7 @@ class TcpLink(PacedLink):
     ``name`` is what messages call the peer. Several threads may call ``send``; they take turns.
     ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
     because it waits for this rank to take something. ``on_widen`` is asked for more connections.
+    ``advice`` tells the user what would make it faster.
     """
 
     # No kernel has less room for a connection than twice that, at both ends together.
@@ -72,6 +73,7 @@ class TcpLink(PacedLink):
         name: str,
         on_stall: Callable[[], None] | None = None,
         on_widen: Callable[[TcpLink, int], None] | None = None,
+        advice: Advice | None = None,
     ) -> None:
         self.peer = peer
         self.name = name
@@ -89,7 +91,7 @@ class TcpLink(PacedLink):
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
         self._look_out = LookOut(pauses=True, main_only=True)
-        self._rests = Rests()
+        self._rests = Rests(advice or Advice())
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)

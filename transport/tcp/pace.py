@@ -81,51 +81,60 @@ def _read(sock: socket.socket) -> Pace:
     return Pace(round_trip_in(info), rate, 1, held_back, min(send_room, receive_room))
 
 
-_said: set[object] = set()
+class Advice:
+    """Logs what would make a rank's links faster: once, as it is the same for all like them."""
 
+    def __init__(self) -> None:
+        self._said: set[object] = set()
 
-def _say_once(about: object, text: str) -> None:
-    """Log what would make links faster, once in a process: it is the same for all like them."""
-    if about not in _said:
-        _said.add(about)
-        _LOGGER.warning(text)
+    def narrow_windows(self, name: str, pace: Pace) -> None:
+        """Log, once for each number of connections, which settings of the kernel would save them.
 
+        ``name`` is the link's, ``pace`` what it is like.
+        """
+        limits = _limits()
+        limits = max(limits[0], _on_request()), limits[1]
+        self._say_once(
+            pace.connections,
+            f"{pace.connections} connections to {name} and its like, with a round trip of"
+            f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]}"
+            " bytes hold one back. On all hosts, sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem"
+            f" with a maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one",
+        )
 
-def narrow_windows(name: str, pace: Pace) -> None:
-    """Log, once for each number of connections, which settings of the kernel would save them."""
-    limits = _limits()
-    limits = max(limits[0], _on_request()), limits[1]
-    _say_once(
-        pace.connections,
-        f"{pace.connections} connections to {name} and its like, with a round trip of"
-        f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]} bytes"
-        " hold one back. On all hosts, sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
-        f" maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one",
-    )
+    def slow_starts(self, name: str, pace: Pace) -> None:
+        """Log, once, which setting of the kernel lets links that pause go on as before."""
+        self._say_once(
+            "slow starts",
+            f"connections such as the one to {name}, with a round trip of"
+            f" {1e3 * pace.round_trip:.1f} ms, send nothing for longer than their timeout"
+            " between calls, and begin slowly after each such pause. On all hosts, sysctl"
+            " net.ipv4.tcp_slow_start_after_idle=0 has them go on as before",
+        )
+
+    def _say_once(self, about: object, text: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            _LOGGER.warning(text)
 
 
 class Rests:
     """How often a link has sent nothing for so long that its control of congestion begins anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, advice: Advice) -> None:
+        self._advice = advice
         self._count = 0
 
     def note(self, sock: socket.socket, name: str, pace: Pace) -> None:
         """Look whether the link ``name`` of this ``pace`` is at rest, before a call sends on it.
-        Log, once in a process, which setting of the kernel lets it go on as before.
+        If it is so often, the user is told what would mend that.
         """
         if pace.round_trip < _SLOW_FROM or self._count == _TELLING_RESTS:
             return
         with contextlib.suppress(OSError):  # gone: the next call finds out
             self._count += _is_at_rest(sock)
             if self._count == _TELLING_RESTS and _begins_anew(sock):
-                _say_once(
-                    Rests,
-                    f"connections such as the one to {name}, with a round trip of"
-                    f" {1e3 * pace.round_trip:.1f} ms, send nothing for longer than their timeout"
-                    " between calls, and begin slowly after each such pause. On all hosts, sysctl"
-                    " net.ipv4.tcp_slow_start_after_idle=0 has them go on as before",
-                )
+                self._advice.slow_starts(name, pace)
 
 
 def _is_at_rest(sock: socket.socket) -> bool:

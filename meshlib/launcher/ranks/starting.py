@@ -42,8 +42,6 @@ _ANSWER_SECONDS = 20.0
 PRELOADED = ("numpy", "meshlib.api", "transport.auto", "ctypes", "faulthandler", "traceback")
 """What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
 _NOT_SHARED = ("__main__", "builtins", "sys")
-_shared: dict[str, ModuleType] = {}
-"""What the server has loaded before it forks: it lives, in a rank, until the process is gone."""
 _OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
 
 
@@ -284,28 +282,32 @@ def _preload() -> bool:
     import gc
     import importlib
 
-    atexit.register(_leave_shared)  # before all that imports register, and so called after it
+    shared: dict[str, ModuleType] = {}
+    atexit.register(_leave, shared)  # before all that imports register, and so called after it
     gc.disable()  # nothing of what is imported is garbage: every look at it would be in vain
     for name in PRELOADED:
         try:
             importlib.import_module(name)
         except Exception:  # noqa: BLE001 (the program will see it for itself, if it needs it)
             return False
-    _shared.update(sys.modules)
+    shared.update(sys.modules)
     for name in _NOT_SHARED:
-        _shared.pop(name, None)
+        shared.pop(name, None)
+    # It lives, in a rank, until the process is gone: a circle that no collector sees any more.
+    forever: list[object] = [shared]
+    forever.append(forever)
     gc.freeze()  # a collection in one rank must not make copies of what all share
     gc.enable()
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _leave_shared() -> None:
+def _leave(shared: dict[str, ModuleType]) -> None:
     """Keep Python's end from taking apart what all ranks share: each would first copy its pages,
     half of all that it ever copies. What the program itself has made ends as ever.
     """
-    for name, module in _shared.items():
+    for name, module in shared.items():
         if sys.modules.get(name) is module:
-            del sys.modules[name]  # what is not found there is not cleared: _shared has it still
+            del sys.modules[name]  # what is not found there is not cleared, as long as it lives
 
 
 def _fork(parent: int) -> int:

@@ -80,8 +80,8 @@ def test_pauses_that_make_a_far_link_slow_are_told_of_once(
             return struct.pack("@8xI32xI", 250_000, self.rest)
 
     monkeypatch.setattr(pace, "_setting", lambda _name: setting)
-    monkeypatch.setattr(pace, "_said", set())
-    links = [(Sock(), pace.Rests(), name) for name in ("rank 1", "rank 2")]
+    advice = pace.Advice()
+    links = [(Sock(), pace.Rests(advice), name) for name in ("rank 1", "rank 2")]
     with caplog.at_level(logging.WARNING, "meshlib.transport"):
         for sock, noted, name in links:
             for sock.rest in rests:

@@ -74,8 +74,7 @@ class Ahead:
         a small frame with a few members. Opens links.
         """
         if self._calls == self._next:
-            if team.overlap is not None:
-                team.overlap.await_former()
+            team.overlap.await_former()
             self._next += min(self._calls + 1, _LONGEST_PAUSE)
             self._ask(team, call)
         self._calls += 1

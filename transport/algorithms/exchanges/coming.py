@@ -56,8 +56,7 @@ class Places:
         self._sizes = [result.size for result in results]
         self._longest = max(self._sizes)
         count = Coming.MOST * (team.size - 1) * self._longest
-        behind = team.overlap is not None and team.overlap.odd
-        slot = ARRIVING_BEHIND if behind else ARRIVING
+        slot = ARRIVING_BEHIND if team.overlap.odd else ARRIVING
         self._room = team.scratch.flat(slot, results[0].dtype, count)
 
     def of(self, lap: int, step: int) -> Flat:

@@ -12,6 +12,7 @@ Which do is another matter on each rank, and depends on when they are issued; bi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from transport.call import Call
 from transport.communicators.base import Turns
@@ -28,16 +29,16 @@ _Span = tuple[int, int]
 
 
 class Overlap:
-    """Which calls of a communicator of ``size`` members overlap.
+    """Which calls of a communicator of ``size`` members overlap: none before ``begin``.
 
     The methods are for the thread whose turn it is. Each call of the communicator begins with
     ``enter`` or with ``settle``.
     """
 
-    def __init__(self, turns: Turns, size: int) -> None:
-        turns.note_overlapping()
-        self._turns = turns
-        self._run_odd = quiet_runner()
+    def __init__(self, size: int) -> None:
+        self.turns: Turns | None = None
+        """How the calls follow each other; None: each ends before the next begins."""
+        self._begun = False
         self._most = MOST_BEHIND * size
         # Of the call that lets the next begin, until that waits for its end.
         self._former: Outbox | None = None
@@ -49,14 +50,27 @@ class Overlap:
         self.odd: bool = False
         """It is so for one of two calls that overlap, each of which needs things of its own."""
 
+    @cached_property
+    def _run_odd(self) -> Run:
+        return quiet_runner()
+
+    def begin(self) -> None:
+        """Be told that there is delay on some link: calls overlap from the next one on, where they
+        take turns. Again and again, maybe; each member on its own.
+        """
+        if not self._begun and self.turns is not None:
+            self.turns.note_overlapping()
+            self._begun = True
+
     def await_former(self) -> None:
         """Wait for the end of the call before this one."""
-        if self._former is not None:
-            self._turns.await_former()
+        if self._former is not None and self.turns is not None:
+            self.turns.await_former()
 
     def settle(self) -> None:
         """Begin a call that does not overlap: wait for the end of the one before it."""
-        self.await_former()
+        if self._former is not None:
+            self.await_former()
         self._memory = None
         self._buffers = ()
 
@@ -64,6 +78,8 @@ class Overlap:
         """Begin a call that works on ``buffers``, unless the one before it works on them, too: then
         wait for its end.
         """
+        if not self._begun:
+            return
         if self._former is not None and _overlap(_spans(buffers), self._taken):
             self.await_former()
         self._buffers = buffers
@@ -72,50 +88,40 @@ class Overlap:
         """Return what the call that has entered runs arithmetic with: another one in odd calls."""
         return self._run_odd if self.odd else usual
 
-    def outbox(self, call: Call, link: PacedLink) -> Outbox:
-        """Return an outbox for the call that has entered, or has settled."""
+    def outbox(self, call: Call, links: Sequence[Link]) -> Outbox:
+        """Return an outbox over ``links`` for the call that has entered, or has settled."""
+        link = links[0]
+        assert isinstance(link, PacedLink)
         if self._buffers:
             self._memory, self._buffers = _spans(self._buffers), ()
         return link.outbox(call, self._former)
 
     def take_over(self, outbox: Outbox) -> None:
-        """Go on when the call before this one, whose outbox this one may share, is over."""
+        """Go on when the call before this one, whose outbox this one may share, is over: what can
+        be sent before has been posted.
+        """
         if self._former is not None:
-            self._turns.await_former()
+            self.await_former()
             outbox.take_over()
+
+    def note_all_posted(self, outbox: Outbox) -> None:
+        """Let the next call begin, from now on: all that is to be sent has been posted."""
+        if self._begun:
+            outbox.while_waiting(lambda: self.let_next(outbox))
 
     def let_next(self, outbox: Outbox) -> bool:
         """Have the next call begin, if one is due; return whether one has. ``outbox`` has been
         given all that it gets.
         """
-        if self._memory is None:
+        if self._memory is None or self.turns is None:
             return False
         self._former, self._taken = outbox, self._memory
         self.odd = not self.odd
-        begun = self._turns.begin_next(self._most)
+        begun = self.turns.begin_next(self._most)
         if not begun:
             self.odd = not self.odd
         self._former = None
         return begun
-
-
-def outbox_of(overlap: Overlap | None, call: Call, links: Sequence[Link]) -> Outbox:
-    """Return an outbox for the call that has entered, or has settled."""
-    link = links[0]
-    assert isinstance(link, PacedLink)
-    return link.outbox(call) if overlap is None else overlap.outbox(call, link)
-
-
-def take_over(overlap: Overlap | None, outbox: Outbox) -> None:
-    """Go on when the call before this one is over: what can be sent before has been posted."""
-    if overlap is not None:
-        overlap.take_over(outbox)
-
-
-def note_all_posted(overlap: Overlap | None, outbox: Outbox) -> None:
-    """Let the next call begin, from now on: all that is to be sent has been posted."""
-    if overlap is not None:
-        outbox.while_waiting(lambda: overlap.let_next(outbox))
 
 
 def _spans(buffers: Sequence[Flat]) -> list[_Span]:

@@ -52,8 +52,7 @@ def _swap(
     behind = [team.link((rank - step) % size, call) for step in range(1, size)]
     if swap_at_once(team, call, onward, sent, behind, arriving):
         return
-    if team.overlap is not None:
-        team.overlap.settle()
+    team.overlap.settle()
     for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
         link.exchange(call, data, source, into)
 
@@ -73,17 +72,16 @@ def swap_at_once(
     On each link the same frames pass in the same order, whichever way its two ends choose.
     """
     if all(data.nbytes <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
-        if team.overlap is not None:
-            team.overlap.settle()
+        team.overlap.settle()
         # Nobody is waited for before the others have what they wait for.
         for data, link in zip(sent, onward, strict=True):
             link.send(call, data)
         for into, link in zip(arriving, behind, strict=True):
             link.recv_into(call, into)
         return True
-    several = len(onward) > 1 or (team.turns is not None and sent[0].nbytes <= MOST_BEHIND)
+    several = len(onward) > 1 or (team.overlap.turns is not None and sent[0].nbytes <= MOST_BEHIND)
     if several and any(is_far(link, team.table.segment) for link in onward):
-        team.note_far()
+        team.overlap.begin()
         pairwise_ahead.swap(team.overlap, call, onward, sent, behind, arriving)
         return True
     return False
@@ -99,8 +97,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     if ahead:
         pairwise_ahead.all_reduce(team, call, buffer, op, laps, ahead)
         return
-    if team.overlap is not None:
-        team.overlap.settle()
+    team.overlap.settle()
     for lap in range(laps):
         parts, chunks = pairwise_ahead.cut(buffer, laps, lap, size)
         _reduce_own(team, call, parts, chunks[team.rank], op)
@@ -117,8 +114,7 @@ def reduce_scatter(
     if ahead:
         pairwise_ahead.reduce_scatter(team, call, output, inputs, op, laps, ahead)
         return
-    if team.overlap is not None:
-        team.overlap.settle()
+    team.overlap.settle()
     for lap in range(laps):
         parts = [(part, *part_bounds(part.size, laps, lap)) for part in inputs]
         result = output[slice(*part_bounds(output.size, laps, lap))]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from transport.algorithms.exchanges.coming import Coming, Places
-from transport.algorithms.exchanges.overlap import Overlap, note_all_posted, outbox_of, take_over
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
@@ -87,7 +87,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
     results = [chunks[rank] for _, chunks in pieces]
     frames = order(laps, ahead)
     onward = [team.link(peer, call) for peer in targets]
-    with outbox_of(team.overlap, call, onward) as outbox:
+    with team.overlap.outbox(call, onward) as outbox:
         places = Places(team, results)
 
         def send_inputs(lap: int) -> None:
@@ -105,7 +105,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
         ]
         for lap in range(ahead + 1):
             send_inputs(lap)
-        take_over(team.overlap, outbox)
+        team.overlap.take_over(outbox)
         for done, lap in frames:
             if done:
                 for each in coming:
@@ -116,7 +116,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
                 outbox.post(link, as_bytes(results[lap]))
             send_inputs(lap + ahead + 1)
             if lap == laps - 1:
-                note_all_posted(team.overlap, outbox)
+                team.overlap.note_all_posted(outbox)
 
 
 def reduce_scatter(
@@ -134,7 +134,7 @@ def reduce_scatter(
     onward = [team.link(peer, call) for peer in targets]
     bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
     results = [output[slice(*each)] for each in bounds]
-    with outbox_of(team.overlap, call, onward) as outbox:
+    with team.overlap.outbox(call, onward) as outbox:
         places = Places(team, results)
 
         def send_inputs(lap: int) -> None:
@@ -149,16 +149,16 @@ def reduce_scatter(
         ]
         for lap in range(ahead):
             send_inputs(lap)
-        take_over(team.overlap, outbox)
+        team.overlap.take_over(outbox)
         for lap in range(laps):
             send_inputs(lap + ahead)
             if lap + ahead >= laps - 1:
-                note_all_posted(team.overlap, outbox)
+                team.overlap.note_all_posted(outbox)
             _reduce(team, op, coming, (inputs[rank], *bounds[lap]), results[lap])
 
 
 def swap(
-    overlap: Overlap | None,
+    overlap: Overlap,
     call: Call,
     onward: Sequence[Link],
     sent: Sequence[memoryview],
@@ -166,13 +166,13 @@ def swap(
     arriving: Sequence[memoryview],
 ) -> None:
     """Send ``sent[i]`` on ``onward[i]`` and receive ``arriving[i]`` from ``behind[i]``."""
-    with outbox_of(overlap, call, onward) as outbox:
+    with overlap.outbox(call, onward) as outbox:
         for link, into in zip(behind, arriving, strict=True):
             outbox.expect(link, into)
         for link, data in zip(onward, sent, strict=True):
             outbox.post(link, data)
-        take_over(overlap, outbox)
-        note_all_posted(overlap, outbox)
+        overlap.take_over(outbox)
+        overlap.note_all_posted(outbox)
         for link in behind:
             outbox.wait(link)
 
