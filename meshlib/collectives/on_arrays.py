@@ -7,7 +7,7 @@ what must be equal on every member together with what is to be run. What holds f
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from meshlib.arrays.checks import (
     check_reduction,
 )
 from meshlib.calls.spec import CallSpec, InPlace, Straight
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
@@ -76,14 +76,7 @@ class ArrayCollectives(GroupOfRanks):
     ) -> A: ...
 
     @overload
-    def all_reduce(
-        self,
-        tensor: A,
-        op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
-    ) -> Work[A]: ...
+    def all_reduce(self, tensor: A, op: ReduceOp = ..., **later: Unpack[Later]) -> Work[A]: ...
 
     def all_reduce(
         self,
@@ -136,9 +129,8 @@ class ArrayCollectives(GroupOfRanks):
         tensor: A,
         src: int | None = ...,
         *,
-        async_op: Literal[True],
         group_src: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def broadcast(
@@ -206,9 +198,8 @@ class ArrayCollectives(GroupOfRanks):
         dst: int | None = ...,
         op: ReduceOp = ...,
         *,
-        async_op: Literal[True],
         group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def reduce(

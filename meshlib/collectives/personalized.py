@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import (
@@ -15,7 +15,7 @@ from meshlib.arrays.checks import (
     check_size,
     split_by_rows,
 )
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
@@ -45,9 +45,8 @@ class PersonalizedCollectives(GroupOfRanks):
         gather_list: Sequence[A] | None = ...,
         dst: int | None = ...,
         *,
-        async_op: Literal[True],
         group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[list[A] | None]: ...
 
     def gather(
@@ -133,9 +132,8 @@ class PersonalizedCollectives(GroupOfRanks):
         scatter_list: Sequence[Any] | None = ...,
         src: int | None = ...,
         *,
-        async_op: Literal[True],
         group_src: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def scatter(
@@ -215,9 +213,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self,
         output_tensor_list: Sequence[A],
         input_tensor_list: Sequence[Any],
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[list[A]]: ...
 
     def all_to_all(
@@ -296,9 +292,7 @@ class PersonalizedCollectives(GroupOfRanks):
         input: Any,
         output_split_sizes: Sequence[int] | None = ...,
         input_split_sizes: Sequence[int] | None = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def all_to_all_single(
