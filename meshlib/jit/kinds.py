@@ -7,9 +7,9 @@ functions move dims where the user wants them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,9 @@ from meshlib.calls.spec import CallSpec, Run
 from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.collective import InJit, bind, front
+from meshlib.jit.collective import InJit, bind
 from meshlib.jit.program import HostArray, HostFunction
-from transport.call import NO_ROOT, Call, Kind, dtype_code
-from transport.communicators.base import Communicator
+from transport.call import NO_ROOT, Kind, dtype_code
 from transport.operands.reduce_op import RedOpType, ReduceOp
 
 _LINEAR = (RedOpType.SUM, RedOpType.AVG)
@@ -142,7 +141,7 @@ class _MembersToOne(Issuing):
         return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return front(x, dim, 1), 0
+        return jnp.moveaxis(x, dim, 1), 0
 
 
 @dataclass(frozen=True)
@@ -352,16 +351,4 @@ class AllToAll(Issuing):
         return self
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return front(x, dim, 1), 1
-
-
-def barrier(group: Any) -> Any:
-    """Return the host side of a barrier."""
-
-    def run(communicator: Communicator, call: Call) -> None:
-        communicator.barrier(call)
-
-    def at_barrier(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Any) -> None:
-        group.issue(CallSpec(Kind.BARRIER, run))
-
-    return at_barrier
+        return jnp.moveaxis(x, dim, 1), 1

@@ -45,9 +45,9 @@ class _OneToOne(SameShape):
     def differential(self) -> InJit:
         return replace(self, derivation=f"{self.derivation}t")
 
-    @property
-    def _transpose(self) -> str:
-        return f"{self.derivation}c"
+    def transposed(self) -> InJit:
+        kind = _TRANSPOSED[type(self)]
+        return kind(self.group, self.peer, self.tag, f"{self.derivation}c")
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,6 @@ class Send(_OneToOne):
         flat, peer, tag = flat_of(output), self.peer, self.tag
         return lambda communicator, call: communicator.send(call, flat, peer, tag)
 
-    def transposed(self) -> InJit:
-        return _ReceiveAndAdd(self.group, self.peer, self.tag, self._transpose)
-
 
 @dataclass(frozen=True)
 class Receive(_OneToOne):
@@ -73,9 +70,6 @@ class Receive(_OneToOne):
     def work(self, output: HostArray, x: HostArray) -> Run:
         flat, peer, tag = flat_of(output), self.peer, self.tag
         return lambda communicator, call: communicator.recv(call, flat, peer, tag)
-
-    def transposed(self) -> InJit:
-        return _SendAndForget(self.group, self.peer, self.tag, self._transpose)
 
 
 @dataclass(frozen=True)
@@ -92,9 +86,6 @@ class _ReceiveAndAdd(Receive):
 
         return call
 
-    def transposed(self) -> InJit:
-        return Send(self.group, self.peer, self.tag, self._transpose)
-
 
 @dataclass(frozen=True)
 class _SendAndForget(Send):
@@ -104,5 +95,10 @@ class _SendAndForget(Send):
     def has_result(self) -> bool:
         return False
 
-    def transposed(self) -> InJit:
-        return Receive(self.group, self.peer, self.tag, self._transpose)
+
+_TRANSPOSED: dict[type[_OneToOne], type[_OneToOne]] = {
+    Send: _ReceiveAndAdd,
+    _ReceiveAndAdd: Send,
+    Receive: _SendAndForget,
+    _SendAndForget: Receive,
+}

@@ -9,9 +9,10 @@ import itertools
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from meshlib.calls.spec import Run
-from meshlib.jit.collective import InJit, front
+from meshlib.jit.collective import InJit
 from meshlib.jit.kinds import Issuing, flat_of
 from meshlib.jit.program import HostArray
 from transport.call import Kind
@@ -30,7 +31,7 @@ class _Uneven(Issuing):
         return [flat[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return front(x, dim, 1), 1
+        return jnp.moveaxis(x, dim, 1), 1
 
 
 @dataclass(frozen=True)
