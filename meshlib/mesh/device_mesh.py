@@ -160,7 +160,7 @@ class DeviceMesh(MeshValue, Collectives):
                     f"group {i} has the ranks {list(one.ranks)}, but along dim {i} of mesh rank"
                     f" {rank} is with {along.tolist()}"
                 )
-        dims = tuple(dim.bound_to(one) for dim, one in zip(made._dims, groups, strict=True))
+        dims = tuple(replace(dim, group=one) for dim, one in zip(made._dims, groups, strict=True))
         return made._make(device_type, made._ranks, dims, made._options)
 
     # ------------------------------------------------------------------ other ranks

@@ -108,7 +108,7 @@ class MeshValue:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        dims = tuple(dim.bound_to(None) for dim in self._dims)
+        dims = tuple(replace(dim, group=None) for dim in self._dims)
         return type(self)._make, (self._device_type, self._ranks, dims, self._options, self._names)
 
     # ------------------------------------------------------------------ asked
