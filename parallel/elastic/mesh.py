@@ -189,7 +189,10 @@ class ElasticMesh:
             if self._fresh:
                 self._await_place()
             else:
-                self._first_epoch()
+                try:
+                    self._gather()
+                except DistError as error:
+                    self._recover(error)
             while not self._over and not (self._enough(until) and self._part()):
                 if self._change_due:
                     self._go_on(None)
@@ -347,12 +350,6 @@ class ElasticMesh:
         if found is None:
             return None
         return {"members": np.ravel(found.ranks).tolist(), "choice": asdict(found)}
-
-    def _first_epoch(self) -> None:
-        try:
-            self._gather()
-        except DistError as error:
-            self._recover(error)
 
     def _gather(self) -> None:
         """Make what the members need to compute together."""
