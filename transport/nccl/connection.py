@@ -93,7 +93,7 @@ class Connection:
     def _in_time(
         self, enter: Callable[[], NcclComm | None], stream: DeviceStream, call: Call
     ) -> NcclComm | None:
-        """Return ``enter()``, made in a thread of its own: NCCL waits for the others without an end.
+        """Return ``enter()``, made in a thread of its own: NCCL waits for others without an end.
 
         Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
         the connection is aborted, DistBackendError for NCCL's own errors.
