@@ -76,8 +76,7 @@ class CoalescedCollectives(GroupOfRanks):
             rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -156,8 +155,7 @@ class CoalescedCollectives(GroupOfRanks):
             is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -242,8 +240,7 @@ class CoalescedCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -323,8 +320,7 @@ class CoalescedCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

@@ -69,8 +69,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
             None; with ``async_op`` a ``Work``, except on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -90,8 +89,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
             wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
                 and where each stands.

@@ -72,8 +72,7 @@ class GatheringCollectives(GroupOfRanks):
             None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -134,8 +133,7 @@ class GatheringCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -194,8 +192,7 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -253,8 +250,7 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

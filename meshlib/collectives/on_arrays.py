@@ -100,8 +100,7 @@ class ArrayCollectives(GroupOfRanks):
             ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -158,8 +157,7 @@ class ArrayCollectives(GroupOfRanks):
             member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -229,8 +227,7 @@ class ArrayCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

@@ -75,8 +75,7 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -162,8 +161,7 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -238,8 +236,7 @@ class PersonalizedCollectives(GroupOfRanks):
             rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -321,8 +318,7 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
