@@ -12,7 +12,6 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -437,12 +436,7 @@ class DeviceMesh(MeshValue, Collectives):
         current_world().entered.meshes.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Make what was the thread's ``current_mesh()`` before the block be it again."""
         world = find_world()
         # The job may have ended inside the block, and its meshes with it.
