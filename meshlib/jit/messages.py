@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from meshlib.calls.spec import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit
 from meshlib.jit.kinds import HostSide, SameShape, flat_of
@@ -56,9 +55,8 @@ class Send(_OneToOne):
 
     kind = Kind.SEND
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, peer, tag = flat_of(output), self.peer, self.tag
-        return lambda communicator, call: communicator.send(call, flat, peer, tag)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.peer, self.tag
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,8 @@ class Receive(_OneToOne):
 
     kind = Kind.RECV
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, peer, tag = flat_of(output), self.peer, self.tag
-        return lambda communicator, call: communicator.recv(call, flat, peer, tag)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.peer, self.tag
 
 
 @dataclass(frozen=True)
