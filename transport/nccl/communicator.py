@@ -25,7 +25,6 @@ from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.nccl import library as nccl
 from transport.nccl import operands
 from transport.nccl.connection import Connection
-from transport.nccl.dtypes import plan_copy, plan_reduction
 from transport.nccl.ledger import Entry, Ledger
 from transport.nccl.library import NcclComm, NcclLibrary, load_nccl
 from transport.operands.reduce_op import RedOpType, ReduceOp
@@ -69,13 +68,13 @@ class NcclCommunicator(DeviceCommunicator):
         self._by_host(call, "barrier")
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
-        plan = plan_copy(buffer.dtype)
+        plan = operands.plan_copy(buffer.dtype)
         with self._run(call, [buffer]) as (comm, stream):
             at, count = buffer.pointer, plan.count(buffer.size)
             comm.broadcast(at, at, count, plan.dtype, root, stream.handle)
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
-        plan = plan_reduction(buffer.dtype, op)
+        plan = operands.plan_reduction(buffer.dtype, op)
         if plan is None:
             self._by_host(call, "all_reduce", buffer, op)
             return
@@ -85,7 +84,7 @@ class NcclCommunicator(DeviceCommunicator):
             comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
-        plan = plan_reduction(buffer.dtype, op)
+        plan = operands.plan_reduction(buffer.dtype, op)
         if plan is None:
             self._by_host(call, "reduce", buffer, op, root)
             return
@@ -97,7 +96,7 @@ class NcclCommunicator(DeviceCommunicator):
             comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
-        plan = plan_copy(input_.dtype)
+        plan = operands.plan_copy(input_.dtype)
         owners: list[object] = []
         with self._run(call, [input_, *outputs], owners) as (comm, stream):
             source = input_.pointer
@@ -121,7 +120,7 @@ class NcclCommunicator(DeviceCommunicator):
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
-        plan = plan_reduction(output.dtype, op)
+        plan = operands.plan_reduction(output.dtype, op)
         if plan is None:
             self._by_host(call, "reduce_scatter", output, inputs, op)
             return
