@@ -225,7 +225,8 @@ class ElasticMesh:
     def _vote(self, step: Step) -> None:
         """One small message: all have come to the end of the step, and whether nobody waits."""
         assert self._votes is not None
-        quiet = not self._has_candidates()
+        waiting = self._world.membership.waiting
+        quiet = self.size >= self._full or len(waiting) < self._width
         step.voted = self._batch() or 1
         ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
         self._votes.all_reduce(ballot, ReduceOp.MIN, timeout=self._timeout)
@@ -292,10 +293,6 @@ class ElasticMesh:
         """Leave the step, all together, and go on with those who are there."""
         self._break(error)
         self._go_on(error, step)
-
-    def _has_candidates(self) -> bool:
-        waiting = self._world.membership.waiting
-        return self.size < self._full and len(waiting) >= self._width
 
     # ------------------------------------------------------------------ epochs
 
