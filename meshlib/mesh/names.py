@@ -107,9 +107,9 @@ class MeshNames:
         """Return what ``name`` stands for, None if it is unknown."""
         return self._known.get(name)
 
-    def all(self) -> tuple[str, ...]:
-        """Return all names, in the order in which they came."""
-        return tuple(self._known.copy())
+    def all(self) -> dict[str, MeshDim]:
+        """Return what all names stand for, in the order in which they came."""
+        return self._known.copy()
 
 
 def make_dims(
