@@ -88,12 +88,8 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(x, "tensor")
         outs = None
         if root == door.rank:
-            if gather_list is None:
-                raise ValueError(
-                    f"gather_list is None on the destination, rank {door.ranks[root]}; expected a"
-                    " list"
-                )
-            outs = adapt_targets(gather_list, "gather_list", len(door.ranks))
+            given = self._given(gather_list, "gather_list", "destination")
+            outs = adapt_targets(given, "gather_list", len(door.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
             name = f"gather_list[{root}]"
@@ -174,11 +170,8 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(out, "tensor")
         ins = None
         if root == door.rank:
-            if scatter_list is None:
-                raise ValueError(
-                    f"scatter_list is None on the source, rank {door.ranks[root]}; expected a list"
-                )
-            ins = adapt_sources(scatter_list, "scatter_list", len(door.ranks))
+            given = self._given(scatter_list, "scatter_list", "source")
+            ins = adapt_sources(given, "scatter_list", len(door.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
             check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
