@@ -223,7 +223,9 @@ class Between:
         return float(took[0])
 
     def _measure(self, name: str, nbytes: int, binds: dict[str, Callable[[Case], Bound]]) -> Row:
-        case = CASES[name](nbytes, self._rank, self._size, _empty)
+        case = CASES[name](
+            nbytes, self._rank, self._size, lambda count, _: np.empty(count, np.float32)
+        )
         calls = {library: bind(case) for library, bind in binds.items()}
         seconds: dict[str, list[float]] = {library: [] for library in calls}
         for turn in range(-_WARMUP, self._args.rounds):
@@ -261,10 +263,6 @@ class Between:
         host, port = place[0]
         gloo.join(port, self._rank, self._size, host)
         return gloo
-
-
-def _empty(count: int, _most: int) -> Any:
-    return np.empty(count, np.float32)
 
 
 def _model_of(paths: Sequence[Path], size: int) -> Callable[[Row], float | None]:

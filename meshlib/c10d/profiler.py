@@ -7,7 +7,6 @@ from collections import defaultdict
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from meshlib.diagnosis.recorder import Record
@@ -53,12 +52,7 @@ class profile:
         self._outer, recorder.annotate = recorder.annotate, _annotation()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the recording; what was recorded stays."""
         assert self._world is not None
         self._world.recorder.unfollow(self._records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 from meshlib.calls.future import End, Future, after
 from meshlib.calls.lane import Continuations
@@ -28,6 +28,13 @@ class Message(NamedTuple):
 
     result: Any
     source: int
+
+
+class Later(TypedDict):
+    """The arguments with which a collective returns a ``Work``, as ``**later: Unpack[Later]``."""
+
+    async_op: Literal[True]
+    timeout: NotRequired[Timeout | None]
 
 
 class Work(Generic[T]):

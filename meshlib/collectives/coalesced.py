@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from meshlib.arrays.checks import (
     check_size,
     split_evenly,
 )
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
@@ -51,12 +51,7 @@ class CoalescedCollectives(GroupOfRanks):
 
     @overload
     def all_reduce_coalesced(
-        self,
-        tensors: Sequence[A],
-        op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        self, tensors: Sequence[A], op: ReduceOp = ..., **later: Unpack[Later]
     ) -> Work[list[A]]: ...
 
     def all_reduce_coalesced(
@@ -81,8 +76,7 @@ class CoalescedCollectives(GroupOfRanks):
             rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -135,9 +129,7 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         output_tensor_lists: Sequence[Sequence[A]],
         input_tensor_list: Sequence[Any],
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[list[list[A]]]: ...
 
     def all_gather_coalesced(
@@ -163,8 +155,7 @@ class CoalescedCollectives(GroupOfRanks):
             is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -225,12 +216,7 @@ class CoalescedCollectives(GroupOfRanks):
 
     @overload
     def all_gather_into_tensor_coalesced(
-        self,
-        output_tensors: Sequence[A],
-        input_tensors: Sequence[Any],
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        self, output_tensors: Sequence[A], input_tensors: Sequence[Any], **later: Unpack[Later]
     ) -> Work[list[A]]: ...
 
     def all_gather_into_tensor_coalesced(
@@ -254,8 +240,7 @@ class CoalescedCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -309,9 +294,7 @@ class CoalescedCollectives(GroupOfRanks):
         output_tensors: Sequence[A],
         input_tensors: Sequence[Any],
         op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[list[A]]: ...
 
     def reduce_scatter_tensor_coalesced(
@@ -337,8 +320,7 @@ class CoalescedCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

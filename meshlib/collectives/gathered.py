@@ -7,7 +7,7 @@ As in ``on_arrays``, the words of a method are shared with the function of its n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.adapted import Adapted
@@ -23,7 +23,7 @@ from meshlib.arrays.checks import (
     split_evenly,
 )
 from meshlib.calls.spec import Straight
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
@@ -47,12 +47,7 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def all_gather(
-        self,
-        tensor_list: Sequence[A],
-        tensor: Any,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        self, tensor_list: Sequence[A], tensor: Any, **later: Unpack[Later]
     ) -> Work[list[A]]: ...
 
     def all_gather(
@@ -77,8 +72,7 @@ class GatheringCollectives(GroupOfRanks):
             None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -113,12 +107,7 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def all_gather_into_tensor(
-        self,
-        output_tensor: A,
-        input_tensor: Any,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        self, output_tensor: A, input_tensor: Any, **later: Unpack[Later]
     ) -> Work[A]: ...
 
     def all_gather_into_tensor(
@@ -144,8 +133,7 @@ class GatheringCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -176,13 +164,7 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def reduce_scatter(
-        self,
-        output: A,
-        input_list: Sequence[Any],
-        op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        self, output: A, input_list: Sequence[Any], op: ReduceOp = ..., **later: Unpack[Later]
     ) -> Work[A]: ...
 
     def reduce_scatter(
@@ -210,8 +192,7 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -241,13 +222,7 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def reduce_scatter_tensor(
-        self,
-        output: A,
-        input: Any,
-        op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        self, output: A, input: Any, op: ReduceOp = ..., **later: Unpack[Later]
     ) -> Work[A]: ...
 
     def reduce_scatter_tensor(
@@ -275,8 +250,7 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib.arrays.adapted import Adapted
 from meshlib.calls.door import Door
@@ -10,6 +10,8 @@ from meshlib.calls.spec import CallSpec, Run
 from transport.call import NO_ROOT, Kind
 from transport.checks import to_whole_number
 from transport.deadline import Timeout
+
+T = TypeVar("T")
 
 
 class GroupOfRanks:
@@ -47,6 +49,16 @@ class GroupOfRanks:
             nbytes = elements * like.flat.itemsize
         spec = CallSpec(kind, run, elements, root, dtype, op, extra, nbytes, like.device)
         return self.door.issue(spec, async_op, timeout)
+
+    def _given(self, items: T | None, name: str, end: str) -> T:
+        """Return ``items``, which this rank has to give: it is the call's ``end``.
+
+        Raises ValueError for None.
+        """
+        if items is None:
+            rank = self.door.ranks[self.door.rank]
+            raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
+        return items
 
     def resolve_rank(
         self, rank: int | None, group_rank: int | None, name: str, default: int | None = None

@@ -7,7 +7,7 @@ what must be equal on every member together with what is to be run. What holds f
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from meshlib.arrays.checks import (
     check_reduction,
 )
 from meshlib.calls.spec import CallSpec, InPlace, Straight
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
@@ -76,14 +76,7 @@ class ArrayCollectives(GroupOfRanks):
     ) -> A: ...
 
     @overload
-    def all_reduce(
-        self,
-        tensor: A,
-        op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
-    ) -> Work[A]: ...
+    def all_reduce(self, tensor: A, op: ReduceOp = ..., **later: Unpack[Later]) -> Work[A]: ...
 
     def all_reduce(
         self,
@@ -107,8 +100,7 @@ class ArrayCollectives(GroupOfRanks):
             ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -136,9 +128,8 @@ class ArrayCollectives(GroupOfRanks):
         tensor: A,
         src: int | None = ...,
         *,
-        async_op: Literal[True],
         group_src: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def broadcast(
@@ -166,8 +157,7 @@ class ArrayCollectives(GroupOfRanks):
             member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -206,9 +196,8 @@ class ArrayCollectives(GroupOfRanks):
         dst: int | None = ...,
         op: ReduceOp = ...,
         *,
-        async_op: Literal[True],
         group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def reduce(
@@ -238,8 +227,7 @@ class ArrayCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

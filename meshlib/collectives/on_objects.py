@@ -192,12 +192,8 @@ class ObjectCollectives(
         left = _shared_out(timeout)
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
         if root == door.rank:
-            if object_gather_list is None:
-                raise ValueError(
-                    f"object_gather_list is None on the destination, rank {door.ranks[root]};"
-                    " expected a list"
-                )
-            check_fillable(object_gather_list, "object_gather_list", len(door.ranks))
+            given = self._given(object_gather_list, "object_gather_list", "destination")
+            check_fillable(given, "object_gather_list", len(door.ranks))
         elif object_gather_list is not None:
             raise ValueError(
                 "object_gather_list was given on a rank that is not the destination:"
@@ -255,16 +251,10 @@ class ObjectCollectives(
         size = np.zeros(1, np.int64)
         sizes = None
         if root == door.rank:
-            if scatter_object_input_list is None:
-                raise ValueError(
-                    f"scatter_object_input_list is None on the source, rank {door.ranks[root]};"
-                    " expected a list"
-                )
-            check_list(scatter_object_input_list, "scatter_object_input_list", len(door.ranks))
-            pieces = [
-                dumps(entry, f"scatter_object_input_list[{i}]")
-                for i, entry in enumerate(scatter_object_input_list)
-            ]
+            name = "scatter_object_input_list"
+            given = self._given(scatter_object_input_list, name, "source")
+            check_list(given, name, len(door.ranks))
+            pieces = [dumps(entry, f"{name}[{i}]") for i, entry in enumerate(given)]
             sizes = [np.array([piece.size], np.int64) for piece in pieces]
         self.scatter(size, sizes, group_src=root, timeout=left())
         data = np.empty(size[0], np.uint8)

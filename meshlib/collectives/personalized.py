@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import (
@@ -15,7 +15,7 @@ from meshlib.arrays.checks import (
     check_size,
     split_by_rows,
 )
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
@@ -45,9 +45,8 @@ class PersonalizedCollectives(GroupOfRanks):
         gather_list: Sequence[A] | None = ...,
         dst: int | None = ...,
         *,
-        async_op: Literal[True],
         group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[list[A] | None]: ...
 
     def gather(
@@ -76,8 +75,7 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -90,12 +88,8 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(x, "tensor")
         outs = None
         if root == door.rank:
-            if gather_list is None:
-                raise ValueError(
-                    f"gather_list is None on the destination, rank {door.ranks[root]}; expected a"
-                    " list"
-                )
-            outs = adapt_targets(gather_list, "gather_list", len(door.ranks))
+            given = self._given(gather_list, "gather_list", "destination")
+            outs = adapt_targets(given, "gather_list", len(door.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
             name = f"gather_list[{root}]"
@@ -133,9 +127,8 @@ class PersonalizedCollectives(GroupOfRanks):
         scatter_list: Sequence[Any] | None = ...,
         src: int | None = ...,
         *,
-        async_op: Literal[True],
         group_src: int | None = ...,
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def scatter(
@@ -164,8 +157,7 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -178,11 +170,8 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(out, "tensor")
         ins = None
         if root == door.rank:
-            if scatter_list is None:
-                raise ValueError(
-                    f"scatter_list is None on the source, rank {door.ranks[root]}; expected a list"
-                )
-            ins = adapt_sources(scatter_list, "scatter_list", len(door.ranks))
+            given = self._given(scatter_list, "scatter_list", "source")
+            ins = adapt_sources(given, "scatter_list", len(door.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
             check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
@@ -215,9 +204,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self,
         output_tensor_list: Sequence[A],
         input_tensor_list: Sequence[Any],
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[list[A]]: ...
 
     def all_to_all(
@@ -242,8 +229,7 @@ class PersonalizedCollectives(GroupOfRanks):
             rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -296,9 +282,7 @@ class PersonalizedCollectives(GroupOfRanks):
         input: Any,
         output_split_sizes: Sequence[int] | None = ...,
         input_split_sizes: Sequence[int] | None = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
+        **later: Unpack[Later],
     ) -> Work[A]: ...
 
     def all_to_all_single(
@@ -327,8 +311,7 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

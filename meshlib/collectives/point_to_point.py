@@ -48,8 +48,7 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
@@ -82,8 +81,7 @@ class PointToPoint(GroupOfRanks):
             no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = self.prepare_send(tensor, dst, tag, group_dst)
         return None if spec is None else self.door.issue(spec, True, timeout)
@@ -113,8 +111,7 @@ class PointToPoint(GroupOfRanks):
             The sender's global rank; -1 on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
             CollectiveMismatchError: If an array of another size or dtype was sent; the message is
                 lost and the group stays usable.
             CollectiveTimeoutError: Past the deadline; the group stays usable.
@@ -149,8 +146,7 @@ class PointToPoint(GroupOfRanks):
             ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-                usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = self.prepare_receive(tensor, src, tag, group_src)
         return None if spec is None else self.door.issue(spec, True, timeout)

@@ -172,11 +172,6 @@ def _batch(
     return bind(collective, x, site, anchors), dim
 
 
-def front(x: jax.Array, dim: int, position: int = 0) -> jax.Array:
-    """Return ``x`` with ``dim`` moved to ``position``."""
-    return jnp.moveaxis(x, dim, position)
-
-
 def _run(x: jax.Array, *anchors: jax.Array, collective: InJit, site: CallSite) -> jax.Array:
     # Its line is on the stack, and one compiled program serves for all lines.
     del site, anchors

@@ -332,7 +332,7 @@ def barrier(group: Group = None) -> None:
     """
     calls = _calls_group(group)
     if calls.size() > 1:
-        host_call(kinds.barrier(calls), [], ordered=True, on_gpu=True, group=calls)
+        host_call(lambda _, __, ___: calls.barrier(), [], ordered=True, on_gpu=True, group=calls)
 
 
 def _calls_group(group: Group) -> ProcessGroup:

@@ -7,20 +7,20 @@ functions move dims where the user wants them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
-from meshlib.calls.spec import CallSpec, Run
+from meshlib.calls.spec import CallSpec
 from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.collective import InJit, bind, front
+from meshlib.jit.collective import InJit, bind
 from meshlib.jit.program import HostArray, HostFunction
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicators.base import Communicator
@@ -64,8 +64,8 @@ class Issuing(InJit):
     """Whether the call says that it is over its result, not its operand."""
 
     @abstractmethod
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        """Return what is to be run when the call's turn has come."""
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        """Return what the communicator's method of this kind is given, but for the call."""
 
     @property
     def has_result(self) -> bool:
@@ -84,7 +84,8 @@ class Issuing(InJit):
 
     def call_spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
         """Return what makes the ``CallSpec`` of a result and an operand like ``x``."""
-        kind, work, own = self.kind, self.work, vars(self)
+        kind, arguments, own = self.kind, self.arguments, vars(self)
+        method = kind.name.lower()
         like = self.result(x) if self.counts_result else x
         dtype, op = np.dtype(like.dtype), own.get("op")
         header = (
@@ -99,7 +100,12 @@ class Issuing(InJit):
 
         def spec(output: HostArray, x: HostArray) -> CallSpec:
             device = "cpu" if type(output) is np.ndarray else "cuda"
-            return CallSpec(kind, work(output, x), *header, device, peer)
+            given = arguments(output, x)
+
+            def run(communicator: Communicator, call: Call) -> object:
+                return getattr(communicator, method)(call, *given)
+
+            return CallSpec(kind, run, *header, device, peer)
 
         return spec
 
@@ -142,7 +148,7 @@ class _MembersToOne(Issuing):
         return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return front(x, dim, 1), 0
+        return jnp.moveaxis(x, dim, 1), 0
 
 
 @dataclass(frozen=True)
@@ -165,9 +171,8 @@ class AllReduce(SameShape):
     kind = Kind.ALL_REDUCE
     op: ReduceOp
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, op = flat_of(output), self.op
-        return lambda communicator, call: communicator.all_reduce(call, flat, op)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.op
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         op, group, otherwise = self.op, self.group, super().host_side(x)
@@ -206,9 +211,8 @@ class Broadcast(SameShape):
     kind = Kind.BROADCAST
     root: int
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, root = flat_of(output), self.root
-        return lambda communicator, call: communicator.broadcast(call, flat, root)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.root
 
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root, ReduceOp.SUM)
@@ -222,9 +226,8 @@ class Reduce(SameShape):
     root: int
     op: ReduceOp
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, op, root = flat_of(output), self.op, self.root
-        return lambda communicator, call: communicator.reduce(call, flat, op, root)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.op, self.root
 
     @property
     def has_result(self) -> bool:
@@ -249,9 +252,8 @@ class AllGather(_OneToMembers):
     kind = Kind.ALL_GATHER
     counts_result = True
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        outputs, flat = _rows(output), flat_of(x)
-        return lambda communicator, call: communicator.all_gather(call, outputs, flat)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return _rows(output), flat_of(x)
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
@@ -264,9 +266,8 @@ class ReduceScatter(_MembersToOne):
     kind = Kind.REDUCE_SCATTER
     op: ReduceOp
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, inputs, op = flat_of(output), _rows(x), self.op
-        return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), _rows(x), self.op
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -305,10 +306,9 @@ class Gather(_OneToMembers):
     agreed: ClassVar[bool] = False
     root: int
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        root, flat = self.root, flat_of(x)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         outputs = _rows(output) if self.has_result else None
-        return lambda communicator, call: communicator.gather(call, outputs, flat, root)
+        return outputs, flat_of(x), self.root
 
     @property
     def has_result(self) -> bool:
@@ -327,10 +327,9 @@ class Scatter(_MembersToOne):
     counts_result: ClassVar[bool] = True
     root: int
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        root, flat = self.root, flat_of(output)
-        inputs = _rows(x) if self.group.rank() == root else None
-        return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        inputs = _rows(x) if self.group.rank() == self.root else None
+        return flat_of(output), inputs, self.root
 
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
@@ -344,24 +343,11 @@ class AllToAll(Issuing):
     agreed: ClassVar[bool] = False
     operand_has_rows = result_has_rows = True
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        outputs, inputs = _rows(output), _rows(x)
-        return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return _rows(output), _rows(x)
 
     def transposed(self) -> InJit:
         return self
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return front(x, dim, 1), 1
-
-
-def barrier(group: Any) -> Any:
-    """Return the host side of a barrier."""
-
-    def run(communicator: Communicator, call: Call) -> None:
-        communicator.barrier(call)
-
-    def at_barrier(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Any) -> None:
-        group.issue(CallSpec(Kind.BARRIER, run))
-
-    return at_barrier
+        return jnp.moveaxis(x, dim, 1), 1

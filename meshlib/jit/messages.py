@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from meshlib.calls.spec import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit
 from meshlib.jit.kinds import HostSide, SameShape, flat_of
@@ -45,9 +44,9 @@ class _OneToOne(SameShape):
     def differential(self) -> InJit:
         return replace(self, derivation=f"{self.derivation}t")
 
-    @property
-    def _transpose(self) -> str:
-        return f"{self.derivation}c"
+    def transposed(self) -> InJit:
+        kind = _TRANSPOSED[type(self)]
+        return kind(self.group, self.peer, self.tag, f"{self.derivation}c")
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,8 @@ class Send(_OneToOne):
 
     kind = Kind.SEND
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, peer, tag = flat_of(output), self.peer, self.tag
-        return lambda communicator, call: communicator.send(call, flat, peer, tag)
-
-    def transposed(self) -> InJit:
-        return _ReceiveAndAdd(self.group, self.peer, self.tag, self._transpose)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.peer, self.tag
 
 
 @dataclass(frozen=True)
@@ -70,12 +65,8 @@ class Receive(_OneToOne):
 
     kind = Kind.RECV
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, peer, tag = flat_of(output), self.peer, self.tag
-        return lambda communicator, call: communicator.recv(call, flat, peer, tag)
-
-    def transposed(self) -> InJit:
-        return _SendAndForget(self.group, self.peer, self.tag, self._transpose)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.peer, self.tag
 
 
 @dataclass(frozen=True)
@@ -92,9 +83,6 @@ class _ReceiveAndAdd(Receive):
 
         return call
 
-    def transposed(self) -> InJit:
-        return Send(self.group, self.peer, self.tag, self._transpose)
-
 
 @dataclass(frozen=True)
 class _SendAndForget(Send):
@@ -104,5 +92,10 @@ class _SendAndForget(Send):
     def has_result(self) -> bool:
         return False
 
-    def transposed(self) -> InJit:
-        return Receive(self.group, self.peer, self.tag, self._transpose)
+
+_TRANSPOSED: dict[type[_OneToOne], type[_OneToOne]] = {
+    Send: _ReceiveAndAdd,
+    _ReceiveAndAdd: Send,
+    Receive: _SendAndForget,
+    _SendAndForget: Receive,
+}

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from meshlib.calls.spec import Run
 from meshlib.calls.work import Work
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind
@@ -51,14 +50,14 @@ class Permute(Issuing):
     def extra(self) -> int:
         return zlib.crc32(repr((self.tag, sorted(self.pairs))).encode())
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         size, flat = self._size, flat_of(x)
         outputs, inputs = [flat[:0]] * size, [flat[:0]] * size
         if self._destination is not None:
             inputs[self._destination] = flat
         if self.source is not None:
             outputs[self.source] = flat_of(output)
-        return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
+        return outputs, inputs
 
     def transposed(self) -> InJit:
         return Permute(self.group, tuple((there, here) for here, there in self.pairs))

@@ -9,9 +9,9 @@ import itertools
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
-from meshlib.calls.spec import Run
-from meshlib.jit.collective import InJit, front
+from meshlib.jit.collective import InJit
 from meshlib.jit.kinds import Issuing, flat_of
 from meshlib.jit.program import HostArray
 from transport.call import Kind
@@ -30,7 +30,7 @@ class _Uneven(Issuing):
         return [flat[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return front(x, dim, 1), 1
+        return jnp.moveaxis(x, dim, 1), 1
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class UnevenAllGather(_Uneven):
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((sum(self.sizes), *x.shape[1:]), x.dtype)
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        outputs, flat = self._parts(output), flat_of(x)
-        return lambda communicator, call: communicator.all_gather(call, outputs, flat)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return self._parts(output), flat_of(x)
 
     def transposed(self) -> InJit:
         return UnevenReduceScatter(self.group, self.sizes)
@@ -61,9 +60,8 @@ class UnevenReduceScatter(_Uneven):
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.sizes[self.group.rank()], *x.shape[1:]), x.dtype)
 
-    def work(self, output: HostArray, x: HostArray) -> Run:
-        flat, inputs, op = flat_of(output), self._parts(x), self.op
-        return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self._parts(x), self.op
 
     def transposed(self) -> InJit:
         return UnevenAllGather(self.group, self.sizes)

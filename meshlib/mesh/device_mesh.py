@@ -12,7 +12,6 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -160,7 +159,7 @@ class DeviceMesh(MeshValue, Collectives):
                     f"group {i} has the ranks {list(one.ranks)}, but along dim {i} of mesh rank"
                     f" {rank} is with {along.tolist()}"
                 )
-        dims = tuple(dim.bound_to(one) for dim, one in zip(made._dims, groups, strict=True))
+        dims = tuple(replace(dim, group=one) for dim, one in zip(made._dims, groups, strict=True))
         return made._make(device_type, made._ranks, dims, made._options)
 
     # ------------------------------------------------------------------ other ranks
@@ -437,12 +436,7 @@ class DeviceMesh(MeshValue, Collectives):
         current_world().entered.meshes.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Make what was the thread's ``current_mesh()`` before the block be it again."""
         world = find_world()
         # The job may have ended inside the block, and its meshes with it.

@@ -46,10 +46,6 @@ class MeshDim:
     options: DimOptions
     group: ProcessGroup | None = None
 
-    def bound_to(self, group: ProcessGroup | None) -> MeshDim:
-        """Return the dim with ``group`` as its group."""
-        return replace(self, group=group)
-
 
 class MeshNames:
     """The names that a mesh and all meshes made from it share. Append-only.
@@ -70,7 +66,7 @@ class MeshNames:
         )
 
     def __reduce__(self) -> tuple[type[MeshNames], tuple[list[MeshDim]]]:
-        return MeshNames, ([dim.bound_to(None) for dim in self._known.copy().values()],)
+        return MeshNames, ([replace(dim, group=None) for dim in self._known.copy().values()],)
 
     def add(self, name: str, named: MeshDim) -> MeshDim:
         """Return what ``name`` stands for, which is ``named`` if it is new.
@@ -111,9 +107,9 @@ class MeshNames:
         """Return what ``name`` stands for, None if it is unknown."""
         return self._known.get(name)
 
-    def all(self) -> tuple[str, ...]:
-        """Return all names, in the order in which they came."""
-        return tuple(self._known.copy())
+    def all(self) -> dict[str, MeshDim]:
+        """Return what all names stand for, in the order in which they came."""
+        return self._known.copy()
 
 
 def make_dims(

@@ -51,9 +51,6 @@ class RankNumbering:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def __reduce__(self) -> tuple[type[RankNumbering], tuple[range | IndexArray]]:
-        return RankNumbering, (self.ranks,)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RankNumbering):
             return NotImplemented

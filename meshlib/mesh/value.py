@@ -108,7 +108,7 @@ class MeshValue:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        dims = tuple(dim.bound_to(None) for dim in self._dims)
+        dims = tuple(replace(dim, group=None) for dim in self._dims)
         return type(self)._make, (self._device_type, self._ranks, dims, self._options, self._names)
 
     # ------------------------------------------------------------------ asked
@@ -420,13 +420,10 @@ class MeshValue:
         raise MeshDimError(f"{key!r} is a flattened name; expected a dim of {self.described()}")
 
     def _known(self) -> str:
-        inside = [n for n in self._names.all() if self._covers(n)]
+        covers = self._ranks.layout.covers
+        inside = [name for name, named in self._names.all().items() if covers(named.dim)]
         names = dict.fromkeys([*(self.mesh_dim_names or ()), *inside])
         return ", ".join(names) if names else f"0 to {self.ndim - 1}"
-
-    def _covers(self, name: str) -> bool:
-        named = self._names.find(name)
-        return named is not None and self._ranks.layout.covers(named.dim)
 
 
 def check_device_type(device_type: object) -> str:

@@ -189,7 +189,10 @@ class ElasticMesh:
             if self._fresh:
                 self._await_place()
             else:
-                self._first_epoch()
+                try:
+                    self._gather()
+                except DistError as error:
+                    self._recover(error)
             while not self._over and not (self._enough(until) and self._part()):
                 if self._change_due:
                     self._go_on(None)
@@ -222,7 +225,8 @@ class ElasticMesh:
     def _vote(self, step: Step) -> None:
         """One small message: all have come to the end of the step, and whether nobody waits."""
         assert self._votes is not None
-        quiet = not self._has_candidates()
+        waiting = self._world.membership.waiting
+        quiet = self.size >= self._full or len(waiting) < self._width
         step.voted = self._batch() or 1
         ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
         self._votes.all_reduce(ballot, ReduceOp.MIN, timeout=self._timeout)
@@ -290,10 +294,6 @@ class ElasticMesh:
         self._break(error)
         self._go_on(error, step)
 
-    def _has_candidates(self) -> bool:
-        waiting = self._world.membership.waiting
-        return self.size < self._full and len(waiting) >= self._width
-
     # ------------------------------------------------------------------ epochs
 
     def _go_on(self, cause: BaseException | None, step: Step | None = None) -> None:
@@ -347,12 +347,6 @@ class ElasticMesh:
         if found is None:
             return None
         return {"members": np.ravel(found.ranks).tolist(), "choice": asdict(found)}
-
-    def _first_epoch(self) -> None:
-        try:
-            self._gather()
-        except DistError as error:
-            self._recover(error)
 
     def _gather(self) -> None:
         """Make what the members need to compute together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,6 @@ from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
 Score = Literal["softmax", "sigmoid"]
-
-
-class _Context(NamedTuple):
-    x: Array
-    scores: Array
-    experts: Array
-    weights: Array
-    chosen: Array
-    balance_grad: Array | None
 
 
 class Router(Module):
@@ -118,7 +109,7 @@ class Router(Module):
         if self.normalize:
             weights = best / best.sum(axis=-1, keepdims=True)
         balance_grad = self._balance(scores, chosen)
-        self.save_for_backward(_Context(x, scores, chosen, weights, best, balance_grad))
+        self.save_for_backward((x, scores, chosen, weights, best, balance_grad))
         return weights, chosen
 
     def _balance(self, scores: Array, chosen: Array) -> Array | None:
@@ -138,8 +129,7 @@ class Router(Module):
 
     def backward(self, grad: Array) -> Array:
         """Map the gradient of the weights, (n, top_k), to that of the tokens, (n, dim)."""
-        context: _Context = self.saved()
-        x, scores, chosen, weights, best, balance_grad = context
+        x, scores, chosen, weights, best, balance_grad = self.saved()
         xp = namespace(grad)
         if self.normalize:
             along = (grad * weights).sum(axis=-1, keepdims=True)

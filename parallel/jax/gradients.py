@@ -20,7 +20,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
@@ -33,6 +32,7 @@ from parallel.ddp.buckets import Bucket
 from parallel.ddp.reducer import Reducer, ReducerOptions
 from parallel.ddp.statistics import PassStatistics
 from parallel.nn.parameter import Parameter
+from transport.operands.copying import address
 
 # How long an all-reduce that was broken off may take to let go of its memory.
 _LET_GO_SECONDS = 5.0
@@ -282,8 +282,3 @@ class GradientExchange:
         with self._lock:
             self.reducer.let_go(error)
             self._stand_down()
-
-
-def address(array: Any) -> int:
-    """Return where the array's memory begins."""
-    return array.__array_interface__["data"][0]

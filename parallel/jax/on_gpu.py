@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import meshlib.jit as mj
 from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import pieces
+from parallel.ddp.buckets import assign_buckets
 
 
 def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:
@@ -27,7 +28,7 @@ def average_in_program(
 ) -> list[jax.Array]:
     """Return the averages of ``gradients`` over ``group``, inside of a program.
 
-    Buckets hold up to ``cap_bytes``, the last gradients first: these are computed first.
+    The last gradients fill the first buckets (of about ``cap_bytes``): they are computed first.
     """
     averages = list(gradients)
     for numbers in _buckets(gradients, cap_bytes):
@@ -40,15 +41,10 @@ def average_in_program(
 
 
 def _buckets(gradients: Sequence[jax.Array], cap_bytes: int) -> list[list[int]]:
-    found: list[list[int]] = []
-    filling: dict[jnp.dtype, tuple[list[int], int]] = {}
-    for number in reversed(range(len(gradients))):
-        gradient = gradients[number]
-        nbytes = gradient.size * gradient.dtype.itemsize
-        bucket, filled = filling.get(gradient.dtype, ([], 0))
-        if not bucket or filled + nbytes > cap_bytes:
-            bucket, filled = [], 0
-            found.append(bucket)
-        bucket.append(number)
-        filling[gradient.dtype] = bucket, filled + nbytes
-    return found
+    return assign_buckets(
+        range(len(gradients))[::-1],
+        [gradient.size * gradient.dtype.itemsize for gradient in gradients],
+        [gradient.dtype for gradient in gradients],
+        cap_bytes,
+        cap_bytes,
+    )

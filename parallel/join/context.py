@@ -6,7 +6,6 @@ import threading
 import zlib
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from meshlib import ProcessGroup
@@ -133,12 +132,7 @@ class Join:
             self._leaving = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Take part in the others' calls until they are done; after an error, just leave."""
         if not self._enable:
             return

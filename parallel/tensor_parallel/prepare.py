@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from meshlib import ProcessGroup
 from meshlib.sharding import Partial, Replicate, Shard
@@ -155,6 +155,9 @@ def _prepared_class(kind: type[Module]) -> type[Module]:
 
 
 class _Prepare(ParallelStyle):
+    crossed: ClassVar[str]
+    """Which attribute of a ``PreparedModule`` says what is done."""
+
     def __post_init__(self) -> None:
         self.crossings()
 
@@ -168,11 +171,11 @@ class _Prepare(ParallelStyle):
         if isinstance(module, PreparedModule):
             raise ValueError(f"{path!r} was prepared by another plan before")
 
-    def _prepare(self, module: Module, parts: Parts) -> PreparedModule:
+    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
+        """Have ``module`` lay these arrays out over ``parts``; ``prepared`` does not matter."""
+        del prepared
         module.__class__ = cast(Any, _prepared_class(type(module)))
-        prepared = cast(PreparedModule, module)
-        prepared._over = parts.group  # pyright: ignore[reportPrivateUsage]
-        return prepared
+        vars(module).update({"_over": parts.group, self.crossed: self.crossings()})
 
 
 @dataclass(frozen=True)
@@ -194,17 +197,13 @@ class PrepareModuleInput(_Prepare):
     Raises ValueError for layouts that do not match, TypeError for what is none.
     """
 
+    crossed = "_inputs"
     input_layouts: Layouts
     desired_input_layouts: Layouts
 
     def crossings(self) -> tuple[_Crossing | None, ...]:
         """Return what is done to each input."""
         return _crossings(self.input_layouts, self.desired_input_layouts, _into, "input")
-
-    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Have ``module`` lay out its inputs over ``parts``; ``prepared`` does not matter."""
-        del prepared
-        self._prepare(module, parts)._inputs = self.crossings()  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -225,17 +224,13 @@ class PrepareModuleOutput(_Prepare):
     Raises ValueError for layouts that do not match, TypeError for what is none.
     """
 
+    crossed = "_outputs"
     output_layouts: Layouts
     desired_output_layouts: Layouts
 
     def crossings(self) -> tuple[_Crossing | None, ...]:
         """Return what is done to each output."""
         return _crossings(self.output_layouts, self.desired_output_layouts, _out_of, "output")
-
-    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Have ``module`` lay out its outputs over ``parts``; ``prepared`` does not matter."""
-        del prepared
-        self._prepare(module, parts)._outputs = self.crossings()  # pyright: ignore[reportPrivateUsage]
 
 
 def prepares_whole_input(styles: Iterable[ParallelStyle]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,15 +165,10 @@ class _Shares:
             [n for n in self._of(rank) if self._specs[n].dtype == dtype]
             for rank in range(self._group.size())
         ]
-        longest = max(self._length(numbers) for numbers in by_rank)
+        sizes = [sum(int(self._specs[n].size) for n in numbers) for numbers in by_rank]
         parts = [own[self._names[n]].astype(dtype).reshape(-1) for n in by_rank[self._group.rank()]]
         flat = jnp.concatenate([*parts, jnp.zeros(0, dtype)])
-        rows = jit.all_gather(jnp.pad(flat, (0, longest - flat.size)), self._group)
-        leaves: dict[int, jax.Array] = {}
-        for rank, numbers in enumerate(by_rank):
-            parts = pieces(rows[rank], (self._specs[n].shape for n in numbers))
-            leaves.update(zip(numbers, parts, strict=True))
-        return leaves
-
-    def _length(self, numbers: Sequence[int]) -> int:
-        return sum(int(self._specs[n].size) for n in numbers)
+        whole = jit.all_gather(flat, self._group, tiled=True, sizes=sizes)
+        numbers = [n for of_rank in by_rank for n in of_rank]
+        leaves = pieces(whole, (self._specs[n].shape for n in numbers))
+        return dict(zip(numbers, leaves, strict=True))

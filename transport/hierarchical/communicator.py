@@ -150,9 +150,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         """Return the collectives, once it is known where everybody is."""
         self.check_open()
         if self._collectives is None:
-            membership, keys = self.membership, self._keys
-            placement = self._placement or await_placement(membership, keys, call)
-            placement = with_learnt_sites(placement, membership, keys, self._whole, call)
+            keys = self._keys
+            placement = self._placement or await_placement(self.membership, keys, call)
+            placement = with_learnt_sites(placement, keys, self._whole, call)
             self._collectives = self._arrange(placement, call)
             if self._collectives is self._whole and self._turns is not None:
                 self._whole.take_turns(self._turns)

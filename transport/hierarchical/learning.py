@@ -17,7 +17,6 @@ from itertools import combinations
 
 from transport import environment
 from transport.call import Call
-from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
 from transport.hierarchical.hosts import Placement
 from transport.links.communicator import LinkCommunicator
@@ -98,11 +97,7 @@ def _lengths(to_store: Sequence[float], between: Mapping[Pair, float]) -> dict[P
 
 
 def with_learnt_sites(
-    placement: Placement,
-    membership: Membership,
-    keys: PeerKeys,
-    whole: LinkCommunicator,
-    call: Call,
+    placement: Placement, keys: PeerKeys, whole: LinkCommunicator, call: Call
 ) -> Placement:
     """Return ``placement`` with the sites that were learnt; unchanged where a host's site has a
     name, or there is one site. Every member calls, with an equal ``placement``, and computes the
@@ -114,16 +109,16 @@ def with_learnt_sites(
     measured = hosts_to_measure(placement.to_store)
     if len(measured) < 2 or any(placement.sites):
         return placement
-    between = _measure(placement, measured, membership, keys, whole, call)
+    between = _measure(placement, measured, keys, whole, call)
     found = find_sites(placement.to_store, between)
     if found is None:
         return placement
     sites, inside, across = found
-    if membership.rank == 0:
+    if whole.rank == 0:
         _LOGGER.info(
             "%s: %d sites learnt from round trips: hosts of ranks %s; %.1f ms inside, %.1f ms"
             " between them (%s names sites, %s=0 has none learnt)",
-            membership.group,
+            whole.membership.group,
             max(sites) + 1,
             _members(placement, sites),
             1e3 * inside,
@@ -137,19 +132,18 @@ def with_learnt_sites(
 def _measure(
     placement: Placement,
     hosts: Sequence[int],
-    membership: Membership,
     keys: PeerKeys,
     whole: LinkCommunicator,
     call: Call,
 ) -> dict[Pair, float]:
     """Return the round trips between some ``hosts``."""
-    rank, first = membership.rank, {placement.hosts[host][0]: host for host in hosts}
+    rank, first = whole.rank, {placement.hosts[host][0]: host for host in hosts}
     if rank in first:
         others = [member for member in first if member != rank]
         seconds = whole.round_trips(others, call)
         trips = dict(zip((first[member] for member in others), seconds, strict=True))
         # In a group that is made again, what was said first: all must read the same.
-        membership.store.post(_key(rank), json.dumps(trips), once=True)
+        whole.membership.store.post(_key(rank), json.dumps(trips), once=True)
     said = keys.read_all(_key, list(first), call)
     rows = {first[member]: json.loads(data) for member, data in said.items()}
     found: dict[Pair, float] = {}

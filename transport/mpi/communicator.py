@@ -57,19 +57,16 @@ class MpiCommunicator(LinkCommunicator):
         return link
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
-        frame = Frame(self._process, call, data, self.membership.ranks[dst], self._tag + 1)
-        with self._counting:
-            self._sent[dst] += 1
-        try:
+        rank = self.membership.ranks[dst]
+        with Frame(self._process, call, data, rank, self._tag + 1) as frame:
+            with self._counting:
+                self._sent[dst] += 1
             if not wait(frame.requests, call.deadline, self.check_open):
                 raise CommunicatorTimeoutError(
                     f"{call.header}: {self.membership.describe(dst)} did not take the message "
                     f"within {call.deadline.seconds:g} s",
                     dst,
                 )
-        except BaseException:
-            self._process.abandon(frame.requests, frame.buffers)
-            raise
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src == self.rank:

@@ -22,20 +22,28 @@ PIECE_BYTES = 1 << 20
 
 
 class Frame:
-    """The sends that one frame consists of."""
+    """The sends that one frame consists of; they are abandoned where its block ends by an error."""
 
     def __init__(
         self, process: MpiProcess, call: Call, data: memoryview, dst: int, tag: int
     ) -> None:
+        self._process = process
         inline = data.nbytes <= INLINE_BYTES
         head = b"".join((call.packed, _SIZE.pack(data.nbytes), data if inline else b""))
         isend = process.comm.Isend
-        self.buffers = (head, data)
+        self._buffers = (head, data)
         self.requests: list[Any] = [isend([head, process.mpi.BYTE], dst, tag)]
         if not inline:
             for start in range(0, data.nbytes, PIECE_BYTES):
                 piece = data[start : start + PIECE_BYTES]
                 self.requests.append(isend([piece, process.mpi.BYTE], dst, tag))
+
+    def __enter__(self) -> Frame:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            self._process.abandon(self.requests, self._buffers)
 
 
 class HeadRoom:
@@ -73,7 +81,8 @@ class MpiLink(Link):
         self._head = HeadRoom()
 
     def send(self, call: Call, data: memoryview) -> None:
-        self._finish(call, self._begin(call, data))
+        with self._begin(call, data) as frame:
+            self._wait(call, frame.requests, "to take data")
 
     def recv_into(self, call: Call, into: memoryview) -> None:
         self._receive(call, into, None)
@@ -87,24 +96,13 @@ class MpiLink(Link):
         on_piece: OnPiece | None = None,
     ) -> None:
         assert isinstance(source, MpiLink)
-        frame = self._begin(call, data)
-        try:
+        with self._begin(call, data) as frame:
             source._receive(call, into, on_piece)
-        except BaseException:
-            self._process.abandon(frame.requests, frame.buffers)
-            raise
-        self._finish(call, frame)
+            self._wait(call, frame.requests, "to take data")
 
     def _begin(self, call: Call, data: memoryview) -> Frame:
         self._check()
         return Frame(self._process, call, data, self._rank, self._tag)
-
-    def _finish(self, call: Call, frame: Frame) -> None:
-        try:
-            self._wait(call, frame.requests, "to take data")
-        except BaseException:
-            self._process.abandon(frame.requests, frame.buffers)
-            raise
 
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         self._check()

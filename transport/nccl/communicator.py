@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from transport.call import Call
 from transport.communicators.backends import CommunicatorFactory, over_tcp
@@ -24,7 +25,6 @@ from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.nccl import library as nccl
 from transport.nccl import operands
 from transport.nccl.connection import Connection
-from transport.nccl.dtypes import plan_copy, plan_reduction
 from transport.nccl.ledger import Entry, Ledger
 from transport.nccl.library import NcclComm, NcclLibrary, load_nccl
 from transport.operands.reduce_op import RedOpType, ReduceOp
@@ -65,20 +65,18 @@ class NcclCommunicator(DeviceCommunicator):
     # Collectives.
 
     def barrier(self, call: Call) -> None:
-        with self._by_host(call) as other:
-            other.barrier(call)
+        self._by_host(call, "barrier")
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
-        plan = plan_copy(buffer.dtype)
+        plan = operands.plan_copy(buffer.dtype)
         with self._run(call, [buffer]) as (comm, stream):
             at, count = buffer.pointer, plan.count(buffer.size)
             comm.broadcast(at, at, count, plan.dtype, root, stream.handle)
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
-        plan = plan_reduction(buffer.dtype, op)
+        plan = operands.plan_reduction(buffer.dtype, op)
         if plan is None:
-            with self._by_host(call) as other:
-                other.all_reduce(call, buffer, op)
+            self._by_host(call, "all_reduce", buffer, op)
             return
         with self._run(call, [buffer]) as (comm, stream):
             at = buffer.pointer
@@ -86,10 +84,9 @@ class NcclCommunicator(DeviceCommunicator):
             comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
-        plan = plan_reduction(buffer.dtype, op)
+        plan = operands.plan_reduction(buffer.dtype, op)
         if plan is None:
-            with self._by_host(call) as other:
-                other.reduce(call, buffer, op, root)
+            self._by_host(call, "reduce", buffer, op, root)
             return
         owners: list[object] = []
         with self._run(call, [buffer], owners) as (comm, stream):
@@ -99,7 +96,7 @@ class NcclCommunicator(DeviceCommunicator):
             comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
-        plan = plan_copy(input_.dtype)
+        plan = operands.plan_copy(input_.dtype)
         owners: list[object] = []
         with self._run(call, [input_, *outputs], owners) as (comm, stream):
             source = input_.pointer
@@ -123,10 +120,9 @@ class NcclCommunicator(DeviceCommunicator):
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
-        plan = plan_reduction(output.dtype, op)
+        plan = operands.plan_reduction(output.dtype, op)
         if plan is None:
-            with self._by_host(call) as other:
-                other.reduce_scatter(call, output, inputs, op)
+            self._by_host(call, "reduce_scatter", output, inputs, op)
             return
         owners: list[object] = []
         with self._run(call, [output, *inputs], owners) as (comm, stream):
@@ -288,12 +284,11 @@ class NcclCommunicator(DeviceCommunicator):
                 self._ledger = Ledger(self._make_channel(), self._on_dispute)
             return self._ledger.post(call, gives, wants)
 
-    @contextmanager
-    def _by_host(self, call: Call) -> Generator[Communicator[DeviceFlat]]:
-        """Give what a collective is made with that NCCL does not have."""
+    def _by_host(self, call: Call, collective: str, *arguments: Any) -> None:
+        """Make a collective that NCCL does not have."""
         self._post(call)
         try:
-            yield self._other()
+            getattr(self._other(), collective)(call, *arguments)
         except CommunicatorAbortedError:
             self._connection.watch.check_for(call)  # if there is one, that is why it was aborted
             raise

@@ -8,7 +8,7 @@ waits, but not for long: a call that NCCL itself holds up ends by the abort alon
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from transport.call import Call
@@ -24,8 +24,9 @@ from transport.errors import (
     DistError,
 )
 from transport.nccl.library import NcclComm, NcclLibrary
-from transport.nccl.meeting import in_time, join
+from transport.nccl.meeting import meet
 
+_SLICE_SECONDS = 0.05
 _IN_USE_SECONDS = 1.0
 
 
@@ -55,7 +56,7 @@ class Connection:
         """Return the communicator and its stream; all members call it the first time.
 
         ``device`` is from then on this member's. Raises ValueError for another one, and what
-        ``meeting.join`` raises.
+        ``meet`` raises, and ``_in_time``.
         """
         self.check_open(call)
         if self._comm is None or self._stream is None:
@@ -71,17 +72,13 @@ class Connection:
             self._comm, self._stream, self._can_split = comm, stream, True
 
     def _join(self, call: Call, driver: Driver, device: int) -> None:
-        stream = DeviceStream(driver, device)
+        stream, member = DeviceStream(driver, device), self._membership
         try:
-            comm, can_split = join(
-                self._membership,
-                self._keys,
-                self.library,
-                driver,
-                device,
-                call,
-                lambda: self.abort_reason,
+            name, can_split = meet(member, self._keys, self.library, driver, device, call)
+            comm = self._in_time(
+                lambda: self.library.join(member.size, member.rank, name), stream, call
             )
+            assert comm is not None
         except CommunicatorAbortedError:
             self.watch.check_for(call)  # if there is trouble, that is why it was aborted
             raise
@@ -92,6 +89,49 @@ class Connection:
         if self._comm is None:
             comm.abort()
         self.check_open(call)
+
+    def _in_time(
+        self, enter: Callable[[], NcclComm | None], stream: DeviceStream, call: Call
+    ) -> NcclComm | None:
+        """Return ``enter()``, made in a thread of its own: NCCL waits for others without an end.
+
+        Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
+        the connection is aborted, DistBackendError for NCCL's own errors.
+        """
+        done = threading.Event()
+        outcome: list[NcclComm | Exception | None] = []
+        given_up = threading.Event()
+
+        def body() -> None:
+            try:
+                with stream.driver.on(stream.device):
+                    comm = enter()
+                outcome.append(comm)
+                if given_up.is_set() and comm is not None:
+                    comm.abort()
+            except Exception as error:  # noqa: BLE001 (it belongs to the caller)
+                outcome.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=body, name="meshlib-nccl-join", daemon=True).start()
+        while not done.wait(min(_SLICE_SECONDS, call.deadline.remaining())):
+            if self.abort_reason is not None:
+                given_up.set()
+                raise CommunicatorAbortedError(self.abort_reason)
+            if call.deadline.expired:
+                given_up.set()
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: NCCL did not connect all members within"
+                    f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO tells what it tries",
+                    None,
+                )
+        result = outcome[0]
+        if isinstance(result, Exception):
+            raise DistBackendError(
+                f"NCCL could not connect the members: {result}; NCCL_DEBUG=INFO tells more"
+            ) from result
+        return result
 
     # Use.
 
@@ -134,13 +174,7 @@ class Connection:
             )
         with self._in_use:
             self.check_open(call)
-            part = in_time(
-                lambda: comm.split(color, key),
-                stream.driver,
-                stream.device,
-                call,
-                lambda: self.abort_reason,
-            )
+            part = self._in_time(lambda: comm.split(color, key), stream, call)
         return None if part is None else (part, DeviceStream(stream.driver, stream.device))
 
     # The end.

@@ -1,40 +1,29 @@
-"""Becoming a member of an NCCL communicator: who is where, the unique id, and a deadline."""
+"""Becoming a member of an NCCL communicator: who is where, and the unique id."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
 from transport.cuda.driver import Driver
-from transport.errors import (
-    CommunicatorAbortedError,
-    CommunicatorTimeoutError,
-    DistBackendError,
-)
-from transport.nccl.library import NcclComm, NcclLibrary, version_text
+from transport.errors import DistBackendError
+from transport.nccl.library import NcclLibrary, version_text
 from transport.place import this_machine
 
-_SLICE_SECONDS = 0.05
 
-
-def join(
+def meet(
     membership: Membership,
     keys: PeerKeys,
     library: NcclLibrary,
     driver: Driver,
     device: int,
     call: Call,
-    aborted: Callable[[], str | None],
-) -> tuple[NcclComm, bool]:
-    """Meet the other members within the deadline of ``call``; return this one's communicator, and
-    whether all members' NCCL can split it.
-
-    Whoever aborts has ``aborted()`` give a reason and cancels ``keys``.
+) -> tuple[bytes, bool]:
+    """Meet the other members within the deadline of ``call``; return what names their
+    communicator, and whether all members' NCCL can split it.
 
     Raises DistBackendError when two members share a GPU, which NCCL refuses, or have different
     versions of NCCL; CommunicatorTimeoutError that names who has not come.
@@ -56,10 +45,7 @@ def join(
     places = [json.loads(said[peer]) for peer in members]
     _check(membership, places)
     unique_id = keys.read(f"id/{turn}", 0, call)
-    size = membership.size
-    comm = in_time(lambda: library.join(size, rank, unique_id), driver, device, call, aborted)
-    assert comm is not None
-    return comm, all(place["splits"] for place in places)
+    return unique_id, all(place["splits"] for place in places)
 
 
 def _check(membership: Membership, places: list[dict[str, Any]]) -> None:
@@ -81,51 +67,3 @@ def _check(membership: Membership, places: list[dict[str, Any]]) -> None:
                 f" {membership.describe(rank)} {version_text(place['nccl'])}; expected one version:"
                 " install the same nvidia-nccl package everywhere"
             )
-
-
-def in_time(
-    enter: Callable[[], NcclComm | None],
-    driver: Driver,
-    device: int,
-    call: Call,
-    aborted: Callable[[], str | None],
-) -> NcclComm | None:
-    """Return ``enter()``, made in a thread of its own: NCCL waits for the others without an end.
-
-    Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
-    ``aborted()`` gives a reason, DistBackendError for NCCL's own errors.
-    """
-    done = threading.Event()
-    outcome: list[NcclComm | Exception | None] = []
-    given_up = threading.Event()
-
-    def body() -> None:
-        try:
-            with driver.on(device):
-                comm = enter()
-            outcome.append(comm)
-            if given_up.is_set() and comm is not None:
-                comm.abort()
-        except Exception as error:  # noqa: BLE001 (it belongs to the caller)
-            outcome.append(error)
-        finally:
-            done.set()
-
-    threading.Thread(target=body, name="meshlib-nccl-join", daemon=True).start()
-    while not done.wait(min(_SLICE_SECONDS, call.deadline.remaining())):
-        if (reason := aborted()) is not None:
-            given_up.set()
-            raise CommunicatorAbortedError(reason)
-        if call.deadline.expired:
-            given_up.set()
-            raise CommunicatorTimeoutError(
-                f"{call.header}: NCCL did not connect all members within"
-                f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO tells what it tries",
-                None,
-            )
-    result = outcome[0]
-    if isinstance(result, Exception):
-        raise DistBackendError(
-            f"NCCL could not connect the members: {result}; NCCL_DEBUG=INFO tells more"
-        ) from result
-    return result

@@ -35,7 +35,6 @@ _PIECE = 32 << 10
 # Below, the reciprocal of a scale would leave the range of float32.
 _LEAST = np.float32(1e-36)
 _F32 = np.dtype(np.float32)
-_U32 = np.dtype(np.uint32)
 
 
 class Encoding(ABC):

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Mapping
 
 from transport import environment
 from transport.launch_environments import (
@@ -41,18 +42,14 @@ def env_rendezvous(request: Request) -> tuple[Store, int, int]:
     rank = _pick(request.rank, place.rank)
     world_size = _pick(request.world_size, place.world_size)
     host, port = place.master_addr, place.master_port
-    missing = [
-        name
-        for name, value in (
-            (environment.RANK, rank),
-            (environment.WORLD_SIZE, world_size),
-            (environment.MASTER_ADDR, host),
-            (environment.MASTER_PORT, port),
-        )
-        if value is None
-    ]
     if rank is None or world_size is None or host is None or port is None:
-        raise LaunchEnvironmentError(_explain(missing, place))
+        needed = {
+            environment.RANK: rank,
+            environment.WORLD_SIZE: world_size,
+            environment.MASTER_ADDR: host,
+            environment.MASTER_PORT: port,
+        }
+        raise LaunchEnvironmentError(_explain(needed, place))
     if world_size < 1:
         raise LaunchEnvironmentError(
             f"{environment.WORLD_SIZE} must be at least 1, got {world_size}"
@@ -138,14 +135,9 @@ def _log(place: Place, rank: int, world_size: int, host: str, port: int) -> None
     )
 
 
-def _explain(missing: list[str], place: Place) -> str:
-    names = (
-        environment.RANK,
-        environment.WORLD_SIZE,
-        environment.MASTER_ADDR,
-        environment.MASTER_PORT,
-    )
-    found = [f"{name}={os.environ[name]!r}" for name in names if os.environ.get(name)]
+def _explain(needed: Mapping[str, object], place: Place) -> str:
+    missing = [name for name, value in needed.items() if value is None]
+    found = [f"{name}={os.environ[name]!r}" for name in needed if os.environ.get(name)]
     launchers = ", ".join(known.name for known in KNOWN)
     hint = hints(os.environ)
     text = (

@@ -71,20 +71,17 @@ class Bench:
         gc.enable()
         right = made.is_right(library.result(made))
         if not keep:
-            self._drop()
+            self._case = None
         return {"seconds": seconds, "entered": entered, "right": right}
 
     def _make(self, case: str, nbytes: int) -> tuple[Case, Bound]:
         if self._case is None or self._key != (case, nbytes):
-            self._drop()  # its memory goes before the next one's comes
+            self._case = None  # its memory goes before the next one's comes
             library = self._library
             self._case = CASES[case](nbytes, self._rank, self._size, library.empty)
             self._key = case, nbytes
         made = self._case
         return made, made.copy if isinstance(made, Copy) else self._library.bind(made)
-
-    def _drop(self) -> None:
-        self._case = None
 
 
 def _end_with_driver() -> None:

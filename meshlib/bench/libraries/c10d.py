@@ -14,32 +14,24 @@ def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:
     """Return the call of ``case`` in ``dist``, on what ``wrap`` makes of the case's arrays."""
     x = wrap(case.input)
     out = wrap(case.output) if case.has_output else x
-    is_root = case.rank == ROOT
-    match case.name:
-        case "all_reduce":
-            return lambda: dist.all_reduce(x)
-        case "broadcast":
-            return lambda: dist.broadcast(x, ROOT)
-        case "reduce":
-            return lambda: dist.reduce(x, ROOT)
-        case "all_gather":
-            return lambda: dist.all_gather_into_tensor(out, x)
-        case "reduce_scatter":
-            return lambda: dist.reduce_scatter_tensor(out, x)
-        case "all_to_all":
-            return lambda: dist.all_to_all_single(out, x)
-        case "gather":
-            parts = [wrap(part) for part in case.parts(case.output)] if is_root else None
-            return lambda: dist.gather(x, parts, ROOT)
-        case "scatter":
-            parts = [wrap(part) for part in case.parts(case.input)] if is_root else None
-            return lambda: dist.scatter(out, parts, ROOT)
-        case "barrier":
-            return dist.barrier
-        case "ping_pong":
-            return ping_pong(case.rank, partial(dist.send, x), partial(dist.recv, out))
-        case _:
-            raise ValueError(f"case {case.name!r} has no call in c10d")
+    parts: list[Any] | None = None
+    if case.rank == ROOT and case.name in ("gather", "scatter"):
+        parts = [wrap(part) for part in case.parts(case.output if case.joins else case.input)]
+    calls: dict[str, Bound] = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "broadcast": lambda: dist.broadcast(x, ROOT),
+        "reduce": lambda: dist.reduce(x, ROOT),
+        "all_gather": lambda: dist.all_gather_into_tensor(out, x),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, x),
+        "all_to_all": lambda: dist.all_to_all_single(out, x),
+        "gather": lambda: dist.gather(x, parts, ROOT),
+        "scatter": lambda: dist.scatter(out, parts, ROOT),
+        "barrier": dist.barrier,
+        "ping_pong": ping_pong(case.rank, partial(dist.send, x), partial(dist.recv, out)),
+    }
+    if case.name not in calls:
+        raise ValueError(f"case {case.name!r} has no call in c10d")
+    return calls[case.name]
 
 
 class C10dLibrary(Library):

@@ -33,32 +33,22 @@ class Mpi(Library):
         x = [case.input, mpi.FLOAT]
         out = [case.output, mpi.FLOAT] if case.has_output else x
         in_place, is_root = mpi.IN_PLACE, case.rank == ROOT
-        match case.name:
-            case "all_reduce":
-                return lambda: comm.Allreduce(in_place, x)
-            case "broadcast":
-                return lambda: comm.Bcast(x, ROOT)
-            case "reduce":
-                sent, received = (in_place, x) if is_root else (x, None)
-                return lambda: comm.Reduce(sent, received, root=ROOT)
-            case "all_gather":
-                return lambda: comm.Allgather(x, out)
-            case "reduce_scatter":
-                return lambda: comm.Reduce_scatter_block(x, out)
-            case "all_to_all":
-                return lambda: comm.Alltoall(x, out)
-            case "gather":
-                all_parts = out if is_root else None
-                return lambda: comm.Gather(x, all_parts, ROOT)
-            case "scatter":
-                all_parts = x if is_root else None
-                return lambda: comm.Scatter(all_parts, out, ROOT)
-            case "barrier":
-                return comm.Barrier
-            case "ping_pong":
-                return ping_pong(case.rank, partial(comm.Send, x), partial(comm.Recv, out))
-            case _:
-                raise ValueError(f"case {case.name!r} has no call in MPI")
+        sent, received = (in_place, x) if is_root else (x, None)
+        calls: dict[str, Bound] = {
+            "all_reduce": lambda: comm.Allreduce(in_place, x),
+            "broadcast": lambda: comm.Bcast(x, ROOT),
+            "reduce": lambda: comm.Reduce(sent, received, root=ROOT),
+            "all_gather": lambda: comm.Allgather(x, out),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(x, out),
+            "all_to_all": lambda: comm.Alltoall(x, out),
+            "gather": lambda: comm.Gather(x, out if is_root else None, ROOT),
+            "scatter": lambda: comm.Scatter(x if is_root else None, out, ROOT),
+            "barrier": comm.Barrier,
+            "ping_pong": ping_pong(case.rank, partial(comm.Send, x), partial(comm.Recv, out)),
+        }
+        if case.name not in calls:
+            raise ValueError(f"case {case.name!r} has no call in MPI")
+        return calls[case.name]
 
     def version(self) -> str:
         name, numbers = self._mpi.get_vendor()

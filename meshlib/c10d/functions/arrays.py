@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -24,12 +24,7 @@ def all_reduce(
 ) -> A: ...
 @overload
 def all_reduce(
-    tensor: A,
-    op: ReduceOp = ...,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    tensor: A, op: ReduceOp = ..., group: Group = ..., **later: Unpack[Later]
 ) -> Work[A]: ...
 @worded_as_method
 def all_reduce(
@@ -61,9 +56,8 @@ def broadcast(
     src: int | None = ...,
     group: Group = ...,
     *,
-    async_op: Literal[True],
     group_src: int | None = ...,
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[A]: ...
 @worded_as_method
 def broadcast(
@@ -100,9 +94,8 @@ def reduce(
     op: ReduceOp = ...,
     group: Group = ...,
     *,
-    async_op: Literal[True],
     group_dst: int | None = ...,
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[A]: ...
 @worded_as_method
 def reduce(
@@ -132,11 +125,7 @@ def barrier(
 ) -> None: ...
 @overload
 def barrier(
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    device_ids: Sequence[int] | None = ...,
-    timeout: Timeout | None = ...,
+    group: Group = ..., *, device_ids: Sequence[int] | None = ..., **later: Unpack[Later]
 ) -> Work[None]: ...
 @worded_as_method
 def barrier(

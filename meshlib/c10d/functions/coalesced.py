@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -24,12 +24,7 @@ def all_reduce_coalesced(
 ) -> list[A]: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[A],
-    op: ReduceOp = ...,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    tensors: Sequence[A], op: ReduceOp = ..., group: Group = ..., **later: Unpack[Later]
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_reduce_coalesced(
@@ -61,9 +56,7 @@ def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[A]],
     input_tensor_list: Sequence[Any],
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[list[list[A]]]: ...
 @worded_as_method
 def all_gather_coalesced(
@@ -95,9 +88,7 @@ def all_gather_into_tensor_coalesced(
     output_tensors: Sequence[A],
     input_tensors: Sequence[Any],
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_gather_into_tensor_coalesced(
@@ -131,9 +122,7 @@ def reduce_scatter_tensor_coalesced(
     input_tensors: Sequence[Any],
     op: ReduceOp = ...,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[list[A]]: ...
 @worded_as_method
 def reduce_scatter_tensor_coalesced(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -24,12 +24,7 @@ def all_gather(
 ) -> list[A]: ...
 @overload
 def all_gather(
-    tensor_list: Sequence[A],
-    tensor: Any,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    tensor_list: Sequence[A], tensor: Any, group: Group = ..., **later: Unpack[Later]
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_gather(
@@ -56,12 +51,7 @@ def all_gather_into_tensor(
 ) -> A: ...
 @overload
 def all_gather_into_tensor(
-    output_tensor: A,
-    input_tensor: Any,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    output_tensor: A, input_tensor: Any, group: Group = ..., **later: Unpack[Later]
 ) -> Work[A]: ...
 @worded_as_method
 def all_gather_into_tensor(
@@ -95,9 +85,7 @@ def reduce_scatter(
     input_list: Sequence[Any],
     op: ReduceOp = ...,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[A]: ...
 @worded_as_method
 def reduce_scatter(
@@ -128,13 +116,7 @@ def reduce_scatter_tensor(
 ) -> A: ...
 @overload
 def reduce_scatter_tensor(
-    output: A,
-    input: Any,
-    op: ReduceOp = ...,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    output: A, input: Any, op: ReduceOp = ..., group: Group = ..., **later: Unpack[Later]
 ) -> Work[A]: ...
 @worded_as_method
 def reduce_scatter_tensor(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Work
+from meshlib.calls.work import Later, Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 
@@ -30,9 +30,8 @@ def gather(
     dst: int | None = ...,
     group: Group = ...,
     *,
-    async_op: Literal[True],
     group_dst: int | None = ...,
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[list[A] | None]: ...
 @worded_as_method
 def gather(
@@ -70,9 +69,8 @@ def scatter(
     src: int | None = ...,
     group: Group = ...,
     *,
-    async_op: Literal[True],
     group_src: int | None = ...,
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[A]: ...
 @worded_as_method
 def scatter(
@@ -106,9 +104,7 @@ def all_to_all(
     output_tensor_list: Sequence[A],
     input_tensor_list: Sequence[Any],
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_to_all(
@@ -144,9 +140,7 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None = ...,
     input_split_sizes: Sequence[int] | None = ...,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
+    **later: Unpack[Later],
 ) -> Work[A]: ...
 @worded_as_method
 def all_to_all_single(

@@ -83,14 +83,11 @@ def component_along(out: Array, grad: Array, kv_heads: int) -> Array:
 
 def merge(out: Array, logs: Array, part: Array, part_logs: Array) -> tuple[Array, Array]:
     """Return the result over all keys of results over two parts of them, and its logarithms."""
-    together = namespace(out).logaddexp(logs, part_logs)
-    first, second = (_share(one, together) for one in (logs, part_logs))
+    xp = namespace(out)
+    together = xp.logaddexp(logs, part_logs)
+    # What each part counts, (batch, length, heads, 1).
+    first, second = (_from_heads(xp.exp(one - together)) for one in (logs, part_logs))
     return out * first + part * second, together
-
-
-def _share(logs: Array, together: Array) -> Array:
-    """Return what the part with ``logs`` counts, (batch, length, heads, 1)."""
-    return _from_heads(namespace(logs).exp(logs - together))
 
 
 def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:

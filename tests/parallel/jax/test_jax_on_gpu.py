@@ -67,5 +67,5 @@ def test_it_is_lowered_for_cuda_and_takes_no_hook(monkeypatch):
 
 def test_buckets_begin_with_the_last_gradients_and_hold_one_dtype():
     arrays = [jnp.ones(n, d) for n, d in [(4, "f4"), (3, "f2"), (5, "f4"), (20, "f4"), (1, "f2")]]
-    assert _buckets(arrays, 40) == [[4, 1], [3], [2, 0]]
+    assert _buckets(arrays, 40) == [[3], [4, 1], [2, 0]]
     assert not is_on_gpu(arrays)
