@@ -102,6 +102,7 @@ class GroupRegistry:
         timeout: Timeout | None = None,
         desc: str = "",
         sort: bool = True,
+        compression: Compression | None = None,
     ) -> ProcessGroup:
         """Return a new group of ``ranks`` (all by default), distinct from all others.
 
@@ -115,8 +116,9 @@ class GroupRegistry:
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
             count = self._made[members] = self._made.get(members, 0) + 1
-        group_id = _group_id("new", members, f"{count}{self._epoch}")
-        return self._group(group_id, members, chosen, seconds, desc)
+        told = f"{count}{self._epoch}" + (f" {compression}" if compression else "")
+        group_id = _group_id("new", members, told)
+        return self._group(group_id, members, chosen, seconds, desc, compression=compression)
 
     def agreed_group(
         self, name: str, members: Sequence[int], like: ProcessGroup, desc: str

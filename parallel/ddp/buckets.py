@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -122,6 +122,7 @@ class Bucket:
         self.views: list[Array] = self.split(self.buffer)
         self.pending: int = len(self.numbers)
         self.residual: npt.NDArray[np.float32] | None = None
+        self._before: dict[int, Array] = {}
 
     def keep_residual(self, known: Mapping[int, Array]) -> None:
         """Keep what reductions round away; ``known`` has the parts of it that there are already, by
@@ -137,6 +138,20 @@ class Bucket:
         if self.residual is None:
             return {}
         return dict(zip(self.numbers, self.split(self.residual), strict=True))
+
+    def remember(self, unused: Collection[int]) -> None:
+        """Note what is kept for the parameters ``unused``, before a reduction takes it along."""
+        self._before = {n: part.copy() for n, part in self.residuals().items() if n in unused}
+
+    def take_back(self, absent: Collection[int]) -> None:
+        """Keep again what was kept before the reduction for ``absent``, whose averages are dropped.
+
+        All have been ``unused``.
+        """
+        for number, part in self.residuals().items():
+            if number in absent:
+                part[...] = self._before[number]
+        self._before = {}
 
     def split(self, buffer: Array) -> list[Array]:
         """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""

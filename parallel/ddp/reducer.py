@@ -267,6 +267,7 @@ class Reducer:
         """Wait for a bucket and hand out what it holds."""
         handed, future = self._launched[bucket.index]
         self._store(bucket, future)
+        bucket.take_back(absent)
         factor = 1.0 if scale is None else scale(handed.group)
         if factor != 1.0:
             bucket.buffer *= factor
@@ -308,6 +309,7 @@ class Reducer:
         put(bucket.views[slot], grad)
 
     def _launch(self, bucket: Bucket) -> None:
+        bucket.remember(self._unused)
         is_last = bucket.index == len(self._buckets) - 1
         handed = GradBucket(bucket, is_last, self._group)
         state, hook = self.hook

@@ -11,9 +11,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-import meshlib
 from meshlib import DeviceMesh, ProcessGroup
 from meshlib.jit import host_call, untransformed
+from meshlib.job.current import current_world
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions
@@ -332,10 +332,11 @@ def _own_group(group: ProcessGroup) -> ProcessGroup:
 
     They are issued by XLA's threads, at times that have nothing to do with the main thread's.
     """
-    return meshlib.new_group(
+    return current_world().registry.new_group(
         group.ranks,
         backend=group.backend,
         timeout=group.timeout,
-        group_desc=f"ddp on {group.group_desc or group.id}",
-        sort_ranks=False,
+        desc=f"ddp on {group.group_desc or group.id}",
+        sort=False,
+        compression=group.compression,
     )

@@ -80,6 +80,76 @@ def test_gradients_that_ddp_averages_are_late_and_never_lost(view):
         np.testing.assert_allclose(first + late, total, atol=2e-4)
 
 
+class Heads(nn.Module):
+    """Two layers side by side, of which a pass uses some."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = make_model()
+        self.use = (0, 1)
+
+    def forward(self, xs):
+        return [self.heads.layers[i](x) for i, x in zip(self.use, xs, strict=True)]
+
+    def backward(self, grads):
+        for i, grad in zip(self.use[::-1], grads[::-1], strict=True):
+            self.heads.layers[i].backward(grad)
+
+
+def test_what_is_kept_stays_with_a_parameter_that_no_rank_uses():
+    """Its average, with which it would go, is dropped."""
+
+    def job():
+        model = DistributedDataParallel(
+            Heads(),
+            mesh_of(True)["dp"],
+            find_unused_parameters=True,
+            bucket_cap_mb=0.01,
+        )
+        kept = []
+        for step, use in enumerate([(0, 1), (0,), (0, 1)]):
+            model.module.use = use
+            rng = np.random.default_rng([dist.get_rank(), step])
+            shapes = [SHAPES[i] for i in use]
+            model([rng.standard_normal((8, a)).astype("f4") for a, _ in shapes])
+            model.backward([rng.standard_normal((8, b)).astype("f4") for _, b in shapes])
+            parameters = list(model.parameters())
+            assert [p.grad is not None for p in parameters] == [True, 1 in use]
+            left = {}
+            for bucket in model._reducer._buckets:
+                left |= {n: part.copy() for n, part in bucket.residuals().items()}
+            kept.append(left)
+            model.zero_grad()
+        return kept
+
+    for kept in run_ranks(job, N):
+        assert kept[0][1].any()
+        np.testing.assert_array_equal(kept[1][1], kept[0][1])
+        assert not np.array_equal(kept[1][0], kept[0][0])
+        assert not np.array_equal(kept[2][1], kept[1][1])
+
+
+def test_a_step_that_is_no_number_spoils_none_after_it():
+    def job():
+        model = DistributedDataParallel(make_model(), mesh_of(True)["dp"])
+        grads = []
+        for step in range(3):
+            rng = np.random.default_rng([dist.get_rank(), step])
+            model(rng.standard_normal((8, SHAPES[0][0])).astype("f4"))
+            grad = rng.standard_normal((8, SHAPES[1][1])).astype("f4")
+            if (dist.get_rank(), step) == (0, 1):
+                grad[3, 5] = np.inf
+            with np.errstate(invalid="ignore"):
+                model.backward(grad)
+            grads.append([parameter.grad for parameter in model.parameters()])
+            for parameter in model.parameters():
+                parameter.grad = None
+        return [[bool(np.isfinite(grad).all()) for grad in each] for each in grads]
+
+    for finite in run_ranks(job, N):
+        assert finite == [[True, True], [False, False], [True, True]]
+
+
 def test_without_error_feedback_nothing_is_kept():
     def job():
         model = DistributedDataParallel(make_model(), mesh_of(False)["dp"])

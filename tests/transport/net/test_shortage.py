@@ -172,13 +172,18 @@ class TestNoDescriptor:
     def test_for_a_group(self) -> None:
         """The group that was one too many fails, on the rank that met the limit; others go on."""
 
+        # Both ranks are this process: what the other opens or closes meanwhile counts as well.
+        met = threading.Barrier(2, timeout=LONG)
+
         def body(member: Member) -> None:
             member.all_reduce(np.ones(4), ReduceOp.SUM)
+            met.wait()
             if member.rank == 0:
                 runtime = member.comm.membership.runtime
                 store = PrefixStore("more", member.comm.membership.store)
                 with no_descriptors(), pytest.raises(DistError, match="its limit is"):
                     ShmCommunicator(Membership("more", 0, (0, 1), store, runtime))
+            met.wait()
             data = np.ones(4)
             member.all_reduce(data, ReduceOp.SUM)
             assert data.tolist() == [2.0] * 4
