@@ -48,7 +48,7 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     if any(map(os.environ.get, environment.TLS)):
         # Half of what is imported before ranks can begin is not for those who launch without it.
-        from transport.net.tls import tls_from_environment
+        from transport.net.tls_choice import tls_from_environment
 
         tls_from_environment()  # or an error before anything starts
     notes = ask_engine(given, os.environ)
