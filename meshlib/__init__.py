@@ -1,7 +1,8 @@
 """Meshes, groups and collectives on plain arrays: ``import meshlib as dist``.
 
-The names are those of ``meshlib.api``, which is imported when one of them is first asked for: the
-launcher is in this package too, and needs neither them nor NumPy.
+The names are those of ``meshlib.api`` and ``meshlib.wider_api``, and each of the two is imported
+when one of its own is first asked for: the launcher is in this package too, and needs neither them
+nor NumPy.
 """
 
 import importlib
@@ -13,24 +14,45 @@ from meshlib.neighbours import check_transport as _check_transport
 _check_transport()
 
 if typing.TYPE_CHECKING:
-    from meshlib.api import *  # noqa: F403 (its __all__ is the one list of names)
-    from meshlib.api import __all__ as __all__
+    from meshlib import api as _api
+    from meshlib import wider_api as _wider_api
+    from meshlib.api import *  # noqa: F403 (its __all__ is the one list of its names)
+    from meshlib.wider_api import *  # noqa: F403 (as above)
+
+    __all__: list[str] = []
+    __all__ += _api.__all__
+    __all__ += _wider_api.__all__
 else:
+    _FACES = ("meshlib.api", "meshlib.wider_api")  # what every program needs comes first
+    _brought: dict[str, list[str]] = {}
 
     def __getattr__(name: str) -> typing.Any:
-        """Bring the names of ``meshlib.api`` here at the first use of one (PEP 562)."""
-        if name == "__all__" or not (name.startswith("_") or _is_module(name)):
-            api = vars(importlib.import_module("meshlib.api"))
-            if "__all__" in api:  # it is not while the module is being imported
-                globals().update({public: api[public] for public in ("__all__", *api["__all__"])})
-            if name in globals():
-                return globals()[name]
+        """Bring the names of a module of ``_FACES`` here at the first use of one (PEP 562)."""
+        if name == "__all__":
+            return globals().setdefault("__all__", sorted(_all_names()))
         hint = ""
-        if "__all__" in globals() and not name.startswith("_"):
+        if not (name.startswith("_") or _is_module(name)):
+            for face in _FACES:
+                if name in _bring(face):
+                    return globals()[name]
             from meshlib.did_you_mean import did_you_mean
 
-            hint = did_you_mean(name, globals()["__all__"])
+            hint = did_you_mean(name, _all_names())
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+    def _bring(face: str) -> list[str]:
+        """Return the names of a module, which are here then; none while it is being imported."""
+        if face not in _brought:
+            module = vars(importlib.import_module(face))
+            if "__all__" not in module:
+                return []
+            names = module["__all__"]
+            globals().update({public: module[public] for public in names})
+            _brought[face] = names
+        return _brought[face]
+
+    def _all_names() -> list[str]:
+        return [public for face in _FACES for public in _bring(face)]
 
     def _is_module(name: str) -> bool:
         """Whether ``from meshlib import name`` asks for a module, which the import brings itself.

@@ -1,4 +1,4 @@
-"""The names that ``import meshlib as dist`` shows."""
+"""The names that ``import meshlib as dist`` shows, but for those of ``wider_api``."""
 
 from meshlib.c10d.availability import (
     get_node_local_rank,
@@ -50,9 +50,6 @@ from meshlib.c10d.groups import (
     group,
     new_group,
 )
-from meshlib.c10d.profiler import profile, record_comm
-from meshlib.c10d.shrink import shrink_group
-from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshlib.calls.future import Future, WaitTimeoutError
 from meshlib.calls.work import Work, WorkResult, collect_all
 from meshlib.diagnosis.log import (
@@ -64,27 +61,6 @@ from meshlib.diagnosis.log import (
 from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
-from meshlib.launcher.spawn import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-    spawn,
-)
-from meshlib.mesh.config import MeshConfig
-from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
-from meshlib.mesh.init import init_device_mesh
-from meshlib.mesh.layout import Layout
-from meshlib.mesh.spec import MeshDimError
-from meshlib.sharding import (
-    DArray,
-    P,
-    Partial,
-    Replicate,
-    Shard,
-    Sharding,
-    ShardingError,
-    distribute_array,
-)
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -105,9 +81,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "Compression",
-    "DArray",
     "DebugLevel",
-    "DeviceMesh",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
@@ -117,24 +91,12 @@ __all__ = [
     "GradBucket",
     "GroupMember",
     "HashStore",
-    "Layout",
-    "MeshConfig",
-    "MeshDimError",
-    "P",
     "P2POp",
-    "Partial",
     "PrefixStore",
-    "ProcessException",
-    "ProcessExitedException",
     "ProcessGroup",
-    "ProcessRaisedException",
     "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
-    "Replicate",
-    "Shard",
-    "Sharding",
-    "ShardingError",
     "Store",
     "TCPStore",
     "WaitTimeoutError",
@@ -156,9 +118,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "collect_all",
-    "current_mesh",
     "destroy_process_group",
-    "distribute_array",
     "error_feedback",
     "gather",
     "gather_object",
@@ -173,7 +133,6 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "group",
-    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",
@@ -186,11 +145,7 @@ __all__ = [
     "isend",
     "monitored_barrier",
     "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
     "premul_sum",
-    "profile",
-    "record_comm",
     "recv",
     "recv_object_list",
     "reduce",
@@ -207,8 +162,5 @@ __all__ = [
     "send_object_list",
     "set_debug_level",
     "set_debug_level_from_env",
-    "shrink_group",
-    "spawn",
-    "split_group",
     "supports_complex",
 ]

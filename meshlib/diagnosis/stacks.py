@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
-import sysconfig
 import threading
 import traceback
 from types import FrameType
 
 from meshlib.diagnosis.recorder import OWN_FOLDERS, is_between
 
-_LIBRARY = (sysconfig.get_path("stdlib"), "<frozen")
+_LIBRARY = (os.path.dirname(os.__file__), "<frozen")
 _CALLS = OWN_FOLDERS[:2]  # meshlib and transport: what is above them computes as well
 # The collector is the process's, where ranks may be threads.
 _uncollected = threading.Lock()

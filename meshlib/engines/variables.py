@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from meshlib.launcher.ranks.starting import Placement
+from meshlib.launcher.ranks.placement import Placement
 from transport import environment
 from transport.net.auth import new_secret
 from transport.store.tcp.server import TCPStoreServer

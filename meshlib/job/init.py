@@ -26,7 +26,7 @@ from transport.communicators.runtime import Runtime
 from transport.deadline import Timeout, to_seconds
 from transport.errors import CollectiveMismatchError
 from transport.net.secret_file import secret_from_environment
-from transport.net.tls import tls_from_environment
+from transport.net.tls_choice import tls_from_environment
 from transport.rendezvous import ForeignStore, foreign_rendezvous, rendezvous
 from transport.rendezvous.seats import in_group, take_turn
 from transport.store.base import Store

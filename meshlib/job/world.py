@@ -32,7 +32,7 @@ from meshlib.job.meeting import join, meet, server_of
 from meshlib.job.membership import Epoch, JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
-from meshlib.trace import dump
+from meshlib.trace import writing
 from transport import environment
 from transport.communicators import backends
 from transport.communicators.base import Communicator
@@ -254,8 +254,8 @@ class World:
         if calls is not None:
             records += calls.records()
             groups, workers = [*groups, calls], calls.workers
-        everything = dump.as_dict(self.rank, self.size, records, groups, self._trouble, workers)
-        return dump.write(directory, everything)
+        everything = writing.as_dict(self.rank, self.size, records, groups, self._trouble, workers)
+        return writing.write(directory, everything)
 
     def dump_if_asked(self) -> None:
         """Write this rank's flight record where the launcher said, if it did."""

@@ -18,10 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_what_is_closed()
     try:
         # Imported here, because a user may think better of it while they load.
-        from meshlib.launcher.launch import launch
         from meshlib.launcher.options.arguments import parse
 
-        return launch(parse(argv))
+        options = parse(argv)
+        from meshlib.launcher.launch import launch
+
+        return launch(options)
     except KeyboardInterrupt:  # nothing has been started: the launch itself takes signals
         sys.stderr.write("meshrun: received SIGINT\n")
         return 130

@@ -15,7 +15,8 @@ from meshlib.command_line import reader_is_gone, say, tell
 from meshlib.launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
-from meshlib.launcher.ranks.starting import ForkServer, Placement
+from meshlib.launcher.ranks.placement import Placement
+from meshlib.launcher.ranks.starting import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Ending, Worker, WorkerGroup
 from meshlib.launcher.signals import SignalPipe

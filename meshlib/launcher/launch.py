@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshlib.command_line import say
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.starting import Placement, start_server
-from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
+from meshlib.launcher.ranks.starting import start_server
 from meshlib.launcher.signals import SignalPipe
-from meshlib.monitor.jobs import FOLDERS, Job, write
 from transport.errors import DistError
+
+if TYPE_CHECKING:
+    from meshlib.launcher.ranks.placement import Placement
 
 
 def launch(options: LaunchOptions) -> int:
@@ -36,23 +36,30 @@ def launch(options: LaunchOptions) -> int:
 
 def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
-    strangers = children(os.getpid())  # of a shell that became this process by exec
     with contextlib.ExitStack() as made:
+        # First of all, because the ranks wait for it: it imports what they need.
+        server = start_server(options, run_id)
+        if server is not None:
+            made.callback(server.close)
+        # Meanwhile come what this process needs.
+        import shutil
+        import tempfile
+
+        from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
+        from meshlib.monitor.jobs import FOLDERS
+
+        strangers = children(os.getpid())  # of a shell that became this process by exec
         temporary = Path(tempfile.mkdtemp(prefix=FOLDERS))
         directory = temporary
         if options.output.log_dir is not None:
             directory = options.output.log_dir / run_id
             if options.trace_dir is None:
                 options = replace(options, trace_dir=directory / "trace")
-        # Order matters: the guardian is forked while there is no thread, and dismissed last.
+        # The guardian is forked while there is no thread.
         guardian = Guardian(run_id, str(temporary))
         made.callback(guardian.dismiss)
         made.callback(shutil.rmtree, temporary, ignore_errors=True)
         adopt_orphans()
-        server = start_server(options, run_id)
-        if server is not None:
-            made.callback(server.close)
-        # The server imports what ranks need; meanwhile come what this process needs.
         from meshlib.launcher.agent import Agent
         from meshlib.launcher.nodes.coordinator import Coordinator, Log, OwnLog
 
@@ -98,6 +105,8 @@ class _Shown:
 
     def begin(self, placement: Placement) -> None:
         """Show the ranks that are about to be started; the page is at the first node alone."""
+        from meshlib.monitor.jobs import Job, write
+
         program = self._options.program.target
         job = Job(
             name=self._run_id,

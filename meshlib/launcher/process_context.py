@@ -16,7 +16,7 @@ from typing import Any
 from meshlib.launcher.nodes.coordinator import Coordinator, OwnLog
 from meshlib.launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOptions, Program
 from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, describe_code, first_failure
-from meshlib.launcher.ranks.starting import Placement, node_environment
+from meshlib.launcher.ranks.placement import Placement, node_environment
 from meshlib.launcher.ranks.workers import Ending, Worker
 from meshlib.launcher.spawn import (
     ProcessException,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from types import FrameType, TracebackType
-
-from meshlib.launcher.ranks.sweep import readable
 
 KNOCK = 0
 """What ``wait`` returns for a call of ``knock``."""
@@ -69,6 +68,16 @@ class SignalPipe:
             return list(os.read(self._reader, 4096))
         except BlockingIOError:
             return []
+
+
+def readable(descriptor: int, timeout: float | None) -> bool:
+    """Wait up to ``timeout`` seconds (None: without end) for something to read, or an end.
+
+    Unlike ``select`` it takes descriptors beyond 1023.
+    """
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(None if timeout is None else max(timeout, 0.0) * 1000))
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -13,16 +13,19 @@ import resource
 import select
 import selectors
 import socket
-import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from transport.net.auth import HANDSHAKE_SECONDS, TLS_BEGINS, Handshake
 from transport.net.sockets import tune
-from transport.net.tls import Tls, TlsSocket
+from transport.net.tls_choice import is_tls
+
+if TYPE_CHECKING:
+    from transport.net.tls import Tls
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _ACCEPTS_A_TURN = 32
@@ -172,25 +175,29 @@ class Acceptor:
     def _shake_tls(self, pending: _Pending) -> Handshake | None:
         """Go on with TLS's own handshake; return ours when that is over."""
         assert self._tls is not None
-        if not isinstance(pending.sock, TlsSocket):
+        if is_tls(pending.sock):
+            sock = pending.sock
+        elif pending.sock.recv(1, socket.MSG_PEEK) != TLS_BEGINS:
+            # It will be refused, in its own words.
+            pending.handshake = Handshake(self._secret, initiator=False, tls=True)
+            return pending.handshake
+        else:
             plain = pending.sock
-            if plain.recv(1, socket.MSG_PEEK) != TLS_BEGINS:
-                # It will be refused, in its own words.
-                pending.handshake = Handshake(self._secret, initiator=False, tls=True)
-                return pending.handshake
-            pending.sock = self._tls.server(plain)
+            sock = pending.sock = self._tls.server(plain)
             self._selector.unregister(plain)
             self._register(pending)
         try:
-            awaited = pending.sock.try_handshake()
-        except ssl.SSLError as error:
+            awaited = sock.try_handshake()
+        except OSError as error:
+            if sock.explain(error) is None:
+                raise
             self._dismiss(pending, f"TLS failed: {error}")
             return None
         if awaited:
             if awaited & select.POLLOUT:
                 self._drop(pending, "it does not take our answer")
             return None
-        binding = pending.sock.binding
+        binding = sock.binding
         pending.handshake = Handshake(self._secret, initiator=False, tls=True, binding=binding)
         return pending.handshake
 

@@ -21,23 +21,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
+import os
 import socket
-import ssl
 
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError
 from transport.net.secret_file import SECRET_BYTES
 from transport.net.sockets import recv_exact, send_all
-from transport.net.tls import TlsSocket
+from transport.net.tls_choice import TLS_EVERYWHERE, is_tls
 
 HANDSHAKE_SECONDS = 20.0
 """What an acceptor grants a connection that has not proved anything."""
 
 _MAGIC = b"meshlib\x00"
 _VERSION = 1
-_WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _HAS_SECRET, _WANTS_TLS = 1, 2
 _NONCE_BYTES = 32
 _HELLO_BYTES = len(_MAGIC) + 2 + _NONCE_BYTES
@@ -48,10 +46,6 @@ MAX_UNPROVEN_BYTES = _HELLO_BYTES + _PROOF_BYTES
 TLS_BEGINS = b"\x16"
 """The first byte of every TLS connection, and of no other that we know."""
 _NO_TLS = b"\x15\x03\x03\x00\x02\x02\x46"  # an alert: fatal, protocol_version
-_TLS_EVERYWHERE = (
-    f"({environment.TLS_CERT}, {environment.TLS_KEY} and {environment.TLS_CA} must be set in all"
-    " processes of a job, or in none)"
-)
 
 
 class HandshakeInterruptedError(AuthenticationError):
@@ -85,7 +79,7 @@ class Handshake:
             (
                 _MAGIC,
                 bytes((_VERSION, (_HAS_SECRET if secret else 0) | (_WANTS_TLS if tls else 0))),
-                secrets.token_bytes(_NONCE_BYTES),
+                os.urandom(_NONCE_BYTES),
             )
         )
         self._their_hello = b""
@@ -119,7 +113,7 @@ class Handshake:
         size = len(_MAGIC)
         if message[:1] == TLS_BEGINS and not self._wants_tls:
             return self._refuse(
-                f"the other end speaks TLS and this end does not {_TLS_EVERYWHERE}",
+                f"the other end speaks TLS and this end does not {TLS_EVERYWHERE}",
                 b"" if self._initiator else _NO_TLS,
             )
         if message[:size] != _MAGIC:
@@ -134,7 +128,7 @@ class Handshake:
         if wants_tls != self._wants_tls or (self._wants_tls and self._binding is None):
             holder, other = ("the other", "this") if wants_tls else ("this", "the other")
             return self._refuse(
-                f"{holder} end speaks TLS and {other} end does not {_TLS_EVERYWHERE}", answer
+                f"{holder} end speaks TLS and {other} end does not {TLS_EVERYWHERE}", answer
             )
         if has_secret != bool(self._key):
             holder, other = ("the other", "this") if has_secret else ("this", "the other")
@@ -183,7 +177,7 @@ def authenticate(
     """
     handshake = Handshake(secret, initiator=initiator)
     try:
-        if isinstance(sock, TlsSocket):
+        if is_tls(sock):
             sock.handshake(deadline)
             handshake = Handshake(secret, initiator=initiator, tls=True, binding=sock.binding)
         if initiator:
@@ -199,10 +193,9 @@ def authenticate(
             f" for {deadline.seconds:g} s",
             refused=False,
         ) from error
-    except ssl.SSLError as error:
-        reason = _explain_tls(error)
-        raise AuthenticationError(f"handshake with {_peer(sock)} failed: {reason}") from error
     except OSError as error:
+        if is_tls(sock) and (reason := sock.explain(error)) is not None:
+            raise AuthenticationError(f"handshake with {_peer(sock)} failed: {reason}") from error
         unheard = initiator and not handshake.answered
         kind = HandshakeInterruptedError if unheard else AuthenticationError
         raise kind(
@@ -211,20 +204,6 @@ def authenticate(
         ) from error
     if handshake.refusal:
         raise AuthenticationError(f"handshake with {_peer(sock)} failed: {handshake.refusal}")
-
-
-def _explain_tls(error: ssl.SSLError) -> str:
-    reason = error.reason or ""
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
-        return (
-            f"the other end's certificate is not valid at this machine's time"
-            f" ({error.verify_message})"
-        )
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"{environment.TLS_CA} did not sign its certificate ({error.verify_message})"
-    if "ALERT" not in reason or reason == "TLSV1_ALERT_PROTOCOL_VERSION":
-        return f"this end speaks TLS and the other end does not {_TLS_EVERYWHERE} ({error})"
-    return f"the other end refused our certificate ({error})"
 
 
 def _peer(sock: socket.socket) -> str:
@@ -237,4 +216,4 @@ def _peer(sock: socket.socket) -> str:
 
 def new_secret() -> bytes:
     """Return a fresh secret for a job."""
-    return secrets.token_bytes(SECRET_BYTES)
+    return os.urandom(SECRET_BYTES)

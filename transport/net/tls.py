@@ -19,7 +19,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,10 @@ from typing import Any, TypeVar
 from transport import environment
 from transport.deadline import Deadline
 from transport.net.fork import close_in_forked_children
+from transport.net.tls_choice import TLS_EVERYWHERE
 
 _RECORD_BYTES = 16 << 10
+_WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _TIMEVAL = struct.Struct("@ll")
 _Result = TypeVar("_Result")
 
@@ -100,24 +102,6 @@ class Tls:
         return context
 
 
-def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | None:
-    """Return what ``MESHLIB_TLS_CERT``, ``_KEY`` and ``_CA`` name, or None when none is set.
-
-    Raises ValueError when only some are set, or a file is not what it should be.
-    """
-    variables = os.environ if variables is None else variables
-    files = [variables.get(name, "") for name in environment.TLS]
-    if not any(files):
-        return None
-    if not all(files):
-        missing = [name for name, file in zip(environment.TLS, files, strict=True) if not file]
-        raise ValueError(
-            f"{' and '.join(missing)} not set: TLS needs all of {', '.join(environment.TLS)},"
-            " or none"
-        )
-    return Tls(*files)
-
-
 class TlsSocket(ssl.SSLSocket):
     """A TLS connection that behaves like the plain stream socket below it.
 
@@ -175,6 +159,24 @@ class TlsSocket(ssl.SSLSocket):
         while events := self.try_handshake():
             if not _await(self, events, deadline.at):
                 raise TimeoutError(errno.ETIMEDOUT, f"no TLS within {deadline.seconds:g} s")
+
+    def explain(self, error: OSError) -> str | None:
+        """Return what it means that the handshake failed with ``error``; None where it is no error
+        of TLS's.
+        """
+        if not isinstance(error, ssl.SSLError):
+            return None
+        reason = error.reason or ""
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
+            return (
+                f"the other end's certificate is not valid at this machine's time"
+                f" ({error.verify_message})"
+            )
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"{environment.TLS_CA} did not sign its certificate ({error.verify_message})"
+        if "ALERT" not in reason or reason == "TLSV1_ALERT_PROTOCOL_VERSION":
+            return f"this end speaks TLS and the other end does not {TLS_EVERYWHERE} ({error})"
+        return f"the other end refused our certificate ({error})"
 
     # Time limits: the descriptor is non-blocking for good.
 

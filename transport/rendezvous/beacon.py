@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import secrets
+import os
 import select
 import socket
 import struct
@@ -25,14 +25,6 @@ _MAGIC = b"meshlib beacon 1"
 _PROOF_BYTES = hashlib.sha256().digest_size
 _MAX_BYTES = 1200
 _LOOPBACK_6 = "::1"
-
-
-def is_multicast(host: str) -> bool:
-    """Return whether ``host`` is the address of a multicast group."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_multicast
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ class Beacon:
 
 def new_identity() -> str:
     """Return an identity that no other process has."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 class BeaconSocket:

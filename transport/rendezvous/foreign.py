@@ -7,7 +7,6 @@ secret that keeps strangers out of it, is all that goes through the foreign stor
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any, Protocol, runtime_checkable
 
 from transport import environment
@@ -79,7 +78,7 @@ def foreign_rendezvous(
     key = f"{part}{_KEY}/{turn}"
     known = known_secret(secret)
     if rank == 0:
-        made = secrets.token_hex(32)
+        made = os.urandom(32).hex()
         mine = bytes.fromhex(made) if known is None and secret is ... else known
         store = TCPStore(
             _host_towards(foreign),
@@ -91,7 +90,7 @@ def foreign_rendezvous(
             secret=mine,
         )
         # A secret that all ranks have from elsewhere is told to nobody.
-        token = made if mine is not known else secrets.token_hex(16)
+        token = made if mine is not known else os.urandom(16).hex()
         foreign.set(key, Address(store.host, store.port, token, this_machine()).encode().decode())
     else:
         address = Address.decode(_published(foreign, key, rank))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 
 from transport.deadline import Deadline
-from transport.rendezvous.beacon import is_multicast
-from transport.rendezvous.multicast import multicast_rendezvous
 from transport.rendezvous.request import Request
 from transport.rendezvous.seats import in_group, take_seat
 from transport.store.base import Store
@@ -26,10 +25,21 @@ def tcp_rendezvous(request: Request) -> tuple[Store, int, int]:
     if not host or port <= 0:
         raise ValueError(f"init_method must be tcp://host:port, got {request.url!r}")
     if is_multicast(host):
+        # Few meet like this, and datagrams are not for those who do not.
+        from transport.rendezvous.multicast import multicast_rendezvous
+
         return multicast_rendezvous(request)
     request.check_place()
     rank, world_size = request.rank, request.world_size
     return static_store(request, host, port, rank, world_size), rank, world_size
+
+
+def is_multicast(host: str) -> bool:
+    """Return whether ``host`` is the address of a multicast group."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_multicast
+    except ValueError:
+        return False
 
 
 def static_store(request: Request, host: str, port: int, rank: int, world_size: int) -> Store:

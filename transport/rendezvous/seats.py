@@ -7,7 +7,6 @@ to end. It notices that its own seat is taken there.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -55,7 +54,7 @@ def take_seat(
     seat: by the deadline, or sooner when another process holds it; StorePlaceError at once.
     """
     me = f"{socket.gethostname()} process {os.getpid()}"
-    token = f"{me} {secrets.token_hex(8)}".encode()
+    token = f"{me} {os.urandom(8).hex()}".encode()
     begin = time.monotonic()
     while True:
         limit = deadline.seconds

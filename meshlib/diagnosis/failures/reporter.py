@@ -19,7 +19,7 @@ break when a call needs it: nobody would ever open a channel.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 
 from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
@@ -77,7 +77,7 @@ class Reporter:
             news = fate.await_failure(NEWS_SECONDS)
             if news is not None:
                 return news
-        mine = secrets.token_hex(8)
+        mine = os.urandom(8).hex()
         try:
             key = f"failure/{group.id}"
             won = self._store.compare_set(key, "", mine) == mine.encode()
@@ -140,7 +140,7 @@ class Reporter:
             if all(said.has_come(sequence) for said in statements.values()):
                 return
             time.sleep(_ARRIVAL_PAUSE)
-            statements.update(self._ask(secrets.token_hex(8), sequence, None))
+            statements.update(self._ask(os.urandom(8).hex(), sequence, None))
 
     def _ask(self, ticket: str, sequence: int, doubtful: int | None) -> dict[int, Statement]:
         """Return the statements of the members that answer in time, by global rank.

@@ -20,7 +20,7 @@ goes on that the store is in. Each rank sends a few messages, whatever the numbe
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -92,7 +92,7 @@ class Agreement:
         self._begun = time.monotonic()
         deadline = Deadline.after(timeout)
         self._patient = Deadline.after(max(timeout, wait))
-        me = f"{membership.rank} {secrets.token_hex(4)}"
+        me = f"{membership.rank} {os.urandom(4).hex()}"
         line = json.dumps([membership.rank, said, sorted(self._excluded)])
         self._store.append(self._key("said"), line + "\n")
         self._chair = self._store.compare_set(self._key("chair"), "", f"{me} 0")
@@ -175,7 +175,7 @@ class Agreement:
 
     def _ask_for_life(self, ranks: Sequence[int]) -> None:
         """Note who of ``ranks`` does not answer, though its watcher would in the midst of work."""
-        ticket = secrets.token_hex(8)
+        ticket = os.urandom(8).hex()
         publish(self._store, Query(self._name, 0, ticket))
         deadline = Deadline.after(LIFE_SECONDS)
         for rank in ranks:

@@ -35,7 +35,7 @@ from meshlib.launcher.nodes.records import (
 )
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.failure import RankExit
-from meshlib.launcher.ranks.starting import Placement
+from meshlib.launcher.ranks.placement import Placement
 from transport.errors import DistError
 from transport.store.base import Store
 from transport.store.tcp.server import TCPStoreServer

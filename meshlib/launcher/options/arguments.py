@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,8 +22,8 @@ from meshlib.launcher.options.launch import (
     Program,
 )
 from meshlib.launcher.options.nodes import ask_engine, gets_engine_signals, node_options
+from meshlib.launcher.options.output import OutputOptions, parse_streams
 from meshlib.launcher.options.parser import make_parser, with_address
-from meshlib.launcher.ranks.output import OutputOptions, parse_streams
 from meshlib.neighbours import PACKAGES, is_ours
 from transport import environment
 
@@ -48,7 +47,7 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     if any(map(os.environ.get, environment.TLS)):
         # Half of what is imported before ranks can begin is not for those who launch without it.
-        from transport.net.tls import tls_from_environment
+        from transport.net.tls_choice import tls_from_environment
 
         tls_from_environment()  # or an error before anything starts
     notes = ask_engine(given, os.environ)
@@ -101,6 +100,8 @@ def _program(given: argparse.Namespace) -> Program:
     if given.module:
         return Program("module", target, arguments)
     if given.no_python:
+        import shutil
+
         if shutil.which(target) is None:
             raise ValueError(f"program {target!r} is not an executable that can be found")
         return Program("program", target, arguments)

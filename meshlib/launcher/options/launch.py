@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from meshlib.launcher.ranks.output import OutputOptions
+from meshlib.launcher.options.output import OutputOptions
 
 FAILURE_GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL when a rank has failed, or after Ctrl-C."""

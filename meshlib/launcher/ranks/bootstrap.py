@@ -7,7 +7,7 @@ so pickling classes of ``__main__`` and multiprocessing inside a rank work.
 
 Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: ``l`` makes standard
 output and error line-buffered, ``q`` leaves printing the traceback to the launcher. With ``f`` and
-a descriptor this process is no rank, but forks them (``starting``). KIND is ``script``,
+a descriptor this process is no rank, but forks them (``forking``). KIND is ``script``,
 ``module`` or ``program`` (anything executable).
 """
 
@@ -161,7 +161,7 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
 def _serve(flags: str, parent: int) -> str:
     """Be the process that ranks are forked from; return, in each of them, its flags."""
     try:
-        from meshlib.launcher.ranks.starting import serve
+        from meshlib.launcher.ranks.forking import serve
     except Exception:  # noqa: BLE001 (ranks are started by exec, and see what there is to see)
         os._exit(1)
     flags = serve(int(flags.removeprefix(SERVE)), parent)

@@ -1,7 +1,4 @@
-"""How ranks' processes are started: what they are told, and by which of two ways they begin.
-
-meshrun, spawn and the adapters of engines tell a rank its place in the same variables, by which
-``init_process_group()`` finds the job.
+"""How ranks' processes are started, by one of two ways. ``placement`` has what they are told.
 
 A rank that is started by ``exec`` imports NumPy and this package anew, a quarter of a second of one
 core each. By ``fork`` one process does it, while it has no other thread, and forks: ranks share
@@ -14,94 +11,25 @@ goes on in it with an environment, output and session of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from meshlib.launcher.ranks import bootstrap
+from meshlib.launcher.ranks.forking import LENGTH, receive
 from transport import environment
 
 if TYPE_CHECKING:
     from meshlib.launcher.options.launch import LaunchOptions, Program
     from meshlib.launcher.ranks.output import RankStreams
 
-_LENGTH = struct.Struct("!I")
-_ADOPTION_SECONDS = 10.0
 _ANSWER_SECONDS = 20.0
 """What imports that hang may take: after that ranks begin by themselves, and show where."""
-PRELOADED = ("numpy", "meshlib.api", "transport.auto", "ctypes", "faulthandler", "traceback")
-"""What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
-_NOT_SHARED = ("__main__", "builtins", "sys")
-_OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A node's place in one attempt to run the job, and the store that its ranks use."""
-
-    attempt: int
-    node: int
-    nodes: int
-    first_rank: int
-    ranks: int
-    world_size: int
-    store_host: str
-    store_port: int
-    secret: str
-
-    def variables(self) -> dict[str, str]:
-        """Return what is equal for all ranks of the node."""
-        secret = {environment.SECRET: self.secret} if self.secret else {}
-        return secret | {
-            environment.WORLD_SIZE: str(self.world_size),
-            environment.LOCAL_WORLD_SIZE: str(self.ranks),
-            environment.GROUP_RANK: str(self.node),
-            environment.GROUP_WORLD_SIZE: str(self.nodes),
-            environment.MASTER_ADDR: self.store_host,
-            environment.MASTER_PORT: str(self.store_port),
-            environment.AGENT_STORE: f"{self.store_host}:{self.store_port}",
-            environment.RESTART_COUNT: str(self.attempt),
-        }
-
-    def variables_of(self, rank: int, local_rank: int) -> dict[str, str]:
-        """Return what is a rank's own."""
-        own = {environment.RANK: str(rank), environment.LOCAL_RANK: str(local_rank)}
-        return own | ({environment.JOIN: "1"} if rank >= self.world_size else {})
-
-
-def node_environment(
-    inherited: Mapping[str, str], placement: Placement, mine: Mapping[str, str | None]
-) -> dict[str, str]:
-    """Return the whole environment of a node's ranks: ``inherited``, with what leads them to the
-    job, and what ``mine`` has that is not None.
-
-    What a launch around this one has said of its own ranks is gone.
-    """
-    variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
-    for name in environment.TLS:
-        if variables.get(name):
-            variables[name] = os.path.abspath(variables[name])  # ranks may change directory
-    variables |= placement.variables()
-    return variables | {name: text for name, text in mine.items() if text is not None}
-
-
-def limit_threads(variables: dict[str, str], ranks: int) -> None:
-    """Have one of several ``ranks`` compute with one thread, unless somebody has chosen.
-
-    Ranks that each start a thread for every core are slower than ranks with one.
-    """
-    if ranks > 1:
-        variables.setdefault("OMP_NUM_THREADS", "1")
 
 
 class ForkedRank:
@@ -162,6 +90,8 @@ class ForkServer:
         ``flags`` are bootstrap's. Returns None where ranks cannot be forked: they are to be started
         otherwise.
         """
+        import json  # not before the server has begun
+
         order = {
             "flags": flags,
             "variables": dict(variables),
@@ -170,12 +100,12 @@ class ForkServer:
         descriptors = [own for own in (stdout, stderr) if own is not None]
         body = json.dumps(order).encode()
         try:
-            socket.send_fds(self._socket, [_LENGTH.pack(len(body))], descriptors)
+            socket.send_fds(self._socket, [LENGTH.pack(len(body))], descriptors)
             self._socket.sendall(body)
-            answer = _receive(self._socket, _LENGTH.size)
+            answer = receive(self._socket, LENGTH.size)
         except OSError:  # it has ended, or hangs
             answer = b""
-        pid = _LENGTH.unpack(answer)[0] if answer else 0
+        pid = LENGTH.unpack(answer)[0] if answer else 0
         if not pid:
             self.close()  # nothing may come of it later
         return ForkedRank(pid) if pid else None
@@ -191,6 +121,8 @@ def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
     """Start what this node's ranks are forked from, if they are to be."""
     if options.start != "fork" or options.program.kind == "program":
         return None
+    from meshlib.launcher.ranks.placement import limit_threads
+
     variables = {**os.environ, environment.RUN_ID: run_id}
     limit_threads(variables, options.ranks)
     try:
@@ -250,110 +182,3 @@ def _interrupt_later() -> Generator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def serve(descriptor: int, parent: int) -> str:
-    """Fork for each order that comes through ``descriptor``; return, in each child, its flags.
-
-    The server itself does not return: it ends with the launcher, process ``parent``, or when that
-    closes its side. It refuses (process 0) where forking is not safe or imports failed.
-    """
-    orders = socket.socket(fileno=descriptor)
-    able = _preload()
-    while True:
-        header, descriptors, _, _ = socket.recv_fds(orders, _LENGTH.size, 2)
-        body = _receive(orders, _LENGTH.unpack(header)[0]) if header else b""
-        if not body:
-            os._exit(0)
-        order = json.loads(body)
-        child = _fork(parent) if able else -1
-        if child == 0:
-            orders.close()
-            _become(order, descriptors)
-            return order["flags"]
-        for number in descriptors:
-            os.close(number)
-        orders.sendall(_LENGTH.pack(max(child, 0)))
-
-
-def _preload() -> bool:
-    """Import what ranks need; return whether this process may be forked."""
-    import atexit
-    import gc
-    import importlib
-
-    shared: dict[str, ModuleType] = {}
-    atexit.register(_leave, shared)  # before all that imports register, and so called after it
-    gc.disable()  # nothing of what is imported is garbage: every look at it would be in vain
-    for name in PRELOADED:
-        try:
-            importlib.import_module(name)
-        except Exception:  # noqa: BLE001 (the program will see it for itself, if it needs it)
-            return False
-    shared.update(sys.modules)
-    for name in _NOT_SHARED:
-        shared.pop(name, None)
-    # It lives, in a rank, until the process is gone: a circle that no collector sees any more.
-    forever: list[object] = [shared]
-    forever.append(forever)
-    gc.freeze()  # a collection in one rank must not make copies of what all share
-    gc.enable()
-    return len(os.listdir("/proc/self/task")) == 1
-
-
-def _leave(shared: dict[str, ModuleType]) -> None:
-    """Keep Python's end from taking apart what all ranks share: each would first copy its pages,
-    half of all that it ever copies. What the program itself has made ends as ever.
-    """
-    for name, module in shared.items():
-        if sys.modules.get(name) is module:
-            del sys.modules[name]  # what is not found there is not cleared, as long as it lives
-
-
-def _fork(parent: int) -> int:
-    """Fork twice; return 0 in the grandchild once ``parent`` has adopted it, its number here."""
-    reader, writer = os.pipe()
-    between = os.fork()
-    if between == 0:
-        child = os.fork()
-        if child:
-            os.write(writer, _LENGTH.pack(child))
-            os._exit(0)
-        os.close(reader)
-        os.close(writer)
-        end = time.monotonic() + _ADOPTION_SECONDS
-        while os.getppid() != parent and time.monotonic() < end:
-            time.sleep(1e-4)
-        return 0
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        told = pipe.read(_LENGTH.size)
-    os.waitpid(between, 0)
-    return _LENGTH.unpack(told)[0] if told else -1
-
-
-def _become(order: dict[str, object], descriptors: list[int]) -> None:
-    """Make this process the rank that ``order`` describes."""
-    os.setsid()
-    streams: list[int] = order["streams"]  # pyright: ignore[reportAssignmentType]
-    for number, own in zip(streams, descriptors, strict=True):
-        os.dup2(own, number)
-        os.close(own)
-    variables: dict[str, str] = order["variables"]  # pyright: ignore[reportAssignmentType]
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update(variables)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # as Python's own generator does by itself after a fork
-
-
-def _receive(source: socket.socket, size: int) -> bytes:
-    """Return ``size`` bytes, or none where ``source`` has ended."""
-    data = b""
-    while len(data) < size:
-        piece = source.recv(size - len(data))
-        if not piece:
-            return b""
-        data += piece
-    return data

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import time
 import warnings
 from collections.abc import Iterable
 
+from meshlib.launcher.signals import readable
 from transport import environment
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -122,16 +122,6 @@ def _environment(pid: int) -> list[bytes]:
             return file.read().split(b"\0")
     except OSError:  # gone, or another user's
         return []
-
-
-def readable(descriptor: int, timeout: float | None) -> bool:
-    """Wait up to ``timeout`` seconds (None: without end) for something to read, or an end.
-
-    Unlike ``select`` it takes descriptors beyond 1023.
-    """
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(None if timeout is None else max(timeout, 0.0) * 1000))
 
 
 _ALL_WELL = b"."

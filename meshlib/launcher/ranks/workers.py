@@ -15,13 +15,8 @@ from typing import Protocol
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.failure import OOM_HINT, ErrorRecord, RankExit, oom_kills, wall_time
 from meshlib.launcher.ranks.output import OutputPump, connect
-from meshlib.launcher.ranks.starting import (
-    ForkServer,
-    Placement,
-    limit_threads,
-    node_environment,
-    start,
-)
+from meshlib.launcher.ranks.placement import Placement, limit_threads, node_environment
+from meshlib.launcher.ranks.starting import ForkServer, start
 from transport import environment
 
 SETTLE_SECONDS = 0.8

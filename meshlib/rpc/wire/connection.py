@@ -25,7 +25,7 @@ from meshlib.rpc.wire.payload import Payload
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import DistError
-from transport.net.tls import TlsSocket
+from transport.net.tls_choice import is_tls
 from transport.operands.copying import address
 from transport.shm.messages.single_copy import ProcessMemory
 from transport.waiting import LookOut
@@ -79,8 +79,8 @@ class Connection:
         self._armed = self._resumed = False
         self._room = Condition()
         # What TLS has received and nobody has read, of which the poll does not tell.
-        self._pending = sock.pending if isinstance(sock, TlsSocket) else None
-        self._brief = sock if isinstance(sock, TlsSocket) else Brief(sock)
+        self._pending = sock.pending if is_tls(sock) else None
+        self._brief = sock if is_tls(sock) else Brief(sock)
         sock.settimeout(None)
         limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -9,12 +9,14 @@ import pytest
 
 import meshlib
 import meshlib.api
+import meshlib.wider_api
 
 
 def test_all_is_what_is_public():
     public = {
         name
-        for name, value in vars(meshlib.api).items()
+        for module in (meshlib.api, meshlib.wider_api)
+        for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert set(meshlib.__all__) == public
@@ -30,6 +32,21 @@ def test_a_first_use_brings_all_names_and_no_name_is_a_modules():
         from meshlib import *
         assert set(meshlib.__all__) <= set(dir(meshlib)) & set(globals())
         assert not [name for name in meshlib.__all__ if importlib.util.find_spec(f"meshlib.{name}")]
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
+
+
+def test_what_a_program_may_do_without_comes_at_its_first_use():
+    program = """
+        import sys
+        import meshlib
+        assert callable(meshlib.all_reduce)
+        mine = meshlib.all_reduce = object()
+        later = {"meshlib.mesh.layout", "meshlib.sharding", "meshlib.trace.dump"}
+        assert not later & set(sys.modules)
+        assert meshlib.DeviceMesh is sys.modules["meshlib.mesh.device_mesh"].DeviceMesh
+        assert "DArray" in vars(meshlib)
+        assert meshlib.all_reduce is mine
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
 

@@ -11,7 +11,7 @@ import pytest
 
 import meshlib
 from meshlib.launcher.options.arguments import count_cpus, count_gpus, parse
-from meshlib.launcher.ranks.output import OutputOptions, Route, parse_streams
+from meshlib.launcher.options.output import OutputOptions, Route, parse_streams
 from meshlib.mesh.read_config import SUFFIXES
 
 SECRET = "ab" * 32

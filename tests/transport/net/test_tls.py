@@ -28,7 +28,8 @@ from transport.errors import (
 from transport.net import acceptor as acceptor_module
 from transport.net.auth import HANDSHAKE_SECONDS, Handshake, authenticate
 from transport.net.sockets import connect, recv_exact
-from transport.net.tls import Tls, TlsSocket, tls_from_environment
+from transport.net.tls import Tls, TlsSocket
+from transport.net.tls_choice import tls_from_environment
 from transport.operands.reduce_op import ReduceOp
 from transport.store import TCPStore, TCPStoreServer
 from transport.tcp import TcpCommunicator

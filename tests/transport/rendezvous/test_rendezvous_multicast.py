@@ -21,8 +21,9 @@ from transport.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from transport.rendezvous.beacon import Beacon, BeaconSocket, is_multicast, new_identity
+from transport.rendezvous.beacon import Beacon, BeaconSocket, new_identity
 from transport.rendezvous.multicast import _Search
+from transport.rendezvous.plain import is_multicast
 
 GROUPS = ["224.66.55.44", "ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7"]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import threading
 
 import numpy as np
@@ -158,7 +157,7 @@ def agree(board: Board, membership: Membership, call: Call, least: int) -> PeerM
     Each shows where it has a random number; who reads that number there has the right process.
     Returns None, on all members, where one of them cannot. Raises what ``Board.meet`` raises.
     """
-    nonce = np.array([secrets.randbits(_NONCE_BITS) for _ in range(_NONCE_WORDS)], np.uint64)
+    nonce = np.frombuffer(os.urandom(8 * _NONCE_WORDS), np.uint64) >> (64 - _NONCE_BITS)
     words = board.words
     board.begin(call)
     mine = board.notes(board.rank)

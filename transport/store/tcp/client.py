@@ -29,7 +29,7 @@ from transport.errors import DistStoreError, StoreSilentError
 from transport.net.fork import refusal
 from transport.net.reach import is_out_of_reach
 from transport.net.round_trip import round_trip_of
-from transport.net.tls import TlsSocket
+from transport.net.tls_choice import is_tls
 from transport.store.commands import Op
 from transport.store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
 from transport.store.tcp.wire import REPLY, Status, frame_size, pack_request
@@ -411,7 +411,7 @@ class StoreConnection:
             with contextlib.suppress(BaseException):
                 let_go(self._send_lock)
                 let_go(self._turn)
-                if not isinstance(error, Exception) and isinstance(self._sock, TlsSocket):
+                if not isinstance(error, Exception) and is_tls(self._sock):
                     # Python code lies between the socket and OpenSSL: who knows where it was.
                     self._fail("a request over TLS was interrupted")
                 self._cancel(number)

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from types import EllipsisType
+from typing import TYPE_CHECKING
 
 from transport.deadline import LONGEST_WAIT
 from transport.errors import DistNetworkError, DistStoreError
@@ -23,11 +24,14 @@ from transport.net import LOOPBACK
 from transport.net.acceptor import Acceptor
 from transport.net.event_loop import EventLoop, sooner
 from transport.net.sockets import format_address, listen
-from transport.net.tls import Tls, tls_from_environment
+from transport.net.tls_choice import tls_from_environment
 from transport.store.commands import Commands, Fields, Op
 from transport.store.fields import WireError, unpack_fields, unpack_number
 from transport.store.table import Table, Waiter
 from transport.store.tcp.wire import REQUEST, Frames, Status, pack_reply
+
+if TYPE_CHECKING:
+    from transport.net.tls import Tls
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18

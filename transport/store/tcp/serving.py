@@ -8,10 +8,13 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transport.errors import DistNetworkError
-from transport.net.tls import Tls
 from transport.store.tcp.server import TCPStoreServer
+
+if TYPE_CHECKING:
+    from transport.net.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
 from types import EllipsisType
+from typing import TYPE_CHECKING
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
@@ -25,13 +26,16 @@ from transport.net.auth import (
 )
 from transport.net.secret_file import secret_from_environment
 from transport.net.sockets import connect, format_address
-from transport.net.tls import Tls, tls_from_environment
+from transport.net.tls_choice import tls_from_environment
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.commands import Fields, Op
 from transport.store.fields import pack_number
 from transport.store.tcp.client import Breaker, StoreConnection
 from transport.store.tcp.serving import ServerLease, lease_server
 from transport.store.tcp.wire import Status
+
+if TYPE_CHECKING:
+    from transport.net.tls import Tls
 
 _CLONE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05

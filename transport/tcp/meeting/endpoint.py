@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
+import os
 import resource
-import secrets
 import selectors
 import socket
 import threading
@@ -13,16 +14,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from transport.net.acceptor import Acceptor
 from transport.net.auth import HANDSHAKE_SECONDS
 from transport.net.event_loop import EventLoop, sooner
 from transport.net.sockets import listen
-from transport.net.tls import Tls
 from transport.place import this_machine
 from transport.tcp.meeting.address import Address
 from transport.tcp.meeting.hello import HELLO_BYTES, Hello, digest_of
 from transport.tcp.pace import Advice
+
+if TYPE_CHECKING:
+    from transport.net.tls import Tls
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _MAX_HELD = 1024
@@ -55,7 +59,7 @@ class Endpoint:
         self, secret: bytes | None, host: str, max_held: int = _MAX_HELD, tls: Tls | None = None
     ) -> None:
         listener = listen(host)
-        token = secrets.token_bytes(16)
+        token = os.urandom(16)
         self._token = token
         self.address = Address(host, listener.getsockname()[1], token.hex(), this_machine())
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -188,7 +192,7 @@ class Endpoint:
         self._selector.unregister(newcomer.sock)
 
     def _hand_over(self, sock: socket.socket, hello: Hello) -> None:
-        if not secrets.compare_digest(hello.token, self._token):
+        if not hmac.compare_digest(hello.token, self._token):
             self._refuse(sock, "it looks for another endpoint, which had this port before")
             return
         with self._lock:
