@@ -61,6 +61,11 @@ from meshlib.diagnosis.log import (
 from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
+from meshlib.mesh.init import init_device_mesh
+from meshlib.mesh.layout import Layout
+from meshlib.mesh.spec import MeshDimError
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -82,6 +87,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Compression",
     "DebugLevel",
+    "DeviceMesh",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
@@ -91,6 +97,9 @@ __all__ = [
     "GradBucket",
     "GroupMember",
     "HashStore",
+    "Layout",
+    "MeshConfig",
+    "MeshDimError",
     "P2POp",
     "PrefixStore",
     "ProcessGroup",
@@ -118,6 +127,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "collect_all",
+    "current_mesh",
     "destroy_process_group",
     "error_feedback",
     "gather",
@@ -133,6 +143,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "group",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",

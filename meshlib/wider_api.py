@@ -1,5 +1,5 @@
-"""The names that ``import meshlib as dist`` shows and a program may do without: meshes, shardings,
-more ways to make groups, profiles, ranks that a program starts itself.
+"""The names that ``import meshlib as dist`` shows and a program may do without: shardings, more
+ways to make groups, profiles, ranks that a program starts itself.
 
 What they need is imported when the first of them is asked for.
 """
@@ -13,11 +13,6 @@ from meshlib.launcher.spawn import (
     ProcessRaisedException,
     spawn,
 )
-from meshlib.mesh.config import MeshConfig
-from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
-from meshlib.mesh.init import init_device_mesh
-from meshlib.mesh.layout import Layout
-from meshlib.mesh.spec import MeshDimError
 from meshlib.sharding import (
     DArray,
     P,
@@ -31,10 +26,6 @@ from meshlib.sharding import (
 
 __all__ = [
     "DArray",
-    "DeviceMesh",
-    "Layout",
-    "MeshConfig",
-    "MeshDimError",
     "P",
     "Partial",
     "ProcessException",
@@ -44,9 +35,7 @@ __all__ = [
     "Shard",
     "Sharding",
     "ShardingError",
-    "current_mesh",
     "distribute_array",
-    "init_device_mesh",
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "profile",

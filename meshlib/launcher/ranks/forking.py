@@ -19,7 +19,6 @@ _ADOPTION_SECONDS = 10.0
 PRELOADED = (
     "numpy",
     "meshlib.api",
-    "meshlib.wider_api",
     "transport.auto",
     "ctypes",
     "faulthandler",
