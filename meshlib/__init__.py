@@ -1,8 +1,8 @@
 """Meshes, groups and collectives on plain arrays: ``import meshlib as dist``.
 
-The names are those of ``meshlib.api`` and ``meshlib.wider_api``, and each of the two is imported
-when one of its own is first asked for: the launcher is in this package too, and needs neither them
-nor NumPy.
+The names are those of ``meshlib.api``, ``meshlib.mesh_api`` and ``meshlib.wider_api``. Each of the
+three is imported when one of its own is first asked for, or one of those behind it: the launcher is
+in this package too, and needs neither them nor NumPy.
 """
 
 import importlib
@@ -15,15 +15,19 @@ _check_transport()
 
 if typing.TYPE_CHECKING:
     from meshlib import api as _api
+    from meshlib import mesh_api as _mesh_api
     from meshlib import wider_api as _wider_api
     from meshlib.api import *  # noqa: F403 (its __all__ is the one list of its names)
+    from meshlib.mesh_api import *  # noqa: F403 (as above)
     from meshlib.wider_api import *  # noqa: F403 (as above)
 
     __all__: list[str] = []
     __all__ += _api.__all__
+    __all__ += _mesh_api.__all__
     __all__ += _wider_api.__all__
 else:
-    _FACES = ("meshlib.api", "meshlib.wider_api")  # what every program needs comes first
+    # What every program needs comes first.
+    _FACES = ("meshlib.api", "meshlib.mesh_api", "meshlib.wider_api")
     _brought: dict[str, list[str]] = {}
 
     def __getattr__(name: str) -> typing.Any:

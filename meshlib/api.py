@@ -1,4 +1,4 @@
-"""The names that ``import meshlib as dist`` shows, but for those of ``wider_api``."""
+"""The names of ``import meshlib as dist``, but for those of ``mesh_api`` and ``wider_api``."""
 
 from meshlib.c10d.availability import (
     get_node_local_rank,
@@ -61,11 +61,6 @@ from meshlib.diagnosis.log import (
 from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
-from meshlib.mesh.config import MeshConfig
-from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
-from meshlib.mesh.init import init_device_mesh
-from meshlib.mesh.layout import Layout
-from meshlib.mesh.spec import MeshDimError
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -87,7 +82,6 @@ __all__ = [
     "CollectiveTimeoutError",
     "Compression",
     "DebugLevel",
-    "DeviceMesh",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
@@ -97,9 +91,6 @@ __all__ = [
     "GradBucket",
     "GroupMember",
     "HashStore",
-    "Layout",
-    "MeshConfig",
-    "MeshDimError",
     "P2POp",
     "PrefixStore",
     "ProcessGroup",
@@ -127,7 +118,6 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "collect_all",
-    "current_mesh",
     "destroy_process_group",
     "error_feedback",
     "gather",
@@ -143,7 +133,6 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "group",
-    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",

@@ -19,6 +19,7 @@ _ADOPTION_SECONDS = 10.0
 PRELOADED = (
     "numpy",
     "meshlib.api",
+    "meshlib.mesh_api",
     "transport.auto",
     "ctypes",
     "faulthandler",

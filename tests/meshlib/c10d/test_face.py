@@ -9,13 +9,14 @@ import pytest
 
 import meshlib
 import meshlib.api
+import meshlib.mesh_api
 import meshlib.wider_api
 
 
 def test_all_is_what_is_public():
     public = {
         name
-        for module in (meshlib.api, meshlib.wider_api)
+        for module in (meshlib.api, meshlib.mesh_api, meshlib.wider_api)
         for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
@@ -42,8 +43,10 @@ def test_what_a_program_may_do_without_comes_at_its_first_use():
         import meshlib
         assert callable(meshlib.all_reduce)
         mine = meshlib.all_reduce = object()
-        later = {"meshlib.sharding", "meshlib.launcher.spawn", "meshlib.trace.dump"}
+        later = {"meshlib.mesh.layout", "meshlib.sharding", "meshlib.trace.dump"}
         assert not later & set(sys.modules)
+        assert meshlib.DeviceMesh is sys.modules["meshlib.mesh.device_mesh"].DeviceMesh
+        assert "meshlib.sharding" not in sys.modules
         assert meshlib.Sharding is sys.modules["meshlib.sharding"].Sharding
         assert "DArray" in vars(meshlib)
         assert meshlib.all_reduce is mine
