@@ -28,7 +28,6 @@ if typing.TYPE_CHECKING:
 else:
     # What every program needs comes first.
     _FACES = ("meshlib.api", "meshlib.mesh_api", "meshlib.wider_api")
-    _brought: dict[str, list[str]] = {}
 
     def __getattr__(name: str) -> typing.Any:
         """Bring the names of a module of ``_FACES`` here at the first use of one (PEP 562)."""
@@ -46,14 +45,11 @@ else:
 
     def _bring(face: str) -> list[str]:
         """Return the names of a module, which are here then; none while it is being imported."""
-        if face not in _brought:
-            module = vars(importlib.import_module(face))
-            if "__all__" not in module:
-                return []
-            names = module["__all__"]
-            globals().update({public: module[public] for public in names})
-            _brought[face] = names
-        return _brought[face]
+        module = vars(importlib.import_module(face))
+        names = module.get("__all__", [])
+        for public in names:
+            globals().setdefault(public, module[public])  # a user may have put another one here
+        return names
 
     def _all_names() -> list[str]:
         return [public for face in _FACES for public in _bring(face)]
