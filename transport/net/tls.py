@@ -269,6 +269,8 @@ class TlsSocket(ssl.SSLSocket):
                 events = select.POLLIN
             except ssl.SSLWantWriteError:
                 events = select.POLLOUT
+            except ssl.SSLEOFError:  # what OpenSSL makes of EPIPE and ECONNRESET in a send
+                raise ConnectionResetError(errno.ECONNRESET, "the other end hung up") from None
             except ValueError as error:
                 # Closed, or lost before it was wrapped.
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)) from error

@@ -69,6 +69,14 @@ class TestSocket:
                 while True:
                     ours.send(data, socket.MSG_DONTWAIT)
 
+    def test_sending_to_an_end_that_has_closed_is_a_lost_connection(self) -> None:
+        with tls_pair() as (ours, theirs):
+            theirs.close()
+            ours.settimeout(LONG)
+            with pytest.raises(ConnectionError):  # noqa: PT012 (the first may still get through)
+                while True:
+                    ours.send(b"body")
+
     def test_time_limits(self) -> None:
         with tls_pair() as (ours, _):
             ours.settimeout(0.05)
