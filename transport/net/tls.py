@@ -122,6 +122,7 @@ class TlsSocket(ssl.SSLSocket):
     binding: bytes | None = None
     """A digest of the acceptor's certificate: the client's is known after ``try_handshake``."""
 
+    _sslobj: object | None  # Python's own
     _ssl_lock: threading.Lock
     _begun: bytes | None
     _seconds: float | None = None
@@ -149,6 +150,11 @@ class TlsSocket(ssl.SSLSocket):
         except ssl.SSLWantWriteError:
             return select.POLLOUT
         except ssl.SSLEOFError:
+            raise ConnectionResetError(errno.ECONNRESET, "it hung up") from None
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            # It was lost before it was wrapped.
             raise ConnectionResetError(errno.ECONNRESET, "it hung up") from None
         if self.binding is None:
             self.binding = _digest(self.getpeercert(binary_form=True) or b"")
@@ -260,6 +266,10 @@ class TlsSocket(ssl.SSLSocket):
         Fails as a plain socket does: TimeoutError past ``settimeout``'s limit, BlockingIOError
         past the kernel's, and at once where nothing is to wait.
         """
+        if self._sslobj is None:
+            # Closed, or lost before it was wrapped, which Python tries out by receiving. Without
+            # this, it would receive and send plain bytes.
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         until: float | None = None
         while True:
             try:
@@ -271,8 +281,7 @@ class TlsSocket(ssl.SSLSocket):
                 events = select.POLLOUT
             except ssl.SSLEOFError:  # what OpenSSL makes of EPIPE and ECONNRESET in a send
                 raise ConnectionResetError(errno.ECONNRESET, "the other end hung up") from None
-            except ValueError as error:
-                # Closed, or lost before it was wrapped.
+            except ValueError as error:  # closed meanwhile
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)) from error
             if flags & socket.MSG_DONTWAIT or self._seconds == 0:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

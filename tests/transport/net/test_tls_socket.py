@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from certificates import tls_of_the_tests
 from rank_threads import run_threads
+from resets import await_end, reset
 from tcp_pairs import LONG, call, linked, sockets
 
 from transport.call import Kind
@@ -76,6 +77,22 @@ class TestSocket:
             with pytest.raises(ConnectionError):  # noqa: PT012 (the first may still get through)
                 while True:
                     ours.send(b"body")
+
+    @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+    @pytest.mark.parametrize("end", ["client", "server"])
+    def test_what_is_lost_before_tls_begins_is_a_lost_connection(
+        self, end: str, said: bytes
+    ) -> None:
+        with sockets() as (ours, theirs):
+            theirs.sendall(said)
+            reset(theirs)
+            await_end(ours)
+            with getattr(tls_of_the_tests(), end)(ours) as sock:
+                with pytest.raises(ConnectionError, match="hung up"):
+                    sock.handshake(Deadline.after(LONG))
+                for use in (lambda: sock.recv(1), lambda: sock.send(b"in the open")):
+                    with pytest.raises(OSError, match="not connected"):
+                        use()
 
     def test_time_limits(self) -> None:
         with tls_pair() as (ours, _):
