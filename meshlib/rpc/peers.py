@@ -208,7 +208,8 @@ class Peers:
             raise CommunicatorTimeoutError(text, rank) from error
         except OSError as error:
             sock.close()
-            if isinstance(error, ConnectionError) and connection.error is None and not last:
+            broken_off = isinstance(connection.error, ConnectionAbortedError)
+            if isinstance(error, ConnectionError) and not broken_off and not last:
                 # Who has died by now does not listen any more.
                 return self._dial(rank, peer, last=True)
             raise DistNetworkError(f"{who} could not be reached: {error}") from error

@@ -137,6 +137,23 @@ def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
         workers(2, program)
 
 
+def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch):
+    send, broken = Connection.send, []
+
+    def break_first(connection, *arguments):
+        if connection.outgoing and not broken:
+            broken.append(connection)
+            connection._sock.shutdown(socket.SHUT_RDWR)
+        send(connection, *arguments)
+
+    def program():
+        monkeypatch.setattr(Connection, "send", break_first)
+        assert rpc.rpc_sync(1, abs, (-1,)) == 1
+        assert isinstance(broken[0].error, ConnectionResetError)
+
+    workers(2, program)
+
+
 def break_connection(rank):
     connection = current_agent().peers.existing(rank)
     if connection is not None:
