@@ -123,12 +123,13 @@ class SharedLog(Log):
             with store:
                 try:
                     self._converse(store)
-                except DistError:
+                except Exception:
                     store.hang_up()  # a goodbye would wait, and withdraw the will
                     raise
-        except DistError as error:
-            waited = error.seconds if isinstance(error, StoreSilentError) else None
-            why = str(error) if waited is None else f"no answer for {waited:g} s"
+        except Exception as error:  # noqa: BLE001  (whatever it is: who hears nothing more waits)
+            why = str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, StoreSilentError) and error.seconds is not None:
+                why = f"no answer for {error.seconds:g} s"
             where = format_address(self.host, self.port)
             self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
 

@@ -134,6 +134,7 @@ def test_another_program_behind_the_port_is_found_out(follower, monkeypatch):
     [
         (StoreSilentError("a store: no answer in time", 7.0), "no answer for 7 s"),
         (StoreSilentError("a store: no route to host"), "a store: no route to host"),
+        (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files"),
     ],
 )
 def test_a_store_that_is_cut_off_is_told_of_with_the_time_that_was_waited(monkeypatch, error, why):
