@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 _STDERR = 2
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 and 143 after Ctrl-C and SIGTERM. Call it from the main thread of a process of its own.
     """
     _open_what_is_closed()
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interrupts:
+        signal.signal(signal.SIGINT, _leave)
     try:
         # Imported here, because a user may think better of it while they load.
         from meshlib.launcher.options.arguments import parse
@@ -24,9 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from meshlib.launcher.launch import launch
 
         return launch(options)
-    except KeyboardInterrupt:  # nothing has been started: the launch itself takes signals
-        sys.stderr.write("meshrun: received SIGINT\n")
-        return 130
+    finally:
+        if interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(*_: object) -> None:
+    """End at once: nothing has been started, since the launch itself takes signals.
+
+    An exception is not enough. What is being imported may make another one of it, or drop it.
+    """
+    os.write(_STDERR, b"meshrun: received SIGINT\n")
+    os._exit(_INTERRUPTED)
 
 
 def _open_what_is_closed() -> None:

@@ -34,6 +34,7 @@ _Bits = npt.NDArray[np.uint32]
 _PIECE = 32 << 10
 # Below, the largest number of a form divided by that of the block would leave float32's range.
 _LEAST = np.float32(2e-36)
+_MOST = np.finfo(np.float32).max
 _F32 = np.dtype(np.float32)
 
 
@@ -97,6 +98,8 @@ class _Blocks(Encoding):
         _scale(values, factors, work)
         self._round(work, codes)
         np.divide(scales, self.largest, out=scales)
+        # Rounded up, the scale of float32's largest number would make an infinity of it.
+        np.minimum(scales, np.nextafter(_MOST / self.largest, _F32.type(0)), out=scales)
         scales[~enough & finite] = 0
         scales[~finite] = np.nan
 

@@ -199,6 +199,8 @@ def _run(kind: str, target: str) -> None:
     if kind == "script" and (os.path.isdir(target) or _is_archive(target)):
         import runpy
 
+        if not sys.flags.safe_path:
+            del sys.path[0]  # its parent: Python has the program itself there, which runpy adds
         runpy.run_path(target, run_name="__main__")
         return
     main, code = _script(target) if kind == "script" else _module(target)

@@ -141,10 +141,13 @@ def test_a_program_sees_what_it_sees_under_python(meshrun, program, start):
     assert got.err == ""
 
 
-def test_a_directory_with_a_main_runs(meshrun):
-    meshrun.script("import sys, helper; print(sys.argv[1:], helper.X)", "app/__main__.py")
+@pytest.mark.parametrize("how", ["fork", "exec"])
+def test_a_directory_with_a_main_runs(meshrun, how):
+    show = "import os, sys, helper; print(sys.argv[1:], helper.X, os.getcwd() in sys.path)"
+    meshrun.script(show, "app/__main__.py")
     meshrun.script("X = 5", "app/helper.py")
-    assert meshrun.run("app", "a").out == "['a'] 5\n"
+    result = meshrun.run("--start", how, "app", "a")
+    assert result.out == "['a'] 5 False\n", result.err  # its parent is not where Python looks
 
 
 @pytest.mark.parametrize("how", ["fork", "exec"])

@@ -82,6 +82,20 @@ def test_fp8_is_that_of_ml_dtypes() -> None:
         assert there_and_back("fp8", values).tobytes() == expected.tobytes()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", SCALED)
+def test_the_largest_number_stays_finite(name: str) -> None:
+    values = np.full(BLOCK + 1, np.finfo("f4").max)
+    values[1::2] *= -1
+    coder = Coder(ENCODINGS[name], Scratch())
+    found = np.empty_like(values)
+    coder.decode(coder.encode(values), found)
+    np.testing.assert_allclose(found, values, rtol=1e-6)
+    again = np.empty_like(values)
+    coder.decode(coder.encode(found), again)
+    np.testing.assert_array_equal(again, found)
+
+
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_told_and_stays_in_its_block(name: str, strange: float) -> None:
