@@ -241,7 +241,6 @@ class TcpCommunicator(LinkCommunicator):
             _LOGGER.info("no more connections to %s: %s", link.name, error)
             return
         self._widening.discard(link.peer)
-        self._endpoint.advice.narrow_windows(link.name, link.pace())
 
     def _await_arrival(self, peer: int, call: Call) -> socket.socket:
         patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
