@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from glob import glob
 from typing import Any, TypeVar
 
 from meshlib.groups.backend import parse_backend
@@ -29,6 +31,8 @@ T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
 # How long threads that were told to stop may take to do so.
 GRACE_SECONDS = 5.0
+# What XLA takes for the number of cores when it starts; and threads for the ranks of most tests.
+_XLA_THREADS, _ENOUGH_THREADS = "NPROC", 16
 
 
 class RankError(DistError):
@@ -56,7 +60,8 @@ def run_ranks(
 
     ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the default deadline of the
     calls inside (``timeout`` if None). Any backend will do: over ``tcp`` the threads talk through
-    real sockets. If ``fn`` uses JAX, import it before this is called.
+    real sockets. If ``fn`` uses JAX, import it before this is called, and let its first use be
+    inside, or set ``NPROC`` to at least ``world_size`` before that: all ranks share XLA's threads.
 
     Raises ``RankError`` for the rank that failed first, with its exception as the cause: a rank
     that failed because another one did is never named. Raises ``CollectiveTimeoutError`` when the
@@ -67,7 +72,8 @@ def run_ranks(
     if to_whole_number(world_size, "world_size") < 1:
         raise ValueError(f"world_size is {world_size}; expected at least 1")
     run = _Run(fn, args, world_size, backend, to_seconds(timeout), call_timeout)
-    return run.results()
+    with _threads_for_xla(world_size):
+        return run.results()
 
 
 def _own_traces() -> AbstractContextManager[object]:
@@ -81,6 +87,39 @@ def _own_traces() -> AbstractContextManager[object]:
     from jax.experimental.xla_metadata import set_xla_metadata
 
     return set_xla_metadata(meshlib_rank=secrets.token_hex(8))
+
+
+@contextmanager
+def _threads_for_xla(size: int) -> Generator[None]:
+    """Have XLA start with more threads than ``size`` ranks, if it starts meanwhile.
+
+    It has as many as there are cores, for all ranks; and in some programs (those of
+    ``parallel.jax.DistributedDataParallel``) one that waits for the others holds one.
+    """
+    if "jax" not in sys.modules or _XLA_THREADS in os.environ:
+        yield
+        return
+    cores = len(os.sched_getaffinity(0))
+    os.environ[_XLA_THREADS] = str(max(cores, 2 * size, _ENOUGH_THREADS))
+    try:
+        yield
+    finally:
+        os.environ.pop(_XLA_THREADS, None)
+
+
+def _too_few_threads(size: int) -> str:
+    """Return what is to be said if XLA has fewer threads than ``size`` ranks may hold."""
+    count = 0
+    for name in glob("/proc/self/task/*/comm"):
+        with suppress(OSError), open(name, encoding="utf-8") as file:  # the thread may end
+            count += file.read().strip() == "tf_XLAEigen"
+    if not 0 < count < size:
+        return ""
+    return (
+        f"; {size} ranks share the {count} threads that XLA began with, and may wait for each other"
+        f" for ever: use JAX inside of run_ranks first, or set {_XLA_THREADS} to at least {size}"
+        " before it is used"
+    )
 
 
 class _Run:
@@ -166,11 +205,12 @@ class _Run:
                         self._failures.append((rank, error))
 
     def _stop(self, late: list[int]) -> None:
+        why = f"the run ended: {self._timeout:g} s are over{_too_few_threads(self._size)}"
         for rank in late:
             world = self._ranks[rank].world
             if world is not None:
                 for group in world.groups():
-                    group.fail(DistBackendError(f"the run ended: {self._timeout:g} s are over"))
+                    group.fail(DistBackendError(why))
 
     def _raise_failure(self, late: list[int]) -> None:
         with self._lock:
@@ -180,6 +220,7 @@ class _Run:
         if late and primary is failures:
             raise CollectiveTimeoutError(
                 f"ranks {late} of {self._size} were not done after {self._timeout:g} s"
+                f"{_too_few_threads(self._size)}"
             ) from (primary[0][1] if primary else None)
         if primary:
             rank, error = primary[0]

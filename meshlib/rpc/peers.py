@@ -180,7 +180,7 @@ class Peers:
         text = f"{who} {self.lost.get(rank, 'is gone')}{since}"
         return WorkerLostError(text, rank, self._agent.name_of(rank))
 
-    def _dial(self, rank: int, peer: _Peer) -> Connection:
+    def _dial(self, rank: int, peer: _Peer, last: bool = False) -> Connection:
         adopt_thread(self._agent.world)
         deadline = Deadline.after(GREETING_SECONDS)
         call = Call(CallHeader(0, 0, NO_ROOT, CallKind.SEND, 0, 0), deadline)
@@ -208,6 +208,10 @@ class Peers:
             raise CommunicatorTimeoutError(text, rank) from error
         except OSError as error:
             sock.close()
+            broken_off = isinstance(connection.error, ConnectionAbortedError)
+            if isinstance(error, ConnectionError) and not broken_off and not last:
+                # Who has died by now does not listen any more.
+                return self._dial(rank, peer, last=True)
             raise DistNetworkError(f"{who} could not be reached: {error}") from error
         except DistError:
             sock.close()

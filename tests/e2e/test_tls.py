@@ -49,7 +49,7 @@ def test_a_job_of_one_node(meshrun, settings):
 
 
 def start_two(meshrun, port, first, second):
-    where = ("--nnodes=2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "join_timeout=10")
+    where = ("--nnodes=2", "--rdzv-endpoint", f"127.0.0.1:{port}")
     script = meshrun.script(MEET)
     return [
         meshrun.start(*where, f"--node-rank={rank}", script, env=env)

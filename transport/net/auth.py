@@ -27,6 +27,7 @@ import socket
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError
+from transport.net.reach import is_out_of_reach
 from transport.net.secret_file import SECRET_BYTES
 from transport.net.sockets import recv_exact, send_all
 from transport.net.tls_choice import TLS_EVERYWHERE, is_tls
@@ -49,7 +50,9 @@ _NO_TLS = b"\x15\x03\x03\x00\x02\x02\x46"  # an alert: fatal, protocol_version
 
 
 class HandshakeInterruptedError(AuthenticationError):
-    """The other end hung up before it said anything: it is closing, or too busy. Try again."""
+    """The other end hung up before it said anything, since it is closing or too busy, or there is
+    no way to it any more. Try again.
+    """
 
 
 class Handshake:
@@ -187,13 +190,18 @@ def authenticate(
             if answer:
                 proves = initiator and not handshake.refusal
                 send_all(sock, answer + behind if proves else answer, deadline)
-    except TimeoutError as error:
-        raise AuthenticationError(
-            f"handshake with {_peer(sock)} failed: the other end said nothing"
-            f" for {deadline.seconds:g} s",
-            refused=False,
-        ) from error
     except OSError as error:
+        if isinstance(error, TimeoutError) and deadline.expired:
+            raise AuthenticationError(
+                f"handshake with {_peer(sock)} failed: the other end said nothing"
+                f" for {deadline.seconds:g} s",
+                refused=False,
+            ) from error
+        if is_out_of_reach(error):
+            raise HandshakeInterruptedError(
+                f"handshake with {_peer(sock)} failed: the other end is out of reach ({error})",
+                refused=False,
+            ) from error
         if is_tls(sock) and (reason := sock.explain(error)) is not None:
             raise AuthenticationError(f"handshake with {_peer(sock)} failed: {reason}") from error
         unheard = initiator and not handshake.answered

@@ -17,6 +17,7 @@ import select
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,10 +28,15 @@ from typing import Any, TypeVar
 from transport import environment
 from transport.deadline import Deadline
 from transport.net.fork import close_in_forked_children
+from transport.net.reach import is_out_of_reach
 from transport.net.tls_choice import TLS_EVERYWHERE
 
 _RECORD_BYTES = 16 << 10
 _WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_SOCKET, _ERROR = int(socket.SOL_SOCKET), int(socket.SO_ERROR)
+# Before 3.13, Python does not say why a system call of OpenSSL's has failed, and takes a connection
+# that the kernel has given up for one that has ended.
+_FORGETS_ERRORS = sys.version_info < (3, 13)
 _TIMEVAL = struct.Struct("@ll")
 _Result = TypeVar("_Result")
 
@@ -122,8 +128,10 @@ class TlsSocket(ssl.SSLSocket):
     binding: bytes | None = None
     """A digest of the acceptor's certificate: the client's is known after ``try_handshake``."""
 
+    _sslobj: object | None  # Python's own
     _ssl_lock: threading.Lock
     _begun: bytes | None
+    _given_up: int = 0
     _seconds: float | None = None
     _receive_seconds: float | None = None
     _send_seconds: float | None = None
@@ -149,6 +157,11 @@ class TlsSocket(ssl.SSLSocket):
         except ssl.SSLWantWriteError:
             return select.POLLOUT
         except ssl.SSLEOFError:
+            raise ConnectionResetError(errno.ECONNRESET, "it hung up") from None
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            # It was lost before it was wrapped.
             raise ConnectionResetError(errno.ECONNRESET, "it hung up") from None
         if self.binding is None:
             self.binding = _digest(self.getpeercert(binary_form=True) or b"")
@@ -260,19 +273,29 @@ class TlsSocket(ssl.SSLSocket):
         Fails as a plain socket does: TimeoutError past ``settimeout``'s limit, BlockingIOError
         past the kernel's, and at once where nothing is to wait.
         """
+        if self._sslobj is None:
+            # Closed, or lost before it was wrapped, which Python tries out by receiving. Without
+            # this, it would receive and send plain bytes.
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         until: float | None = None
         while True:
             try:
                 with self._ssl_lock:
-                    return attempt()
+                    if _FORGETS_ERRORS:
+                        number = self.getsockopt(_SOCKET, _ERROR)
+                        if number and is_out_of_reach(OSError(number, "")):
+                            self._given_up = number
+                    result = attempt()
+                if self._given_up and not result:
+                    raise self._lost()
+                return result
             except ssl.SSLWantReadError:
                 events = select.POLLIN
             except ssl.SSLWantWriteError:
                 events = select.POLLOUT
             except ssl.SSLEOFError:  # what OpenSSL makes of EPIPE and ECONNRESET in a send
-                raise ConnectionResetError(errno.ECONNRESET, "the other end hung up") from None
-            except ValueError as error:
-                # Closed, or lost before it was wrapped.
+                raise self._lost() from None
+            except ValueError as error:  # closed meanwhile
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)) from error
             if flags & socket.MSG_DONTWAIT or self._seconds == 0:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -283,6 +306,11 @@ class TlsSocket(ssl.SSLSocket):
                 if self._seconds is None:
                     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
                 raise TimeoutError("timed out")
+
+    def _lost(self) -> OSError:
+        if self._given_up:
+            return OSError(self._given_up, os.strerror(self._given_up))
+        return ConnectionResetError(errno.ECONNRESET, "the other end hung up")
 
     def shutdown(self, how: int) -> None:
         """End the connection below. TLS stays on: what is still read must not pass for plain."""

@@ -34,6 +34,7 @@ from meshlib.launcher.nodes.records import (
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError, DistNetworkError, StoreSilentError
+from transport.net.auth import HANDSHAKE_SECONDS
 from transport.net.sockets import format_address, is_local, resolves
 from transport.store.base import Store
 from transport.store.tcp.server import TCPStoreServer
@@ -168,6 +169,7 @@ class SharedLog(Log):
         host = self.host
         deadline = Deadline.after(self._nodes.join_timeout)
         undecided = self._server is None
+        unanswered: Deadline | None = None
         while not self._closing.is_set():
             try:
                 # First and by itself: an answer may take longer than an attempt to connect may.
@@ -177,10 +179,15 @@ class SharedLog(Log):
                     undecided = False
                     self._server = _serve_if_ours(self._nodes, self._key)
                 return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
-            except AuthenticationError:
-                raise
             except DistNetworkError as error:
-                if deadline.expired:
+                if not isinstance(error, AuthenticationError):
+                    unanswered = None
+                elif error.refused:
+                    raise
+                elif unanswered is None:
+                    # One attempt is too short to tell another program from a busy machine.
+                    unanswered = Deadline.after(HANDSHAKE_SECONDS)
+                if deadline.expired or (unanswered is not None and unanswered.expired):
                     raise
                 self._waiting.tick(time.monotonic(), error)
                 self._closing.wait(_PAUSE_SECONDS)

@@ -77,8 +77,9 @@ class Threads:
         self._epoll.register(polled.fd, events | select.EPOLLONESHOT)
 
     def arm(self, polled: Connection, events: int) -> None:
-        """Poll ``polled``, which is registered, for ``events`` from now on, once."""
-        self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
+        """Poll ``polled`` for ``events`` from now on, once; not before it is registered."""
+        if polled.fd in self._polled:
+            self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
 
     def forget(self, polled: Connection) -> None:
         """Poll ``polled`` no more."""

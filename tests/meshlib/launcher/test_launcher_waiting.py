@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
 import pytest
 
+from meshlib.launcher.nodes import agents_log
 from meshlib.launcher.nodes.agents_log import SharedLog, Waiting
 from meshlib.launcher.nodes.records import Admitted, CutOff, Gone, Hello, Refused
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from transport.errors import StoreSilentError
+from transport.errors import AuthenticationError, StoreSilentError
+from transport.net.sockets import listen
+from transport.store.tcp.server import TCPStoreServer
+
+LONG = 60.0
 
 
 def hello(agent):
@@ -88,6 +96,37 @@ def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then()
     finally:
         log.say(Gone("a"))  # else the leader waits till it has read that it leaves
         log.close(in_touch=True)
+
+
+@pytest.fixture
+def follower(monkeypatch):
+    """A node that has begun nothing yet, and the socket behind which it looks for the store."""
+    monkeypatch.setattr(agents_log, "_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(SharedLog, "_talk", lambda _: None)
+    with listen() as listener:
+        nodes = NodeOptions(2, 2, host="127.0.0.1", port=listener.getsockname()[1], is_host=0)
+        log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+        yield log, listener
+    log.close(in_touch=True)
+
+
+def test_a_leader_whose_machine_is_busy_is_waited_for(follower):
+    """Its kernel accepts, and nobody has the time to answer an attempt."""
+    log, listener = follower
+    listener.settimeout(LONG)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as unanswered:
+        connected = pool.submit(log._connect)
+        for _ in range(3):
+            unanswered.enter_context(listener.accept()[0])
+        server = TCPStoreServer(listener=listener.dup())
+        connected.result(LONG).close()
+    server.close()
+
+
+def test_another_program_behind_the_port_is_found_out(follower, monkeypatch):
+    monkeypatch.setattr(agents_log, "HANDSHAKE_SECONDS", 0.5)
+    with pytest.raises(AuthenticationError, match="perhaps another program"):
+        follower[0]._connect()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ from meshlib.job.current import adopt_thread, current_world
 from meshlib.rpc.agent import current_agent
 from meshlib.testing import run_ranks
 
-agents = {}
-"""Those of the workers, by rank."""
-
 
 def until(condition):
     """Wait until ``condition()`` holds."""
@@ -19,6 +16,19 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+class Agents(dict):
+    """Those of the workers, by rank. A worker serves calls before its own thread has noted its
+    agent: who asks for that waits.
+    """
+
+    def __missing__(self, rank):
+        until(lambda: rank in self)
+        return self[rank]
+
+
+agents = Agents()
 
 
 def start_thread(fn):
@@ -42,6 +52,7 @@ def expire(call):
 
 def workers(count, fn, *args, threads=4, timeout=120.0):
     """Have ``fn(*args)`` called by worker 0 of ``count``; the others serve. Returns its result."""
+    agents.clear()
 
     def rank():
         options = rpc.RpcBackendOptions(num_worker_threads=threads, rpc_timeout=timeout)

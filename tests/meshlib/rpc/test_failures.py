@@ -1,6 +1,7 @@
 """Deadlines, connections that break, workers that leave, floods: what the program sees."""
 
 import errno
+import socket
 import sys
 import threading
 import time
@@ -13,7 +14,8 @@ import meshlib as dist
 from meshlib import rpc
 from meshlib.rpc import overdue, peers
 from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, Agent, current_agent
-from meshlib.testing import run_ranks
+from meshlib.rpc.wire.connection import Connection
+from meshlib.testing import RankError, run_ranks
 from transport.tcp.meeting.dial import Dial
 
 gate = threading.Event()
@@ -108,6 +110,46 @@ def test_a_deadline_in_a_nested_call_is_the_callers_error():
         with pytest.raises(rpc.RpcTimeoutError, match="on worker 'w0'"):
             rpc.rpc_sync(1, call_back, (0,))
         gate.set()
+
+    workers(2, program)
+
+
+def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
+    """It has accepted the connection, and welcomed it; then it does not listen any more."""
+    monkeypatch.setattr(peers, "NEWS_SECONDS", 0.0)
+    begin = Connection.begin
+
+    def program():
+        def die(connection, poll):
+            if not connection.outgoing:
+                runtime = connection._owner.world.runtime
+                endpoint = runtime.shared("tcp-endpoint", lambda: pytest.fail("there is none"))
+                endpoint._acceptor.close()
+                connection._sock.shutdown(socket.SHUT_RDWR)
+            begin(connection, poll)
+
+        monkeypatch.setattr(Connection, "begin", die)
+        with pytest.raises(rpc.WorkerLostError, match="no longer listens"):
+            rpc.rpc_sync(1, abs, (-1,))
+        raise KeyError("done")  # the two cannot take leave of each other
+
+    with pytest.raises(RankError, match="done"):
+        workers(2, program)
+
+
+def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch):
+    send, broken = Connection.send, []
+
+    def break_first(connection, *arguments):
+        if connection.outgoing and not broken:
+            broken.append(connection)
+            connection._sock.shutdown(socket.SHUT_RDWR)
+        send(connection, *arguments)
+
+    def program():
+        monkeypatch.setattr(Connection, "send", break_first)
+        assert rpc.rpc_sync(1, abs, (-1,)) == 1
+        assert isinstance(broken[0].error, ConnectionResetError)
 
     workers(2, program)
 

@@ -86,7 +86,8 @@ def test_the_others_go_on_until_the_replacement_is_there():
             if me == 1 and step.number == 3 and where == "ended":
                 job.start()
             if elastic.size == 2 and step.number == 5 and where == "computed":
-                assert current_world().membership.wait_for_news(elastic._has_candidates, WAIT)
+                membership = current_world().membership
+                assert membership.wait_for_news(lambda: membership.waiting, WAIT)
 
         return train(job, (3,), 9, event=event, log=log)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from transport.errors import AuthenticationError
 from transport.net.auth import (
     MAX_UNPROVEN_BYTES,
     Handshake,
+    HandshakeInterruptedError,
     authenticate,
     new_secret,
 )
@@ -151,6 +155,33 @@ def test_an_end_in_the_middle(sent: int, message: str) -> None:
     found = against(leave)
     assert found is not None
     assert message in found
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ETIMEDOUT])
+def test_an_end_that_is_out_of_reach_has_not_refused(number: int, answered: bool) -> None:
+    """Where the kernel gives a connection up, at any point."""
+    one, other = socket.socketpair()
+    acceptor = Handshake(b"s", initiator=False)
+
+    class Broken(socket.socket):
+        comes = answered
+
+        def recv_into(self, *arguments: Any) -> int:
+            if not self.comes:
+                raise OSError(number, os.strerror(number))
+            self.comes = False
+            other.sendall(acceptor.receive(recv_exact(other, 42, Deadline.after(SOON))))
+            return super().recv_into(*arguments)
+
+    with (
+        other,
+        Broken(fileno=one.detach()) as broken,
+        pytest.raises(HandshakeInterruptedError, match="is out of reach") as caught,
+    ):
+        authenticate(broken, b"s", Deadline.after(SOON), initiator=True)
+    assert not caught.value.refused
+    assert "secret" not in str(caught.value)
 
 
 def test_an_initiators_proof_cannot_be_reflected() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from certificates import tls_of_the_tests
 from rank_threads import run_threads
+from resets import await_end, reset
 from tcp_pairs import LONG, call, linked, sockets
 
 from transport.call import Kind
@@ -25,6 +27,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
+from transport.net.reach import is_out_of_reach
 from transport.net.sockets import recv_exact
 from transport.net.tls import TlsSocket
 from transport.tcp.link import TcpLink
@@ -76,6 +79,45 @@ class TestSocket:
             with pytest.raises(ConnectionError):  # noqa: PT012 (the first may still get through)
                 while True:
                     ours.send(b"body")
+
+    @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+    @pytest.mark.parametrize("end", ["client", "server"])
+    def test_what_is_lost_before_tls_begins_is_a_lost_connection(
+        self, end: str, said: bytes
+    ) -> None:
+        with sockets() as (ours, theirs):
+            theirs.sendall(said)
+            reset(theirs)
+            await_end(ours)
+            with getattr(tls_of_the_tests(), end)(ours) as sock:
+                with pytest.raises(ConnectionError, match="hung up"):
+                    sock.handshake(Deadline.after(LONG))
+                for use in (lambda: sock.recv(1), lambda: sock.send(b"in the open")):
+                    with pytest.raises(OSError, match="not connected"):
+                        use()
+
+    @pytest.mark.parametrize("uses", [("send", "recv"), ("recv", "send")])
+    def test_what_the_kernel_gives_up_has_not_ended(self, uses: tuple[str, str]) -> None:
+        """After what had come before, whatever asks first is told; here the window stays shut."""
+        with tls_pair() as (ours, theirs):
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            theirs.send(b"last words")
+            ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 100)
+            piece = bytes(16 << 10)
+            with pytest.raises(BlockingIOError):  # noqa: PT012 (which one does not matter)
+                while True:
+                    ours.send(piece, socket.MSG_DONTWAIT)
+            await_end(ours)
+            ours.settimeout(LONG)
+            if uses[0] == "recv":
+                assert ours.recv(100) == b"last words"
+            for use in uses:
+                with pytest.raises(TimeoutError) as given_up:
+                    ours.send(piece) if use == "send" else recv_exact(
+                        ours, 100, Deadline.after(LONG)
+                    )
+                assert given_up.value.errno == errno.ETIMEDOUT
+                assert is_out_of_reach(given_up.value)
 
     def test_time_limits(self) -> None:
         with tls_pair() as (ours, _):

@@ -10,9 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
+from certificates import tls_of_the_tests
 from growing import with_growing_deadlines
+from resets import await_end, reset
 
 from transport.deadline import Deadline
 from transport.errors import (
@@ -23,6 +26,7 @@ from transport.errors import (
 )
 from transport.net.auth import Handshake, authenticate
 from transport.net.sockets import listen, recv_exact
+from transport.net.tls import Tls, TlsSocket
 from transport.store import TCPStore, TCPStoreServer
 from transport.store.tcp.serving import listen_host
 
@@ -260,6 +264,26 @@ class TestConnection:
             done = pool.submit(serve)
             TCPStore(*listener.getsockname(), timeout=SOON, secret=b"s").close()
             done.result(SOON)
+
+    def test_a_server_that_hangs_up_before_tls_begins_is_asked_again(self) -> None:
+        """As one does that closes with connections in its queue; another one follows."""
+        tls, listener = tls_of_the_tests(), listen()
+        servers: list[TCPStoreServer] = []
+
+        class Late:
+            """Begins TLS the first time when the connection is lost."""
+
+            def client(self, sock: socket.socket) -> TlsSocket:
+                if not servers:
+                    reset(listener.accept()[0])
+                    await_end(sock)
+                    servers.append(TCPStoreServer(secret=b"s", listener=listener, tls=tls))
+                return tls.client(sock)
+
+        late = cast(Tls, Late())
+        with TCPStore(*listener.getsockname(), timeout=SOON, secret=b"s", tls=late) as store:
+            store.set("k", "v")
+        servers[0].close()
 
     def test_a_stranger_that_accepts_and_says_nothing(
         self, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import threading
 import time
@@ -190,6 +192,32 @@ def test_abort_ends_connecting(
             wait(member, LONG)
         assert time.monotonic() - began < SOON
         timer.join()
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "where"),
+    [(_silent, "transport.net.auth"), (_unwelcoming, "transport.tcp.meeting.dial")],
+)
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ETIMEDOUT])
+def test_a_member_to_whom_the_way_breaks_is_out_of_reach(
+    store: HashStore,
+    monkeypatch: pytest.MonkeyPatch,
+    obstacle: Any,
+    where: str,
+    number: int,
+) -> None:
+    """In the middle of the handshake, and behind it: as for one that was connected."""
+
+    def give_up(*_: Any) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with obstacle(store), member_of(store, 1) as member:
+        monkeypatch.setattr(f"{where}.recv_exact", give_up)
+        with pytest.raises(PeerLostError, match="rank 0 is out of reach") as lost:
+            member.barrier()
+        monkeypatch.undo()
+        assert lost.value.peer == 0
+        assert lost.value.unreachable
 
 
 def test_abort_ends_the_wait_for_a_member_that_is_to_connect(store: HashStore) -> None:

@@ -19,6 +19,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
+from transport.net.reach import is_out_of_reach
 from transport.net.round_trip import time_connections
 from transport.net.sockets import connect, recv_exact
 from transport.tcp.meeting.address import Address
@@ -69,7 +70,7 @@ class Dial:
         """Return a connection on which the member has been told what it is for.
 
         Raises ``CommunicatorTimeoutError`` past the call's deadline, ``PeerLostError`` when the
-        member no longer listens, ``CommunicatorAbortedError`` after ``cancel``,
+        member no longer listens or is out of reach, ``CommunicatorAbortedError`` after ``cancel``,
         ``AuthenticationError`` when it has another secret, ``DistNetworkError`` when there is no
         way to it.
         """
@@ -149,11 +150,14 @@ class Dial:
             if isinstance(error, AuthenticationError) and error.refused:
                 raise
             cause = error.__cause__ if isinstance(error, AuthenticationError) else error
-            if isinstance(cause, TimeoutError):
+            if isinstance(cause, TimeoutError) and call.deadline.expired:
                 text = f"{call.header}: {self._name} does not answer: {error}"
                 raise CommunicatorTimeoutError(text, self._peer) from error
             if isinstance(cause, ConnectionError):
                 text = f"{self._name} has left the group or died: it hung up ({error})"
                 raise PeerLostError(text, self._peer) from error
+            if is_out_of_reach(cause):
+                text = f"{self._name} is out of reach: {error}"
+                raise PeerLostError(text, self._peer, unreachable=True) from error
             raise
         return sock
