@@ -206,7 +206,8 @@ class TcpCommunicator(LinkCommunicator):
         else:
             sock = self._await_arrival(peer, call)
         name = self.membership.describe(peer)
-        link = TcpLink(sock, peer, name, on_widen=self._widen, advice=self._endpoint.advice)
+        advice = self._endpoint.advice
+        link = TcpLink(sock, peer, name, None, self._widen, advice, self._links)
         with self._lock:
             if self.abort_reason is None:
                 self._links[peer] = link

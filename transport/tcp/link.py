@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from transport.call import Call
 from transport.condition import has, let_go
@@ -65,6 +65,7 @@ class TcpLink(PacedLink):
     ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
     because it waits for this rank to take something. ``on_widen`` is asked for so many connections
     if it is for this end to make them. ``advice`` tells the user what would make it faster.
+    ``links`` are those of its communicator.
     """
 
     # No kernel has less room for a connection than twice that, at both ends together.
@@ -78,6 +79,7 @@ class TcpLink(PacedLink):
         on_stall: Callable[[], None] | None = None,
         on_widen: Callable[[TcpLink, int], None] | None = None,
         advice: Advice | None = None,
+        links: Sized = (),
     ) -> None:
         self.peer = peer
         self.name = name
@@ -95,7 +97,7 @@ class TcpLink(PacedLink):
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
         self._look_out = LookOut(pauses=True, main_only=True)
-        self._width = Width(name, advice or Advice())
+        self._width = Width(name, advice or Advice(), links)
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)

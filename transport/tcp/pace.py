@@ -33,6 +33,9 @@ _FAST = 1e9
 # A window that has shrunk is still this many segments.
 _LEAST_SEGMENTS = 10
 
+# Parts of the kernel's memory that payloads get, at the least.
+_USABLE_HERE, _USABLE_THERE = 0.75, 0.45
+
 # No connection asks for more memory.
 _MOST = 16 << 20
 
@@ -48,9 +51,10 @@ def pace_of(sockets: Sequence[socket.socket]) -> Pace:
 
 class Window(NamedTuple):
     """How many bytes a connection's control of congestion allows it to have ``under_way``, and for
-    how many there is ``room`` in the kernel's memory; the ``rate`` at which the last ones were
-    confirmed (bytes a second), its least round trip (seconds), and whether it was allowed twice as
-    much before it was at rest. However long that was, it is allowed ``least`` bytes.
+    how many there is ``room`` in the kernel's memory, here and at a peer with the same settings;
+    the ``rate`` at which the last ones were confirmed (bytes a second), its least round trip
+    (seconds), and whether it was allowed twice as much before it was at rest. However long that
+    was, it is allowed ``least`` bytes.
     """
 
     allowed: int
@@ -69,11 +73,15 @@ def window_of(sock: socket.socket, begins_anew: bool) -> Window | None:
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-        room = max(_limits()[0], sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        asked_for = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     except OSError:  # gone: the next call finds out
         return None
     if len(info) < _WINDOW.size:
         return None
+    by_itself, arriving = _limits()
+    room = int(_USABLE_HERE * max(by_itself, asked_for))
+    if arriving:
+        room = min(room, int(_USABLE_THERE * arriving))
     timeout, segment, under_way, rest, losing, segments, confirmed, rate = _WINDOW.unpack_from(info)
     timeouts = min(1000 * rest // timeout, 32) if begins_anew and timeout and not under_way else 0
     segments = max(segments >> timeouts, min(segments, _LEAST_SEGMENTS))

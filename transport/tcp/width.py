@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from operator import or_
 
 from transport.tcp.deal import MOST_CONNECTIONS, shares_of
@@ -30,19 +30,24 @@ _USED = 0.7
 _GROWN = 0.5
 # A flight is almost twice the one before.
 _NOT_QUITE = 1.1
-# Bytes a second: what takes longer at this rate than its flights do is not held up by them.
-_SLOW_RATE = 5e8
+# Fewer flights are not worth a mend: there is always one, and other frames follow in the second.
+_MANY = 3
+# Bytes a second: where all that leaves at once takes longer at this rate than its flights, these do
+# not hold it up.
+_SLOW_RATE = 4e8
 
 
 class Width:
     """How many connections the link called ``name`` wants, from what is seen when frames leave.
 
-    ``advice`` tells the user which setting would save them.
+    ``advice`` tells the user which setting would save them. ``links`` are those that may have
+    frames at the same time, with this one.
     """
 
-    def __init__(self, name: str, advice: Advice) -> None:
+    def __init__(self, name: str, advice: Advice, links: Sized) -> None:
         self._name = name
         self._advice = advice
+        self._links = links
         self.wanted: int = 1
         self._full = 0
         self._rests = 0
@@ -75,13 +80,16 @@ class Width:
         return shares_of(rooms, nbytes)
 
     def _note_start(self, first: Window, allowed: int, nbytes: int, connections: int) -> None:
-        if not self._looks or self.wanted > connections:
+        # Frames behind others in the same call say nothing of its beginning.
+        if not self._looks or first.under_way or self.wanted > connections:
             return
         flights = [
             _flights(nbytes, allowed + more * first.least)
             for more in range(MOST_CONNECTIONS - connections + 1)
         ]
-        if flights[-1] == flights[0] or nbytes > flights[0] * first.round_trip * _SLOW_RATE:
+        at_once = nbytes * max(1, len(self._links))
+        waiting = flights[0] * first.round_trip
+        if flights[0] < _MANY or flights[-1] == flights[0] or at_once > waiting * _SLOW_RATE:
             return
         self._rests += 1
         if self._rests >= _TELLING:
@@ -96,8 +104,10 @@ class Width:
         window = window_of(sock, begins_anew=False)
         if window is None:
             return
-        moved = window.rate * window.round_trip
-        if _USED * window.under_way <= moved and window.under_way < _ALL_ALLOWED * window.allowed:
+        # Of less, a peer that reads slowly has closed its window.
+        if not window.room <= window.under_way < _ALL_ALLOWED * window.allowed:
+            return
+        if _USED * window.under_way <= window.rate * window.round_trip:
             self._looks = False  # until the next frame
             self._full += 1
             if self._full >= _TELLING:

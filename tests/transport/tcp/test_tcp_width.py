@@ -47,11 +47,12 @@ class Sock(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_setting", lambda _name: ["1", "1", "1"])
+    monkeypatch.setattr(pace, "_setting", lambda _name: ["1"])
+    monkeypatch.setattr(pace, "_limits", lambda: (4 << 20, 16 << 20))
 
 
 def link() -> Width:
-    return Width("rank 1", Advice())
+    return Width("rank 1", Advice(), (1,))
 
 
 def send(
@@ -74,6 +75,7 @@ FULL = Sock(under_way=8_000)
     [
         (FULL, True),
         (FULL._replace(under_way=19_000), False),  # all that is allowed: memory is not short
+        (FULL._replace(under_way=6_000), False),  # there is room: its peer's window is closed
         (FULL._replace(rate=20_000_000), False),  # a slow reader, or a wire that others share
         (FULL._replace(round_trip=0.1), False),  # near
         (FULL._replace(control=b"bbr"), True),
@@ -128,7 +130,7 @@ def test_rests_that_make_frames_slow_want_other_connections_and_are_told_of_once
 ) -> None:
     monkeypatch.setattr(pace, "_setting", lambda _name: [setting])
     advice = Advice()
-    widths = [Width(name, advice) for name in ("rank 1", "rank 2")]
+    widths = [Width(name, advice, (1,)) for name in ("rank 1", "rank 2")]
     with caplog.at_level(logging.WARNING, "meshlib.transport"):
         for width in widths:
             for turn in range(6):
@@ -157,9 +159,11 @@ def test_further_rests_want_more_when_those_connections_are_there_and_known() ->
     assert frames([weaker] + [old] * 12) == 15
 
 
-@pytest.mark.parametrize(("round_trip", "wanted"), [(50.0, 3), (10.0, 1)])
-def test_flights_do_not_matter_to_what_takes_longer_anyway(round_trip: float, wanted: int) -> None:
-    width = link()
+@pytest.mark.parametrize(("round_trip", "links", "wanted"), [(50, 1, 3), (10, 1, 1), (50, 3, 1)])
+def test_flights_do_not_matter_to_what_takes_longer_anyway(
+    round_trip: float, links: int, wanted: int
+) -> None:
+    width = Width("rank 1", Advice(), range(links))
     for _ in range(9):
         send(width, [Sock(allowed=1_160, round_trip=round_trip)], nbytes=64 << 20)
     assert width.wanted == wanted
@@ -167,7 +171,7 @@ def test_flights_do_not_matter_to_what_takes_longer_anyway(round_trip: float, wa
 
 def test_a_young_connection_gets_a_share_that_it_can_carry() -> None:
     shares = send(link(), [Sock(), Sock(allowed=1_000)], nbytes=64 << 20)
-    assert shares == bytes([255, 31])
+    assert shares == bytes([255, 41])
     assert send(link(), [Sock()]) == b""
 
 
