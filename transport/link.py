@@ -44,17 +44,12 @@ def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeo
 
 
 class Pace(NamedTuple):
-    """What a link is like: its least round trip (seconds); the bytes a second that it has moved
-    while it had any, all its ``connections`` together; the share of that time in which it waited
-    for room in the kernel's memory, here or at the peer; and how many bytes the kernel's limits let
-    a connection have there. 0: not known, or too little to matter.
+    """What a link is like: its least round trip (seconds), and the bytes a second that it has moved
+    while it had any. 0: not known, or too little to matter.
     """
 
     round_trip: float
     rate: float
-    connections: int = 1
-    held_back: float = 0.0
-    room: int = 0
 
 
 UNKNOWN = Pace(0.0, 0.0)
@@ -112,10 +107,6 @@ class PacedLink(Link):
     @abstractmethod
     def pace(self) -> Pace:
         """Return what is known by now. Never blocks."""
-
-    @abstractmethod
-    def widen(self, connections: int) -> None:
-        """Have so many connections to the peer soon, if possible. Never blocks."""
 
     @abstractmethod
     def relay(self, call: Call, source: Link, into: memoryview) -> None:

@@ -86,9 +86,6 @@ class FarLink(InprocLink, PacedLink):
     def pace(self) -> Pace:
         return self.given
 
-    def widen(self, connections: int) -> None:
-        self.log.append(("widen", self.peer, connections))
-
     def lend(self, call: Call, data: memoryview) -> Any:
         return self._offer(call, data)
 

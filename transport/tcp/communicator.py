@@ -206,7 +206,8 @@ class TcpCommunicator(LinkCommunicator):
         else:
             sock = self._await_arrival(peer, call)
         name = self.membership.describe(peer)
-        link = TcpLink(sock, peer, name, on_widen=self._widen, advice=self._endpoint.advice)
+        advice = self._endpoint.advice
+        link = TcpLink(sock, peer, name, None, self._widen, advice, self._links)
         with self._lock:
             if self.abort_reason is None:
                 self._links[peer] = link
@@ -241,7 +242,6 @@ class TcpCommunicator(LinkCommunicator):
             _LOGGER.info("no more connections to %s: %s", link.name, error)
             return
         self._widening.discard(link.peer)
-        self._endpoint.advice.narrow_windows(link.name, link.pace())
 
     def _await_arrival(self, peer: int, call: Call) -> socket.socket:
         patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))

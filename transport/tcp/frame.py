@@ -2,7 +2,7 @@
 
 A small frame is put together in memory and moved in one piece. A large one goes from and to the
 arrays' own memory; its prefix is read and checked before a byte of it lands there. Where a link has
-several connections, all prefixes are on the first, and say over how many the payload is dealt.
+several connections, all prefixes are on the first, and say how the payload is dealt to them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from transport.call import HEADER_BYTES, Call, CallHeader
+from transport.tcp.deal import MOST_CONNECTIONS, Deal
 
 # Padded to a whole cache line. Of 40 bytes, an array's bytes would lie in the kernel's pages a few
 # bytes behind where they lie in ours, for which some processors' copy instruction is twice as slow.
-# Behind the length: how many connections the sender has, and over how many it sends this payload.
-_LENGTH = struct.Struct("<QBB22x")
+# Behind the length: how many connections the sender has, how many it would have, and the shares of
+# this payload that they get.
+_LENGTH = struct.Struct(f"<QBB{MOST_CONNECTIONS}s{22 - MOST_CONNECTIONS}x")
 _CHECKED_BYTES = HEADER_BYTES + 8
-_HAVE, _OVER = _CHECKED_BYTES, _CHECKED_BYTES + 1
 PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
 
 SMALL_BYTES = 16 << 10
@@ -39,13 +41,19 @@ STEP_BYTES = 1 << 20
 """The most that is moved one way before the other way gets its turn."""
 
 
-BLOCK_BYTES = 128 << 10
+class Terms(NamedTuple):
+    """What a prefix says of connections: of how many its sender knows, how many it would have, and
+    in which ``shares`` the payload is dealt to the first of them (a byte each; none: all of it is
+    on the first).
+    """
 
-STRIPED_BYTES = 2 * BLOCK_BYTES
-"""Payloads from here on are dealt, where there are several connections."""
+    have: int = 1
+    wants: int = 1
+    shares: bytes = b""
 
-_Step = Callable[[socket.socket, memoryview], int]
-"""Moves some of the bytes; returns how many, or raises BlockingIOError."""
+
+ALONE = Terms()
+"""A link's with one connection that needs no more."""
 
 
 def parse_prefix(prefix: bytes | bytearray | memoryview) -> tuple[CallHeader, int]:
@@ -63,16 +71,13 @@ class WrongFrame(Exception):
 
 
 class Outgoing:
-    """A frame on its way into a socket: ``done`` when it has all of it.
-
-    ``have`` is how many connections the sender knows of, ``over`` how many this payload takes.
-    """
+    """A frame on its way into a socket: ``done`` when it has all of it."""
 
     __slots__ = ("_head", "_rest", "begun", "done")
 
-    def __init__(self, call: Call, data: memoryview, have: int = 1, over: int = 1) -> None:
+    def __init__(self, call: Call, data: memoryview, terms: Terms = ALONE) -> None:
         size = data.nbytes
-        prefix = call.packed + _LENGTH.pack(size, have, over)
+        prefix = call.packed + _LENGTH.pack(size, *terms)
         if size <= SMALL_BYTES:
             self._head = b""
             self._rest: bytes | memoryview = prefix + data
@@ -114,9 +119,9 @@ class PassedOn(Outgoing):
 
     __slots__ = ("_at", "_data", "there")
 
-    def __init__(self, call: Call, data: memoryview, have: int = 1, over: int = 1) -> None:
-        super().__init__(call, data, have, over)
-        self._head = call.packed + _LENGTH.pack(data.nbytes, have, over)
+    def __init__(self, call: Call, data: memoryview, terms: Terms = ALONE) -> None:
+        super().__init__(call, data, terms)
+        self._head = call.packed + _LENGTH.pack(data.nbytes, *terms)
         self._data = data
         self._at = 0
         self.there = 0
@@ -142,58 +147,16 @@ class PassedOn(Outgoing):
         self.done = not self._head and self._at == len(self._data)
 
 
-class Deal:
-    """``data`` on its way over ``sockets``: block i belongs to socket i mod n. The first ``there``
-    bytes may be moved by now.
-    """
-
-    __slots__ = ("_at", "_data", "_sockets", "there")
-
-    def __init__(self, data: memoryview, sockets: Sequence[socket.socket]) -> None:
-        self._data = data
-        self.there = len(data)
-        self._sockets = sockets
-        self._at = [i * BLOCK_BYTES for i in range(len(sockets))]
-
-    def move(self, step: _Step) -> int:
-        """Move some bytes on each socket that can; return how many in all."""
-        size, stride, total = len(self._data), (len(self._sockets) - 1) * BLOCK_BYTES, 0
-        there = self.there
-        for i, sock in enumerate(self._sockets):
-            begin = self._at[i]
-            if begin >= there:
-                continue
-            end = min(size, begin - begin % BLOCK_BYTES + BLOCK_BYTES)
-            try:
-                count = step(sock, self._data[begin : min(end, there)])
-            except BlockingIOError:
-                continue
-            total += count
-            self._at[i] = begin + count + (stride if begin + count == end else 0)
-        return total
-
-    @property
-    def contiguous(self) -> int:
-        """How many bytes from the first on have been moved."""
-        return min(*self._at, len(self._data))
-
-    @property
-    def left(self) -> list[socket.socket]:
-        """The sockets that have bytes still to move, of those that may be moved by now."""
-        there = self.there
-        return [s for s, at in zip(self._sockets, self._at, strict=True) if at < there]
-
-
 class DealtOutgoing(PassedOn):
-    """A ``PassedOn`` whose payload, a large one, is dealt to ``over``, several connections."""
+    """A ``PassedOn`` whose payload, a large one, is dealt to several connections."""
 
     __slots__ = ("_deal",)
 
     def __init__(
-        self, call: Call, data: memoryview, have: int, over: Sequence[socket.socket]
+        self, call: Call, data: memoryview, terms: Terms, connections: Sequence[socket.socket]
     ) -> None:
-        super().__init__(call, data, have, len(over))
-        self._deal = Deal(data, over)
+        super().__init__(call, data, terms)
+        self._deal = Deal(data, connections, terms.shares)
 
     @property
     def waits(self) -> bool:
@@ -205,7 +168,7 @@ class DealtOutgoing(PassedOn):
         if self._head:
             self._head = self._head[sock.send(self._head, NOW) :]
             self.begun = True
-        elif not self._deal.move(_send):
+        elif not self._deal.move(_send, STEP_BYTES):
             raise BlockingIOError
         self.done = self._deal.contiguous == len(self._data)
 
@@ -228,8 +191,8 @@ class Incoming:
     """The frame that ``call`` waits for, on its way from a socket ``into`` memory.
 
     ``staging`` is ``STAGING_BYTES`` of memory. ``received`` counts the payload's bytes in
-    ``into``: all at once for a small frame, rising for a large one. ``connections(have, over)`` is
-    told what the prefix says, and returns the sockets to which the payload is dealt.
+    ``into``: all at once for a small frame, rising for a large one. ``connections`` is told what
+    the prefix says, and returns the sockets to which the payload is dealt.
     """
 
     __slots__ = (
@@ -251,12 +214,12 @@ class Incoming:
         call: Call,
         into: memoryview,
         staging: memoryview,
-        connections: Callable[[int, int], Sequence[socket.socket]],
+        connections: Callable[[Terms], Sequence[socket.socket]],
     ) -> None:
         size = into.nbytes
         self.call = call
         self.into = into
-        self._expected = call.packed + _LENGTH.pack(size, 1, 1)
+        self._expected = call.packed + _LENGTH.pack(size, *ALONE)
         self._connections = connections
         self._deal: Deal | None = None
         self._staging = staging
@@ -288,7 +251,7 @@ class Incoming:
         never waited for.
         """
         if self._deal is not None:
-            if not self._deal.move(_receive):
+            if not self._deal.move(_receive, limit or STEP_BYTES):
                 raise BlockingIOError
             self.received = self._deal.contiguous
             self.done = self.received == len(self.into)
@@ -324,7 +287,9 @@ class Incoming:
         """
         if bytes(self._staging[:_CHECKED_BYTES]) != self._expected[:_CHECKED_BYTES]:
             raise WrongFrame(*parse_prefix(self._staging))
-        over = self._connections(self._staging[_HAVE], self._staging[_OVER])
+        _, have, wants, shares = _LENGTH.unpack_from(self._staging, HEADER_BYTES)
+        terms = Terms(have, wants, shares.rstrip(b"\0"))
+        over = self._connections(terms)
         if len(over) > 1:
-            self._deal = Deal(self.into, over)
+            self._deal = Deal(self.into, over, terms.shares)
         return self._deal is not None

@@ -9,12 +9,13 @@ also tells it when the peer has hung up without reading.
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from transport.call import Call
 from transport.condition import has, let_go
@@ -25,22 +26,25 @@ from transport.errors import (
 )
 from transport.link import UNKNOWN, Link, OnPiece, Outbox, Pace, PacedLink, wrong_frame
 from transport.net.reach import is_out_of_reach
+from transport.tcp.deal import MOST_CONNECTIONS, STRIPED_BYTES
 from transport.tcp.frame import (
     ALL,
+    ALONE,
     NOW,
     SMALL_BYTES,
     STAGING_BYTES,
     STEP_BYTES,
-    STRIPED_BYTES,
     DealtOutgoing,
     Incoming,
     Outgoing,
     PassedOn,
+    Terms,
     WrongFrame,
 )
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import Advice, Rests, make_room, pace_of
+from transport.tcp.pace import Advice, make_room, pace_of
 from transport.tcp.waiting import poll
+from transport.tcp.width import Width
 from transport.waiting import LookOut
 
 _SLICE_SECONDS = 1
@@ -59,8 +63,9 @@ class TcpLink(PacedLink):
 
     ``name`` is what messages call the peer. Several threads may call ``send``; they take turns.
     ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
-    because it waits for this rank to take something. ``on_widen`` is asked for more connections.
-    ``advice`` tells the user what would make it faster.
+    because it waits for this rank to take something. ``on_widen`` is asked for so many connections
+    if it is for this end to make them. ``advice`` tells the user what would make it faster.
+    ``links`` are those of its communicator.
     """
 
     # No kernel has less room for a connection than twice that, at both ends together.
@@ -74,6 +79,7 @@ class TcpLink(PacedLink):
         on_stall: Callable[[], None] | None = None,
         on_widen: Callable[[TcpLink, int], None] | None = None,
         advice: Advice | None = None,
+        links: Sized = (),
     ) -> None:
         self.peer = peer
         self.name = name
@@ -91,12 +97,12 @@ class TcpLink(PacedLink):
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
         self._look_out = LookOut(pauses=True, main_only=True)
-        self._rests = Rests(advice or Advice())
+        self._width = Width(name, advice or Advice(), links)
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
-        self._on_this_machine = _on_this_machine(sock)
+        self._on_this_machine: bool = _on_this_machine(sock)
         if self._on_this_machine:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
         else:
@@ -159,13 +165,7 @@ class TcpLink(PacedLink):
         """See ``PacedLink``. On one machine nothing is far enough to matter."""
         if self._on_this_machine:
             return UNKNOWN
-        pace = pace_of((self.first, *self._more))
-        self._rests.note(self.first, self.name, pace)
-        return pace
-
-    def widen(self, connections: int) -> None:
-        if self._on_widen is not None:
-            self._on_widen(self, connections)
+        return pace_of((self.first, *self._more))
 
     @property
     def connections(self) -> int:
@@ -239,30 +239,52 @@ class TcpLink(PacedLink):
 
     def departure(self, call: Call, data: memoryview) -> Outgoing:
         """Return a frame that is to be pushed here."""
-        if not self._more:
-            return Outgoing(call, data)
-        if not self._usable or data.nbytes < STRIPED_BYTES:
-            return Outgoing(call, data, 1 + len(self._more))
-        outgoing = self._passage(call, data)
+        terms = self._terms(data.nbytes)
+        if not terms.shares:
+            return Outgoing(call, data, terms)
+        outgoing = DealtOutgoing(call, data, terms, self._dealt_to(terms))
         outgoing.there = data.nbytes
         return outgoing
 
     def _passage(self, call: Call, data: memoryview) -> PassedOn:
         """Return a frame that is to be pushed here while its payload comes."""
-        have = 1 + len(self._more)
-        if not self._usable or data.nbytes < STRIPED_BYTES:
-            return PassedOn(call, data, have)
-        return DealtOutgoing(call, data, have, (self.first, *self._more[: self._usable]))
+        terms = self._terms(data.nbytes)
+        if not terms.shares:
+            return PassedOn(call, data, terms)
+        return DealtOutgoing(call, data, terms, self._dealt_to(terms))
+
+    def _terms(self, nbytes: int) -> Terms:
+        """Return what the prefix of a frame with so many bytes says of the connections."""
+        if self._on_this_machine and not self._more:
+            return ALONE
+        shares = b""
+        if nbytes >= STRIPED_BYTES:
+            shares = self._width.shares((self.first, *self._more[: self._usable]), nbytes)
+            self._ask_for(self._width.wanted)
+        return Terms(1 + len(self._more), self._width.wanted, shares)
 
     def arrival(self, call: Call, into: memoryview) -> Incoming:
         """Return a frame that is to be pulled from here."""
         return Incoming(call, into, self.staging, self._connections)
 
-    def _connections(self, have: int, over: int) -> tuple[socket.socket, ...]:
-        """Be told how many connections the peer knows of; return the first ``over``."""
-        if have > 1:
-            self._usable = max(self._usable, min(have - 1, len(self._more)))
-        return (self.first, *self._more[: over - 1]) if over > 1 else ()
+    def _connections(self, terms: Terms) -> tuple[socket.socket, ...]:
+        """Be told what the peer knows and wants; return the connections that have shares."""
+        if terms.have > 1:
+            self._usable = max(self._usable, min(terms.have - 1, len(self._more)))
+        self._ask_for(min(terms.wants, MOST_CONNECTIONS))
+        if len(terms.shares) > self.connections:
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED,
+                f"it deals a payload to {len(terms.shares)} connections of {self.connections}",
+            )
+        return self._dealt_to(terms) if terms.shares else ()
+
+    def _dealt_to(self, terms: Terms) -> tuple[socket.socket, ...]:
+        return (self.first, *self._more[: len(terms.shares) - 1])
+
+    def _ask_for(self, connections: int) -> None:
+        if connections > self.connections and self._on_widen is not None:
+            self._on_widen(self, connections)
 
     def enter(self, call: Call) -> None:
         """Take the link for ``call``, waiting for other threads. Raises when it has ended.
@@ -378,6 +400,7 @@ class TcpLink(PacedLink):
         try:
             outgoing.push(self.first)
         except BlockingIOError:
+            self._width.note_full(self.first, self.connections)
             return False
         except OSError as error:
             raise self.lost(error) from error

@@ -9,17 +9,20 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from transport.link import UNKNOWN, Pace
 from transport.net.round_trip import INFO_BYTES, round_trip_in, round_trip_of
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
-# Of Linux's struct tcp_info: microseconds, but for the bytes that the peer has confirmed, and for
-# the milliseconds since something was sent. Behind the timeout's, which is in microseconds.
-_TIMEOUT_AND_REST = struct.Struct("@8xI32xI")
-_CONFIRMED = struct.Struct("@120xQ")
-_BUSY_AND_LIMITED = struct.Struct("@168xQQQ")
+# Of Linux's struct tcp_info: bytes and microseconds, but for the milliseconds since something was
+# sent.
+_CONFIRMED_AND_BUSY = struct.Struct("@120xQ40xQ")
+# The timeout; the largest segment, and how many of them are not yet confirmed; since when nothing
+# was sent; the window, in segments, from which on it grows slowly, and the one now; how many bytes
+# were confirmed, and at which rate the last ones.
+_WINDOW = struct.Struct("@8xI4xI4xI16xI28xII36xQ32xQ")
 
 # Less than so many microseconds with something to send tell nothing.
 _TELLING = 50_000
@@ -27,10 +30,11 @@ _TELLING = 50_000
 # Bytes a second that a fast network card moves, twice: half of them are confirmed only later.
 _FAST = 1e9
 
-# From this round trip on (seconds) a slow beginning matters; a link is told of when several calls
-# have had one.
-_SLOW_FROM = 0.005
-_TELLING_RESTS = 3
+# A window that has shrunk is still this many segments.
+_LEAST_SEGMENTS = 10
+
+# Parts of the kernel's memory that payloads get, at the least.
+_USABLE_HERE, _USABLE_THERE = 0.75, 0.45
 
 # No connection asks for more memory.
 _MOST = 16 << 20
@@ -42,14 +46,61 @@ def pace_of(sockets: Sequence[socket.socket]) -> Pace:
     """
     found = [_read(sock) for sock in sockets]
     round_trips = [each.round_trip for each in found if each.round_trip]
-    # The last connection tells whether those before it were enough.
-    return Pace(
-        min(round_trips, default=0.0),
-        sum(each.rate for each in found),
-        len(sockets),
-        found[-1].held_back,
-        found[-1].room,
-    )
+    return Pace(min(round_trips, default=0.0), sum(each.rate for each in found))
+
+
+class Window(NamedTuple):
+    """How many bytes a connection's control of congestion allows it to have ``under_way``, and for
+    how many there is ``room`` in the kernel's memory, here and at a peer with the same settings;
+    the ``rate`` at which the last ones were confirmed (bytes a second), its least round trip
+    (seconds), and whether it was allowed twice as much before it was at rest. However long that
+    was, it is allowed ``least`` bytes.
+    """
+
+    allowed: int
+    least: int
+    room: int
+    under_way: int
+    rate: float
+    round_trip: float
+    shrunk: bool
+
+
+def window_of(sock: socket.socket, begins_anew: bool) -> Window | None:
+    """Return the window of a connection now; None where the kernel does not tell.
+
+    ``begins_anew`` says whether the window is halved for each timeout in which nothing is sent.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+        asked_for = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    except OSError:  # gone: the next call finds out
+        return None
+    if len(info) < _WINDOW.size:
+        return None
+    by_itself, arriving = _limits()
+    room = int(_USABLE_HERE * max(by_itself, asked_for))
+    if arriving:
+        room = min(room, int(_USABLE_THERE * arriving))
+    timeout, segment, under_way, rest, losing, segments, confirmed, rate = _WINDOW.unpack_from(info)
+    timeouts = min(1000 * rest // timeout, 32) if begins_anew and timeout and not under_way else 0
+    segments = max(segments >> timeouts, min(segments, _LEAST_SEGMENTS))
+    allowed = segments * segment
+    # It had more: a window that only grows is what was confirmed, and where the network is what
+    # kept it small, that is known as well.
+    shrunk = begins_anew and 4 * allowed <= confirmed and 2 * allowed <= min(losing * segment, room)
+    round_trip = round_trip_in(info)
+    least = _LEAST_SEGMENTS * segment
+    return Window(allowed, least, room, under_way * segment, rate, round_trip, shrunk)
+
+
+def begins_anew(sock: socket.socket) -> bool:
+    """Return whether a connection that was at rest sends slowly at first."""
+    with contextlib.suppress(OSError):
+        control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        if not control.startswith(b"bbr"):
+            return _setting("tcp_slow_start_after_idle")[:1] == ["1"]
+    return False
 
 
 def make_room(sock: socket.socket) -> None:
@@ -66,19 +117,12 @@ def make_room(sock: socket.socket) -> None:
 def _read(sock: socket.socket) -> Pace:
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-        asked_for = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     except OSError:  # gone: the next call finds out
         return UNKNOWN
-    by_itself, receive_room = _limits()
-    send_room = max(by_itself, asked_for)
-    rate, held_back = 0.0, 0.0
-    if len(info) >= _BUSY_AND_LIMITED.size:
-        (confirmed,) = _CONFIRMED.unpack_from(info)
-        busy, by_receiver, by_buffer = _BUSY_AND_LIMITED.unpack_from(info)
-        if busy >= _TELLING:
-            rate = 1e6 * confirmed / busy
-            held_back = (by_receiver + by_buffer) / busy
-    return Pace(round_trip_in(info), rate, 1, held_back, min(send_room, receive_room))
+    confirmed, busy = 0, 0
+    if len(info) >= _CONFIRMED_AND_BUSY.size:
+        confirmed, busy = _CONFIRMED_AND_BUSY.unpack_from(info)
+    return Pace(round_trip_in(info), 1e6 * confirmed / busy if busy >= _TELLING else 0.0)
 
 
 class Advice:
@@ -87,27 +131,26 @@ class Advice:
     def __init__(self) -> None:
         self._said: set[object] = set()
 
-    def narrow_windows(self, name: str, pace: Pace) -> None:
-        """Log, once for each number of connections, which settings of the kernel would save them.
-
-        ``name`` is the link's, ``pace`` what it is like.
+    def narrow_windows(self, name: str, connections: int, round_trip: float) -> None:
+        """Log, once for each number of ``connections``, which settings of the kernel would save
+        them. ``name`` is the link's; ``round_trip`` is in seconds.
         """
         limits = _limits()
         limits = max(limits[0], _on_request()), limits[1]
         self._say_once(
-            pace.connections,
-            f"{pace.connections} connections to {name} and its like, with a round trip of"
-            f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]}"
+            connections,
+            f"{connections} connections to {name} and its like, with a round trip of"
+            f" {1e3 * round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]}"
             " bytes hold one back. On all hosts, sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem"
-            f" with a maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one",
+            f" with a maximum of {connections * max(min(limits), 1 << 20)} would do with one",
         )
 
-    def slow_starts(self, name: str, pace: Pace) -> None:
+    def slow_starts(self, name: str, round_trip: float) -> None:
         """Log, once, which setting of the kernel lets links that pause go on as before."""
         self._say_once(
             "slow starts",
             f"connections such as the one to {name}, with a round trip of"
-            f" {1e3 * pace.round_trip:.1f} ms, send nothing for longer than their timeout"
+            f" {1e3 * round_trip:.1f} ms, send nothing for longer than their timeout"
             " between calls, and begin slowly after each such pause. On all hosts, sysctl"
             " net.ipv4.tcp_slow_start_after_idle=0 has them go on as before",
         )
@@ -116,38 +159,6 @@ class Advice:
         if about not in self._said:
             self._said.add(about)
             _LOGGER.warning(text)
-
-
-class Rests:
-    """How often a link has sent nothing for so long that its control of congestion begins anew."""
-
-    def __init__(self, advice: Advice) -> None:
-        self._advice = advice
-        self._count = 0
-
-    def note(self, sock: socket.socket, name: str, pace: Pace) -> None:
-        """Look whether the link ``name`` of this ``pace`` is at rest, before a call sends on it.
-        If it is so often, the user is told what would mend that.
-        """
-        if pace.round_trip < _SLOW_FROM or self._count == _TELLING_RESTS:
-            return
-        with contextlib.suppress(OSError):  # gone: the next call finds out
-            self._count += _is_at_rest(sock)
-            if self._count == _TELLING_RESTS and _begins_anew(sock):
-                self._advice.slow_starts(name, pace)
-
-
-def _is_at_rest(sock: socket.socket) -> bool:
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-    if len(info) < _TIMEOUT_AND_REST.size:
-        return False
-    timeout, rest = _TIMEOUT_AND_REST.unpack_from(info)
-    return 1000 * rest > timeout
-
-
-def _begins_anew(sock: socket.socket) -> bool:
-    control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return not control.startswith(b"bbr") and _setting("tcp_slow_start_after_idle")[:1] == ["1"]
 
 
 @functools.cache

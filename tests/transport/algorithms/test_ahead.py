@@ -14,7 +14,7 @@ import pytest
 from far_links import NEAR, FarInprocCommunicator, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.exchanges.ahead import LIMIT, is_held_back, wanted
+from transport.algorithms.exchanges.ahead import LIMIT, wanted
 from transport.call import Kind
 from transport.choosing.choice import Thresholds
 from transport.inproc import InprocCommunicator
@@ -294,21 +294,3 @@ def test_no_memory_is_kept_for_what_is_ahead() -> None:
     ahead = run_group(transport(everywhere(10**6)), 2, body, TABLE)
     lockstep = run_group(Transport("inproc", InprocCommunicator), 2, body, TABLE)
     assert max(ahead) <= max(lockstep) + 4096  # the figures that are agreed upon
-
-
-@pytest.mark.parametrize(
-    ("round_trip", "rate", "held_back", "more"),
-    [
-        (0.05, 5e7, 0.9, True),
-        (0.05, 5e7, 0.1, False),  # the wire is what it waits for
-        (0.01, 3e7, 0.9, False),  # a slow reader, or a shared wire: a window has room for more
-        (0.00003, 2e9, 0.9, False),
-    ],
-)
-def test_more_connections_are_made_where_a_window_holds_a_link_back(
-    round_trip: float, rate: float, held_back: float, more: bool
-) -> None:
-    pace = Pace(round_trip, rate, 1, held_back, 4 << 20)
-    assert is_held_back(pace, 1) is more
-    assert is_held_back(pace._replace(rate=2 * rate, connections=2), 2) is more
-    assert not is_held_back(pace, 2)  # those that were asked for are not there yet

@@ -19,10 +19,10 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport.tcp.deal import STRIPED_BYTES
 from transport.tcp.frame import (
     PREFIX_BYTES,
     SMALL_BYTES,
-    STRIPED_BYTES,
     Outgoing,
     PassedOn,
 )

@@ -3,8 +3,7 @@
 On a link with delay, as many bytes must be under way as the wire takes in a round trip, or it is
 idle in between. Each member knows what its own links are like; since frames have no names, all must
 send in the same order, and so they agree on the largest figure that any of them has. That is done
-at the first large collective, and again now and then, as links become better known. Where the
-kernel's windows turn out to be what holds a link back, it is given more connections.
+at the first large collective, and again now and then, as links become better known.
 """
 
 from __future__ import annotations
@@ -29,13 +28,6 @@ _MARGIN = 2.0
 # costs, even if little fits into the wire; between namespaces that share caches it costs a fifth.
 _WORTH_IT = 1e-4
 _LONGEST_PAUSE = 64
-_MOST_CONNECTIONS = 16
-# A link that waits for room in the kernel's memory for a share of the time gets twice as many
-# connections, but only where it moves some part of that memory in a round trip. Where it moves
-# less, there is room that it doesn't use: who is waited for is a slow reader, or all share a slower
-# wire, and more connections would only cost more.
-_HELD_BACK = 0.25
-_USED = 0.25
 
 
 def wanted(pace: Pace, segment: int) -> int:
@@ -44,13 +36,6 @@ def wanted(pace: Pace, segment: int) -> int:
     """
     found = min(int(_MARGIN * pace.round_trip * max(pace.rate, _LEAST_RATE)), LIMIT)
     return max(found, segment) if pace.round_trip >= _WORTH_IT else found
-
-
-def is_held_back(pace: Pace, connections: int) -> bool:
-    """Return whether a link of this pace needs more than ``connections``, which it has."""
-    if pace.connections < connections or pace.held_back < _HELD_BACK:
-        return False
-    return pace.rate * pace.round_trip >= _USED * pace.room * pace.connections
 
 
 def is_far(link: Link, segment: int) -> bool:
@@ -63,7 +48,6 @@ class Ahead:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self.connections = 1
         self._calls = 0
         self._next = 0
 
@@ -86,17 +70,8 @@ class Ahead:
         if not isinstance(team.link(peers[0], call), PacedLink):
             return  # so it is on all members: they have links of one kind
         links = [team.link(peer, call) for peer in peers]
-        paced = [link for link in links if isinstance(link, PacedLink)]
-        paces = [link.pace() for link in paced]
-        found = np.zeros((team.size, 2), np.int64)
-        found[team.rank] = (
-            max(wanted(pace, team.table.segment) for pace in paces),
-            any(is_held_back(pace, self.connections) for pace in paces),
-        )
+        paces = [link.pace() for link in links if isinstance(link, PacedLink)]
+        found = np.zeros((team.size, 1), np.int64)
+        found[team.rank] = max(wanted(pace, team.table.segment) for pace in paces)
         bruck.all_gather(team, call, list(found))
-        self.nbytes = int(found[:, 0].max())
-        if found[:, 1].any():
-            self.connections = min(2 * self.connections, _MOST_CONNECTIONS)
-        if self.connections > 1:
-            for link in paced:
-                link.widen(self.connections)
+        self.nbytes = int(found.max())
