@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -29,14 +30,16 @@ _Step = Callable[[socket.socket, memoryview], int]
 
 
 def shares_of(rooms: Sequence[int], nbytes: int) -> bytes:
-    """Return the shares in ``nbytes`` of connections that may have so many bytes under way. Each
-    gets about a block at least: without, a young one would never get more.
+    """Return the shares in ``nbytes`` of connections that may have so many bytes under way: none
+    for one whose part is less than half a block, which would take it longer than the others theirs.
     """
-    least = sum(rooms) * BLOCK_BYTES // nbytes
-    most = max(1, *rooms)
-    return bytes(
-        max(1, min(_LARGEST_SHARE, -(-_LARGEST_SHARE * max(room, least) // most))) for room in rooms
-    )
+    shares, total, most = bytearray(len(rooms)), 0, max(rooms)
+    for room, i in sorted(zip(rooms, count(), strict=False), key=itemgetter(0), reverse=True):
+        total += room
+        if 2 * room * nbytes < total * BLOCK_BYTES:
+            break
+        shares[i] = -(-_LARGEST_SHARE * room // most)
+    return bytes(shares)
 
 
 def runs_of(blocks: int, shares: bytes) -> list[list[tuple[int, int]]]:
@@ -45,12 +48,12 @@ def runs_of(blocks: int, shares: bytes) -> list[list[tuple[int, int]]]:
     """
     total, before, turns, whose = sum(shares), 0, list[np.ndarray](), list[np.ndarray]()
     for i, share in enumerate(shares):
-        count = blocks * (before + share) // total - blocks * before // total
+        own = blocks * (before + share) // total - blocks * before // total
         before += share
         # The middle of each of its equal parts of the payload. In whole numbers: they are the same
         # on all machines.
-        turns.append((2 * np.arange(count) + 1) * _ONE // max(1, count))
-        whose.append(np.full(count, i))
+        turns.append((2 * np.arange(own) + 1) * _ONE // max(1, own))
+        whose.append(np.full(own, i))
     owners = np.concatenate(whose)[np.argsort(np.concatenate(turns), kind="stable")]
     edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), blocks]
     runs: list[list[tuple[int, int]]] = [[] for _ in shares]
@@ -93,12 +96,12 @@ class Deal:
             if begin >= there:
                 continue
             try:
-                count = step(sock, self._data[begin : min(self._end[i], there, begin + most)])
+                moved = step(sock, self._data[begin : min(self._end[i], there, begin + most)])
             except BlockingIOError:
                 continue
-            total += count
-            self._at[i] = begin + count
-            if begin + count == self._end[i]:
+            total += moved
+            self._at[i] = begin + moved
+            if begin + moved == self._end[i]:
                 self._go_on(i)
         return total
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence, Sized
 from operator import or_
 
-from transport.tcp.deal import MOST_CONNECTIONS, shares_of
+from transport.tcp.deal import BLOCK_BYTES, MOST_CONNECTIONS, shares_of
 from transport.tcp.pace import Advice, Window, begins_anew, window_of
 
 # From this round trip on (seconds) it matters: what further connections cost is less.
@@ -28,6 +28,8 @@ _USED = 0.7
 # Connections that are allowed less than this part of what another one is are young, unless they
 # have shrunk: it is not known yet what they are good for.
 _GROWN = 0.5
+# Such frames have blocks enough for all connections.
+_LARGE = 4 * MOST_CONNECTIONS * BLOCK_BYTES
 # A flight is almost twice the one before.
 _NOT_QUITE = 1.1
 # Fewer flights are not worth a mend: there is always one, and other frames follow in the second.
@@ -77,6 +79,12 @@ class Width:
         if first is not None and first.shrunk and all(map(or_, grown, shrunk)):
             self._note_start(first, sum(rooms), nbytes, len(rooms))
         self._looks = self._looks and all(grown)
+        if nbytes >= _LARGE:
+            # Without a block now and then, those that are young would never grow.
+            block = sum(rooms) * BLOCK_BYTES // nbytes
+            rooms = [
+                room if old else max(room, block) for room, old in zip(rooms, shrunk, strict=True)
+            ]
         return shares_of(rooms, nbytes)
 
     def _note_start(self, first: Window, allowed: int, nbytes: int, connections: int) -> None:
