@@ -120,6 +120,7 @@ if me == 1:
     def announce(self, how):
         with open("leaving", "w"): pass
         await_file("ran")
+        await_file("sent")
         time.sleep(0.3)
         announced(self, how)
     announced, World.announce_exit = World.announce_exit, announce
@@ -132,6 +133,7 @@ if me == 0:
     await_file("leaving")
     thing = rpc.RRef(Thing())
     calls.append(rpc.rpc_async(1, use, (thing,), timeout=0))
+    with open("sent", "w"): pass
     for call in calls:
         try:
             print("value", call.wait())
