@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from transport.errors import DistBackendError, DistNetworkError
 
-
 T = TypeVar("T")
 
 

@@ -286,7 +286,7 @@ def test_the_folder_of_a_launcher_killed_with_its_guardian_goes_with_the_next(me
     """And those of launchers that run are left alone."""
     sleeping = meshrun.script("import time; open('begun', 'w').close(); time.sleep(60)")
     killed = meshrun.start("-n", "2", sleeping)
-    assert meshrun.wait_for(lambda: (meshrun.folder / "begun").exists())
+    assert meshrun.wait_for((meshrun.folder / "begun").exists)
     for pid in sorted(meshrun.processes(), reverse=True):  # the guardian before the launcher
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             if b"meshlib.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):

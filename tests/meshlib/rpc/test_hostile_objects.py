@@ -146,11 +146,11 @@ def meet(number):
 def test_an_error_that_cannot_be_shown_or_sent_is_answered(kind, to):
     def program():
         for _ in range(3):
-            with pytest.raises(Exception) as caught:  # noqa: PT011 (of many kinds)
+            with pytest.raises(Exception) as caught:
                 rpc.rpc_sync(to, fail, (kind,), timeout=30)
             assert not isinstance(caught.value, rpc.RpcTimeoutError)
             made = rpc.remote(to, fail, (kind,), timeout=30)
-            with pytest.raises(Exception) as caught:  # noqa: PT011
+            with pytest.raises(Exception) as caught:
                 made.to_here(timeout=30)
             assert not isinstance(caught.value, rpc.RpcTimeoutError)
             del made, caught
