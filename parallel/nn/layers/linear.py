@@ -32,9 +32,9 @@ class Linear(Module):
         out_features: the size of the last dimension of the output.
         bias: whether there is one.
         rng: draws the initial values: both weight, (out_features, in_features), and bias,
-            (out_features,), uniformly within 1/sqrt(in_features).
-            None: from NumPy's global random state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike (``fully_shard``,
-            ``parallelize``) need equal generators or seeds.
+            (out_features,), uniformly within 1/sqrt(in_features). None: from NumPy's global random
+            state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike
+            (``fully_shard``, ``parallelize``) need equal generators or seeds.
         dtype: of the parameters, and so of the input.
 
     Raises:
