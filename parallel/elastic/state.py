@@ -57,17 +57,15 @@ class ManagedState:
             if isinstance(value, Joinable) and not hasattr(value, "move_to"):
                 raise ValueError(
                     f"state{path} is a {type(value).__name__}, which keeps a part of its state on"
-                    f" each rank of {value.join_process_group}: a lost rank takes its part along;"
-                    " expected an optimizer that is whole on each replica, or one of parameters"
-                    " that fully_shard splits over another dim than the elastic one"
+                    f" each rank of {value.join_process_group}. A lost rank takes its part along;"
+                    " expected an optimizer that every replica has all of"
                 )
             parts = value.state_dict() if isinstance(value, Module) else value
             for inner, leaf in all_leaves(parts, path):
                 if isinstance(leaf, DArray) and _is_split_over(dim, leaf.sharding):
                     raise ValueError(
-                        f"state{inner} is split over the elastic dim {dim!r}: a lost rank takes its"
-                        f" part along; it lies as {leaf.sharding}; expected every replica to have"
-                        " all of it: split it over another dim"
+                        f"state{inner} is split over the elastic dim {dim!r}, as {leaf.sharding}."
+                        " A lost rank takes its part along; expected it to be split over other dims"
                     )
 
     def move_to(self, mesh: DeviceMesh) -> None:
