@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future
 from meshlib.diagnosis.stacks import frames_of
-from meshlib.job.current import adopted_thread
 from meshlib.rpc.calls import name_of, settle
 from meshlib.rpc.errors import (
     RemoteError,
@@ -66,33 +65,6 @@ class _Here(threading.local):
     """The call that the calling thread serves."""
 
     serving: Serving | None = None
-
-
-class Behalf:
-    """The thread that makes this, for others that make its calls: a worker, and what it serves."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._serving = agent.server.current
-
-    @property
-    def patience(self) -> float:
-        """Seconds that anything of the worker's may take which says nothing else."""
-        return self._agent.world.timeout
-
-    @contextlib.contextmanager
-    def adopted(self, serving: bool = True) -> Generator[None]:
-        """Return the block in which the calling thread belongs to the worker.
-
-        With ``serving`` its calls come from the function of the call that the other one serves.
-        """
-        world = self._agent.world
-        with adopted_thread(world), self._agent.server.serving(self._serving if serving else None):
-            yield
-
-    def waiting(self) -> contextlib.AbstractContextManager[object]:
-        """Return the block in which the calling thread, if it serves a call, lets others run."""
-        return self._agent.threads.slot_given_up()
 
 
 class Server:
