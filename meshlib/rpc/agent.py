@@ -372,11 +372,6 @@ class Agent:
         with suppress(OSError):
             connection.send(Kind.REPLY, frame.call, self.holdings.dump((answer, None), None))
 
-    @property
-    def has_left(self) -> bool:
-        """Whether this worker ends, or the program has left the World that it belongs to."""
-        return self.closed or find_world() is not self.world
-
     # ------------------------------------------------------------------ quiet
 
     def activity(self) -> int | None:
@@ -421,6 +416,11 @@ class Agent:
     def forget_own(self, call: Outgoing) -> bool:
         """Wait no more for a call of this worker to itself; False if it is none."""
         return self._local.pop(call.number, None) is not None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker ends, or the program has left the World that it belongs to."""
+        return self.closed or find_world() is not self.world
 
     def on_end(self, connection: Connection, error: Exception) -> None:
         """A connection is over."""

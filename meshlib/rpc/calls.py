@@ -165,7 +165,7 @@ def name_of(func: object) -> str:
         name = getattr(func, "__qualname__", None)
         return f"{getattr(func, '__module__', '?')}.{name}" if name else repr(func)
 
-    return safely(ask, type(func).__name__)
+    return safely(ask, "") or safely(lambda: type(func).__name__, "a function without a name")
 
 
 class Request(NamedTuple):
