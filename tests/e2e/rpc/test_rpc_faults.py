@@ -105,7 +105,7 @@ print("done", me)
 
 
 def test_what_fails_because_its_worker_ends_is_no_answer(meshrun):
-    """The program of the callee has raised: its functions have no World any more."""
+    """The callee's program leaves the job: its functions have no World any more."""
     script = meshrun.script(
         PROGRAM
         + """
@@ -117,26 +117,24 @@ def rank_of(path):
     finally:
         with open(path, "w"): pass
 if me == 1:
-    def announce(self, how):
+    def close(self, **options):
         with open("leaving", "w"): pass
         await_file("ran")
-        await_file("sent")
         time.sleep(0.3)
-        announced(self, how)
-    announced, World.announce_exit = World.announce_exit, announce
+        closed(self, **options)
+    closed, World.close = World.close, close
     rpc.rpc_sync(0, whoami)
     await_file("called")
-    raise KeyError("the end")
+    dist.destroy_process_group()
+    sys.exit()
 if me == 0:
-    calls = [rpc.rpc_async(1, rank_of, ("ran",), timeout=0)]
+    call = rpc.rpc_async(1, rank_of, ("ran",), timeout=0)
     with open("called", "w"): pass
     await_file("leaving")
     thing = rpc.RRef(Thing())
-    calls.append(rpc.rpc_async(1, use, (thing,), timeout=0))
-    with open("sent", "w"): pass
-    for call in calls:
+    for answer in call.wait, lambda: rpc.rpc_sync(1, use, (thing,), timeout=0):
         try:
-            print("value", call.wait())
+            print("value", answer())
         except rpc.WorkerLostError as error:
             print("lost", error.rank)
         except Exception as error:
