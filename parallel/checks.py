@@ -80,6 +80,17 @@ def check_generator(rng: object) -> None:
     check_instance(rng, np.random.Generator, "rng", "numpy.random.default_rng(0)")
 
 
+def to_generator(rng: np.random.Generator | None) -> np.random.Generator:
+    """Return ``rng``; for None a new generator, seeded from NumPy's global random state.
+
+    Raises TypeError for anything else.
+    """
+    if rng is None:
+        return np.random.default_rng(np.random.randint(0, 2**32, 4, np.uint32))
+    check_generator(rng)
+    return rng
+
+
 def to_floating(dtype: npt.DTypeLike, name: str) -> np.dtype[Any]:
     """Return the dtype that ``dtype`` names.
 

@@ -226,8 +226,10 @@ class Future(Generic[T]):
             after._under_way = True
             try:
                 result = callback(done)
-            except Exception as error:  # noqa: BLE001 (it becomes the outcome)
+            except BaseException as error:
                 after.set_exception(error)
+                if not isinstance(error, Exception):  # an interrupt of this thread as well
+                    raise
             else:
                 after.set_result(result)
 

@@ -22,18 +22,16 @@ from meshlib.jit.functions import (
     send,
 )
 from meshlib.jit.host_calls import (
-    current_trace,
     host_call,
     is_compiling,
     is_tracing,
     untransformed,
 )
-from meshlib.jit.program import HostArray, HostFunction, Owner, Program
+from meshlib.jit.program import HostArray, HostFunction, Program
 
 __all__ = [
     "HostArray",
     "HostFunction",
-    "Owner",
     "Passing",
     "Program",
     "all_gather",
@@ -41,7 +39,6 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
-    "current_trace",
     "gather",
     "host_call",
     "is_compiling",

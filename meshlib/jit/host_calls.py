@@ -7,14 +7,12 @@ from one to the next, in the order of the Python program, through ``jit``, ``sca
 ``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
 
 The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
-are one thread's, and another one's are refused before they begin. What differs from run to run, and
-is no array, reaches calls by their program's owner (``host_call(owner=...)``).
+are one thread's, and another one's are refused before they begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -25,7 +23,7 @@ from jax.extend.core import Primitive
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.device_buffers import on_program_stream
-from meshlib.jit.program import Callback, HostFunction, Owner, Program
+from meshlib.jit.program import Callback, HostFunction, Program
 
 _TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
@@ -76,11 +74,6 @@ def is_compiling() -> bool:
     return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), core.Tracer)
 
 
-def current_trace() -> object:
-    """Return what stands for the innermost of JAX's transformations; equal in the same one."""
-    return core.get_opaque_trace_state()
-
-
 def traces_are_own() -> bool:
     """Whether ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
     return bool(config.xla_metadata_context_manager.value)
@@ -95,7 +88,6 @@ def host_call(
     reads: bool = True,
     on_gpu: bool = False,
     group: ProcessGroup | None = None,
-    owner: Callable[[], Owner] | None = None,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
@@ -118,11 +110,6 @@ def host_call(
             program's later work.
         group: The one whose calls ``function`` makes: from then on the thread that runs the program
             is the only one that may run programs with calls on it, until it has ended.
-        owner: Called in the thread that runs the program, before it does: for whom that is, which
-            ``function`` finds as ``program.owner``, in whatever thread it is called. Runs for
-            different ones come one after the other. A run has then ended when the thread goes on,
-            and what a function raised in it is raised as it is. All calls of a program that say
-            this say the same.
 
     Returns:
         The outputs, of the shapes and dtypes of ``results``.
@@ -143,7 +130,6 @@ def host_call(
         reads=reads,
         on_gpu=on_gpu,
         group=group,
-        owner=owner,
     )
 
 
@@ -152,15 +138,6 @@ def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
     *_: Any, avals: tuple[core.ShapedArray, ...], ordered: bool, **__: Any
 ) -> tuple[tuple[core.ShapedArray, ...], set[effects.Effect]]:
     return avals, {ORDERED if ordered else UNORDERED}
-
-
-def _forget_tokens() -> None:
-    """Wait for all that this thread has under way; then it depends on none that failed."""
-    tokens = dispatch.runtime_tokens
-    for token in [*tokens.current_tokens.values(), *tokens.output_runtime_tokens.values()]:
-        with suppress(Exception):  # what it has failed with is raised where its results are read
-            token.block_until_ready()
-    tokens.clear()
 
 
 def _program_of(module: mlir.ModuleContext) -> Program:
@@ -180,7 +157,6 @@ def _lower(
     reads: bool,
     on_gpu: bool,
     group: ProcessGroup | None,
-    owner: Callable[[], Owner] | None,
 ) -> Any:
     del avals
     tokens = 1 if ordered else 0
@@ -195,9 +171,6 @@ def _lower(
     program = _program_of(module)
     if group is not None:
         program.add_group(group)
-    if owner is not None:
-        program.find_owner = owner
-    if group is not None or owner is not None:
         module.add_keepalive(program)  # for whoever runs it
     module.add_host_callback(Callback(function, program, tokens, len(operands), views, reads))
     index = np.uint64(len(module.host_callbacks) - 1)
@@ -265,17 +238,6 @@ def _enter_and_add_tokens(execute: Any, input_bufs: Any) -> Any:
 
 
 _execute._add_tokens_to_inputs = _enter_and_add_tokens
-_call = _execute.__call__
-
-
-def _call_for_owner(execute: Any, *args: Any) -> Any:
-    for kept in execute.keepalive or ():
-        if isinstance(kept, Program) and kept.find_owner is not None:
-            return kept.run(lambda: _call(execute, *args), _forget_tokens)
-    return _call(execute, *args)
-
-
-_execute.__call__ = _call_for_owner
 
 
 def _same(x: Any, **_: Any) -> Any:

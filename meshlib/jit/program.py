@@ -1,14 +1,13 @@
-"""One compiled program: what its calls of Python share, and for whom it runs."""
+"""One compiled program: what its calls of Python share."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Any
 
-import jax
 import numpy.typing as npt
 
 from meshlib.groups.process_group import ProcessGroup
@@ -28,19 +27,6 @@ None stands for NumPy's own, for which nothing has to be prepared.
 """
 
 
-class Owner(Protocol):
-    """For whom a program runs. Equal ones may run it at once."""
-
-    @property
-    def patience(self) -> float:
-        """Seconds that it waits until the program does not run for another one."""
-        ...
-
-    def waiting(self) -> AbstractContextManager[object]:
-        """Return the block in which the thread waits: for the program, or for its end."""
-        ...
-
-
 class Program:
     """Stands for one compiled program: the same object for all calls in it."""
 
@@ -48,12 +34,6 @@ class Program:
         self._callbacks = callbacks
         self._guards: list[Callable[[BaseException], None]] = []
         self._groups: dict[ProcessGroup, None] = {}
-        self._changed = threading.Condition()
-        self._runs = 0
-        self._errors: list[BaseException] = []
-        self.find_owner: Callable[[], Owner] | None = None
-        self.owner: Any = None
-        """For whom it runs, where its calls ask (see ``host_call``)."""
 
     def add_group(self, group: ProcessGroup) -> None:
         """Note that the program makes calls on ``group``."""
@@ -103,74 +83,6 @@ class Program:
         """Call all guards."""
         for cleanup in list(self._guards):
             cleanup(error)
-        if self.find_owner is not None:
-            self._errors.append(error)
-
-    def run(self, execute: Callable[[], Any], settle: Callable[[], None]) -> Any:
-        """Return ``execute()``, which runs the program, for the owner that the thread finds.
-
-        ``settle()`` waits for the end of a failed one.
-
-        Raises what a call in the program raised, and RuntimeError where the program runs for
-        another one for longer than the owner's patience.
-        """
-        assert self.find_owner is not None
-        owner = self.find_owner()
-        with self._entered(owner):
-            try:
-                result = execute()
-                with owner.waiting():
-                    jax.effects_barrier()
-                return result
-            except jax.errors.JaxRuntimeError as failure:
-                with owner.waiting():
-                    settle()
-                error = self._raised(str(failure))
-                if error is None:
-                    raise
-        try:
-            raise error
-        finally:
-            del error  # which has this frame, and with it the results, in its traceback
-
-    @contextmanager
-    def _entered(self, owner: Owner) -> Generator[None]:
-        def is_free() -> bool:
-            return not self._runs or self.owner == owner
-
-        with self._changed:
-            if not is_free():
-                with owner.waiting():
-                    if not self._changed.wait_for(is_free, owner.patience):
-                        raise RuntimeError(
-                            f"a program with remote calls has run for {self.owner} for"
-                            f" {owner.patience:g} s, and is to run for {owner}; it runs for one at"
-                            " a time"
-                        )
-            if not self._runs:
-                self.owner = owner
-            self._runs += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._runs -= 1
-                if not self._runs:
-                    self.owner = None
-                    self._errors.clear()  # and what their tracebacks hold
-                self._changed.notify_all()
-
-    @property
-    def runs(self) -> int:
-        """How often it runs at this moment, for its owner."""
-        return self._runs
-
-    def _raised(self, text: str) -> BaseException | None:
-        """Return what a call raised, of which XLA says ``text``."""
-        for error in reversed(self._errors):
-            if type(error).__name__ in text and str(error)[:200] in text:
-                return error
-        return None
 
 
 class Callback:

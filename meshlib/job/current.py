@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 from meshlib.collectives.collectives import Collectives
@@ -66,18 +64,6 @@ def adopt_thread(world: World) -> None:
     """Have the calling thread find ``world``, where ranks are threads."""
     if find_world() is not world:
         install(world, thread_only=True)
-
-
-@contextmanager
-def adopted_thread(world: World) -> Generator[None]:
-    """Have the calling thread find ``world``, for a while."""
-    before = _current.thread
-    if find_world() is not world:
-        _current.thread = world
-    try:
-        yield
-    finally:
-        _current.thread = before
 
 
 def resolve_group(group: Group) -> Collectives:

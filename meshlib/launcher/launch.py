@@ -43,13 +43,14 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
             made.callback(server.close)
         # Meanwhile come what this process needs.
         import shutil
-        import tempfile
 
+        from meshlib.launcher.folder import make_folder, remove_abandoned_folders
         from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
         from meshlib.monitor.jobs import FOLDERS
 
         strangers = children(os.getpid())  # of a shell that became this process by exec
-        temporary = Path(tempfile.mkdtemp(prefix=FOLDERS))
+        remove_abandoned_folders(FOLDERS)
+        temporary = make_folder(FOLDERS)
         directory = temporary
         if options.output.log_dir is not None:
             directory = options.output.log_dir / run_id

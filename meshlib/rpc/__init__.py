@@ -9,7 +9,6 @@ from meshlib.rpc.api import (
     RpcBackendOptions,
     Worker,
     add_carrier,
-    behalf,
     cancelled,
     differentiate,
     differentiate_by,
@@ -34,10 +33,8 @@ from meshlib.rpc.errors import (
     WorkerLostError,
 )
 from meshlib.rpc.references.rref import RRef
-from meshlib.rpc.serving import Behalf
 
 __all__ = [
-    "Behalf",
     "Carrier",
     "Differentiating",
     "Future",
@@ -53,7 +50,6 @@ __all__ = [
     "WorkerInfo",
     "WorkerLostError",
     "add_carrier",
-    "behalf",
     "cancelled",
     "collect_all",
     "differentiate",

@@ -15,13 +15,13 @@ from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
-from meshlib.rpc.errors import RpcTimeoutError
+from meshlib.rpc.errors import RpcTimeoutError, answerable, describe, with_cause
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.overdue import PATIENCE, Cycles, Lateness
 from meshlib.rpc.peers import Peers
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
-from meshlib.rpc.serving import CREATES, UNREAD, Server, with_cause
+from meshlib.rpc.serving import CREATES, UNREAD, Server
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Buffer, Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
@@ -183,7 +183,7 @@ class Agent:
             else:
                 self._send_request(call, payload, flags)
         except BaseException as error:
-            call.record.end(f"{type(error).__name__}: {error}")
+            call.record.end(describe(error))
             self.holdings.lose(to, [call])
             raise
         return call
@@ -258,8 +258,9 @@ class Agent:
             self._act_on(connection, frames)
         except (DistError, OSError):
             raise
-        except Exception as error:
-            text = f"{self.who(connection.peer)} sent what cannot be understood: {error!r}"
+        except BaseException as error:
+            said = describe(answerable(error))
+            text = f"{self.who(connection.peer)} sent what cannot be understood: {said}"
             raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
@@ -325,11 +326,11 @@ class Agent:
             # Also where nobody waits any more: references in it are to be released.
             value, more = load(frame.data, buffers)
             if frame.kind == Kind.ERROR:
-                error = with_cause(value, more)
+                error = with_cause(answerable(value), more)
             elif more is not None and call is not None:
                 self.carriers.receive(call.sent or {}, more, call.to)
-        except Exception as problem:  # noqa: BLE001 (what unpickling may raise is the caller's)
-            error = problem
+        except BaseException as problem:  # noqa: BLE001 (what unpickling may raise is the caller's)
+            error = answerable(problem)
         if call is not None:
             call.end(value, error)
 
@@ -415,6 +416,11 @@ class Agent:
     def forget_own(self, call: Outgoing) -> bool:
         """Wait no more for a call of this worker to itself; False if it is none."""
         return self._local.pop(call.number, None) is not None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker ends, or the program has left the World that it belongs to."""
+        return self.closed or find_world() is not self.world
 
     def on_end(self, connection: Connection, error: Exception) -> None:
         """A connection is over."""

@@ -17,7 +17,6 @@ from meshlib.rpc.calls import seconds_of
 from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import WorkerLostError
 from meshlib.rpc.references.rref import RRef, create, polled
-from meshlib.rpc.serving import Behalf
 from transport.checks import to_whole_number
 from transport.communicators.runtime import Membership
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -310,13 +309,6 @@ def pickled_for() -> int | None:
     """
     agent = find_agent()
     return None if agent is None else agent.holdings.pickled_for
-
-
-def behalf() -> Behalf:
-    """Return what has another thread make calls as the calling one would: for calls that come from
-    threads of a library's own. Raises RuntimeError where RPC is not initialised.
-    """
-    return Behalf(current_agent())
 
 
 def differentiate_by(make: Callable[[], Differentiating]) -> None:

@@ -14,6 +14,7 @@ from meshlib.calls.future import Future, after
 from meshlib.calls.lane import Continuations
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
+from meshlib.rpc.errors import describe, safely
 from meshlib.rpc.wire.bell import Bell
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.threads import Threads
@@ -135,7 +136,7 @@ class Outgoing(RpcFuture):
         """Make this the outcome, unless there is one."""
         self.kept = None
         if self.record is not None and not self.record.ended:
-            self.record.end(None if error is None else f"{type(error).__name__}: {error}")
+            self.record.end(None if error is None else describe(error))
         settle(self, value, error)
 
 
@@ -159,8 +160,12 @@ def seconds_of(timeout: Timeout | None) -> float | None:
 
 def name_of(func: object) -> str:
     """Return what messages call a function."""
-    name = getattr(func, "__qualname__", None)
-    return f"{getattr(func, '__module__', '?')}.{name}" if name else repr(func)
+
+    def ask() -> str:
+        name = getattr(func, "__qualname__", None)
+        return f"{getattr(func, '__module__', '?')}.{name}" if name else repr(func)
+
+    return safely(ask, "") or safely(lambda: type(func).__name__, "a function without a name")
 
 
 class Request(NamedTuple):

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from transport.errors import DistBackendError, DistNetworkError
+
+T = TypeVar("T")
 
 
 class RpcTimeoutError(DistBackendError, TimeoutError):
@@ -62,11 +67,55 @@ def without_frames(error: BaseException) -> BaseException:
     the exception is an object's, and one of those a reference to the object, neither ever ends.
     What has no copy is returned itself.
     """
-    try:
-        made = copy.copy(error)
-    except Exception:  # noqa: BLE001 (whatever a class's own copying may raise)
-        return error
+    made = safely(lambda: copy.copy(error), error)
     if type(made) is not type(error):
         return error
-    made.__cause__ = error.__cause__
-    return made
+    return _caused_by(made, error.__cause__)
+
+
+def with_cause(error: BaseException, text: str) -> BaseException:
+    """Return ``error`` with the traceback ``text`` of where it was raised as its cause."""
+    return _caused_by(error, RemoteTraceback(text))
+
+
+def _caused_by(error: BaseException, cause: BaseException | None) -> BaseException:
+    BaseException.__setattr__(error, "__cause__", cause)  # its class may have a method of its own
+    return error
+
+
+def safely(ask: Callable[[], T], otherwise: T) -> T:
+    """Return ``ask()``, or ``otherwise`` where that raises anything.
+
+    For threads that serve others, where they run code of a user's class (``__str__``,
+    ``__reduce__``): no exception of it may end the thread. Raises KeyboardInterrupt in the main
+    thread, where a signal causes it.
+    """
+    try:
+        return ask()
+    except BaseException as error:  # noqa: BLE001 (SystemExit would end the thread as well)
+        _raise_interrupt(error)
+        return otherwise
+
+
+def answerable(error: BaseException) -> Exception:
+    """Return ``error``, or the ``RemoteError`` for one that must not end another process.
+
+    Raises KeyboardInterrupt as ``safely`` does.
+    """
+    if isinstance(error, Exception):
+        return error
+    _raise_interrupt(error)
+    shown = safely(lambda: repr(error), describe(error))
+    return RemoteError(f"it ended with {shown}")
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and text of ``error``, whatever its own methods do."""
+    name = safely(lambda: type(error).__name__, "an exception without a name")
+    return f"{name}: {safely(lambda: str(error), '(its __str__ failed)')}"
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and isinstance(error, KeyboardInterrupt):
+        raise error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib.diagnosis.recorder import FlightRecorder, Record
 from meshlib.rpc.calls import name_of
+from meshlib.rpc.errors import safely
 from transport.call import NO_ROOT, Kind, pack_header
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _fill(record: Record, call: Serving) -> None:
         record.started, record.thread = call.begun, call.thread
     if func is not None:
         record.label = name_of(func)
-    code = getattr(func, "__code__", None)
+    code = safely(lambda: getattr(func, "__code__", None), None)
     record.instruction = 0 if isinstance(code, CodeType) else _NOWHERE
     if isinstance(code, CodeType):
         record.code = code

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future
 from meshlib.diagnosis.stacks import frames_of
-from meshlib.job.current import adopted_thread
 from meshlib.rpc.calls import name_of, settle
-from meshlib.rpc.errors import RemoteError, RemoteTraceback, without_frames
+from meshlib.rpc.errors import (
+    RemoteError,
+    answerable,
+    describe,
+    safely,
+    with_cause,
+    without_frames,
+)
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.recording import Key
 from meshlib.rpc.references.ownership import Owned
@@ -59,33 +65,6 @@ class _Here(threading.local):
     """The call that the calling thread serves."""
 
     serving: Serving | None = None
-
-
-class Behalf:
-    """The thread that makes this, for others that make its calls: a worker, and what it serves."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._serving = agent.server.current
-
-    @property
-    def patience(self) -> float:
-        """Seconds that anything of the worker's may take which says nothing else."""
-        return self._agent.world.timeout
-
-    @contextlib.contextmanager
-    def adopted(self, serving: bool = True) -> Generator[None]:
-        """Return the block in which the calling thread belongs to the worker.
-
-        With ``serving`` its calls come from the function of the call that the other one serves.
-        """
-        world = self._agent.world
-        with adopted_thread(world), self._agent.server.serving(self._serving if serving else None):
-            yield
-
-    def waiting(self) -> contextlib.AbstractContextManager[object]:
-        """Return the block in which the calling thread, if it serves a call, lets others run."""
-        return self._agent.threads.slot_given_up()
 
 
 class Server:
@@ -239,21 +218,25 @@ class Server:
 
     def _fail(self, serving: Serving, error: BaseException) -> None:
         name = name_of(serving.func) if serving.func is not None else "a call"
-        text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n"
-        text += "".join(traceback.format_exception(error))
+        lines = safely(lambda: "".join(traceback.format_exception(error)), describe(error))
+        text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n{lines}"
+        error = answerable(error)
         if serving.kept is not None:
             settle(serving.kept.value, None, with_cause(without_frames(error), text))
-        error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
-        try:
-            # References in it are passed to this worker itself by the trial, and counted as such.
-            trial = self._agent.holdings.dump((error, text), self._agent.rank)
-            load(trial.data, trial.buffers)
-            payload = self._agent.holdings.dump((error, text), serving.key[0])
-        except Exception:  # noqa: BLE001 (whatever a class's own pickling may raise)
-            stand_in = RemoteError(f"{type(error).__qualname__}: {error}")
+        payload = safely(lambda: self._packed(error, text, serving.key[0]), None)
+        if payload is None:
+            stand_in = RemoteError(describe(error))
             payload = self._agent.holdings.dump((stand_in, text), serving.key[0])
         flags = UNREAD if serving.func is None else 0
-        self._send(serving, Kind.ERROR, payload, f"{type(error).__name__}: {error}", flags)
+        self._send(serving, Kind.ERROR, payload, describe(error), flags)
+
+    def _packed(self, error: Exception, text: str, to: int) -> Payload | None:
+        """Return the payload of ``error`` for a worker; None: another worker cannot unpickle it."""
+        dump = self._agent.holdings.dump
+        # References in it are passed to this worker itself by the trial, and counted as such.
+        trial = dump((error, text), self._agent.rank)
+        came, _ = load(trial.data, trial.buffers)
+        return dump((error, text), to) if isinstance(came, Exception) else None
 
     def _send(
         self, serving: Serving, kind: int, payload: Payload, error: str | None, flags: int = 0
@@ -262,6 +245,8 @@ class Server:
         self._agent.recorder.served(serving, error or serving.cancelled)
         serving.kept = None
         number, connection = serving.key[1], serving.connection
+        if kind == Kind.ERROR and self._agent.has_left:
+            return  # the function failed because this worker ends: its caller hears of that
         if connection is None:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(Frame(kind, flags, number, payload.data, ()), buffers)
@@ -276,18 +261,14 @@ class Later(NamedTuple):
     future: Future[Any]
 
 
-def with_cause(error: BaseException, text: str) -> BaseException:
-    """Return ``error`` with the traceback ``text`` of where it was raised as its cause."""
-    error.__cause__ = RemoteTraceback(text)
-    return error
-
-
 def _stack_below(thread: int) -> str:
     """Return where the function that a thread runs for a call is, as lines to print."""
     frames = frames_of(thread)
     ours = [i for i, (frame, _) in enumerate(frames) if frame.f_code is _RUN]
-    entries = traceback.StackSummary.extract(iter(frames[ours[-1] + 1 :] if ours else []))
-    text = "".join(entries.format()).rstrip()
+    below = frames[ours[-1] + 1 :] if ours else []
+    # The lines of a module come from its loader, which may be the user's.
+    text = safely(lambda: "".join(traceback.StackSummary.extract(iter(below)).format()), "")
+    text = text.rstrip()
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
 
 

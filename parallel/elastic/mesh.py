@@ -180,11 +180,15 @@ class ElasticMesh:
                 checkpoint into ``state``, and this object's part by ``load_state_dict``.
 
         Raises:
+            ValueError: For a ``state`` of which a lost rank takes a part along: a
+                ``ZeroRedundancyOptimizer``, arrays that are split over the elastic dim.
             DistError: When the job cannot go on: fewer than ``min_size`` replicas came, this rank
                 is cut off from the store, nobody has the state, or the same happens again and again
                 though nobody is lost.
         """
-        self._state, self._batches, self._restore = ManagedState(state), batches, restore
+        managed = ManagedState(state)
+        managed.check(self.dim)
+        self._state, self._batches, self._restore = managed, batches, restore
         try:
             if self._fresh:
                 self._await_place()
@@ -211,27 +215,29 @@ class ElasticMesh:
         """Vote for ``step``, whose block ended with ``error``; say whether that is dealt with."""
         if error is None:
             try:
-                self._vote(step)
+                quiet = self._vote(step)
             except DistError as broken:
                 if isinstance(broken, CollectiveMismatchError):
                     raise
                 self._recover(broken, step)
+            else:
+                self._commit(step)
+                self._change_due = not quiet
             return True
         if not self._is_of_others(error):
             return False
         self._recover(error, step)
         return True
 
-    def _vote(self, step: Step) -> None:
-        """One small message: all have come to the end of the step, and whether nobody waits."""
+    def _vote(self, step: Step) -> bool:
+        """One small message: all have come to the end of the step; return whether nobody waits."""
         assert self._votes is not None
         waiting = self._world.membership.waiting
         quiet = self.size >= self._full or len(waiting) < self._width
         step.voted = self._batch() or 1
         ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
         self._votes.all_reduce(ballot, ReduceOp.MIN, timeout=self._timeout)
-        self._commit(step)
-        self._change_due = not ballot[0]
+        return bool(ballot[0])
 
     def _commit(self, step: Step) -> None:
         self.committed += 1

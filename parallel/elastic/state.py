@@ -14,7 +14,8 @@ from meshlib import DeviceMesh
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import namespace
 from parallel.checks import check_instance
-from parallel.nested import map_leaves
+from parallel.join.joinable import Joinable
+from parallel.nested import all_leaves, map_leaves
 from parallel.nn.module import Module
 
 
@@ -45,6 +46,27 @@ class ManagedState:
     def __init__(self, state: MutableMapping[str, Any]) -> None:
         check_instance(state, MutableMapping, "state", "{'model': model, 'optimizer': optimizer}")
         self._state = state
+
+    def check(self, dim: str) -> None:
+        """Raise ValueError for a state that goes with a replica, a coordinate of ``dim``.
+
+        No replica has all of an array that is split over that dim, nor of an optimizer whose states
+        are spread over ranks.
+        """
+        for path, value in all_leaves(self._state):
+            if isinstance(value, Joinable) and not hasattr(value, "move_to"):
+                raise ValueError(
+                    f"state{path} is a {type(value).__name__}, which keeps a part of its state on"
+                    f" each rank of {value.join_process_group}. A lost rank takes its part along;"
+                    " expected an optimizer that every replica has all of"
+                )
+            parts = value.state_dict() if isinstance(value, Module) else value
+            for inner, leaf in all_leaves(parts, path):
+                if isinstance(leaf, DArray) and _is_split_over(dim, leaf.sharding):
+                    raise ValueError(
+                        f"state{inner} is split over the elastic dim {dim!r}, as {leaf.sharding}."
+                        " A lost rank takes its part along; expected it to be split over other dims"
+                    )
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Tell the wrappers that ``mesh`` is the one from now on. All its ranks call."""
@@ -109,6 +131,11 @@ def _room(leaf: Leaf, own: Any) -> npt.NDArray[Any]:
     here = own.local if isinstance(own, DArray) else own
     usable = _fits(here, leaf) and here.flags.c_contiguous
     return here if usable else np.empty(leaf.shape, leaf.dtype)
+
+
+def _is_split_over(dim: str, sharding: Sharding) -> bool:
+    names = sharding.mesh.mesh_dim_names or ()
+    return any(names[i] == dim for split in sharding.dims for i in split if i < len(names))
 
 
 def _has_state_dict(value: Any) -> bool:

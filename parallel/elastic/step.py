@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from meshlib import DeviceMesh
+from meshlib import DeviceMesh, DistError
 from parallel.elastic.batches import Share
 from parallel.elastic.state import ManagedState
 
@@ -43,15 +43,23 @@ class Step:
 
         In the order of the calls of this; at the end of the block, or, where a rank was lost during
         the vote, when the others have found out how it went. It must not communicate, and not fail:
-        the other members have taken the step by then.
+        the other members have taken the step by then. What it raises ends the loop on this rank,
+        as a RuntimeError where it is a DistError.
         """
         self._then.append(lambda: function(*args, **kwargs))
 
     def commit(self) -> None:
         """Take the step, for which all members have voted."""
         self.committed = True
-        for function in self._then:
-            function()
+        try:
+            for function in self._then:
+                function()
+        except DistError as error:
+            # It is not the loss of a rank that another try makes good.
+            raise RuntimeError(
+                f"a function that was given to on_commit of step {self.number} has failed:"
+                f" {error}; expected one that does not communicate"
+            ) from error
 
     def drop(self, state: ManagedState) -> None:
         """Forget the step, which has not been committed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from meshlib import DeviceMesh
+from meshlib import DeviceMesh, current_mesh
 from parallel.checks import check_instance, describe
 from parallel.ddp.replicas import check_same, describe_options, describe_parameters, told_to_all
 from parallel.fsdp.group import ParameterGroup
@@ -23,7 +23,7 @@ _M = TypeVar("_M", bound=Module)
 
 def fully_shard(
     module: _M,
-    mesh: DeviceMesh,
+    mesh: DeviceMesh | None = None,
     *,
     reshard_after_forward: bool | int | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
@@ -55,6 +55,7 @@ def fully_shard(
         module: a ``parallel.nn.Module``; it becomes an ``FSDPModule``, too.
         mesh: a slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
             over the first and sharded over the second, and begin as on the first of the replicas.
+            None: the mesh of the ``with mesh:`` block around the call.
         reshard_after_forward: give up the whole parameters after forward, and gather them again for
             backward (True), or keep them (False). A number k that divides the ranks: keep 1/k of
             them, for a gather over k ranks with consecutive places in the mesh. None: True, but
@@ -69,11 +70,13 @@ def fully_shard(
     Raises:
         TypeError: for what is no mesh; on every rank, for what is no module, number,
             policy or parameter.
-        ValueError: for a mesh of more dims; on every rank, for a number that does not divide its
-            size, a module that was fully sharded before, parameters without dims, and when the
-            ranks' parameters or options differ, naming the first that does.
+        ValueError: for a mesh of more dims, or none outside of any ``with mesh:`` block; on every
+            rank, for a number that does not divide its size, a module that was fully sharded
+            before, parameters without dims, and when the ranks' parameters or options differ,
+            naming the first that does.
         MeshDimError: for tensor parallel layers on a mesh that this one has no common root with.
     """
+    mesh = current_mesh() if mesh is None else mesh
     where = check_shard_mesh(mesh)
     shards = mesh.shape[-1]
     with told_to_all(mesh.process_group):

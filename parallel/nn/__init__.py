@@ -7,7 +7,7 @@ from parallel.nn.layers.embedding import Embedding
 from parallel.nn.layers.linear import Linear
 from parallel.nn.layers.normalization import LayerNorm, RMSNorm
 from parallel.nn.layers.rotary import RotaryEmbedding
-from parallel.nn.loss import CrossEntropyLoss
+from parallel.nn.loss import CrossEntropyLoss, MSELoss
 from parallel.nn.module import Module, SavedContexts
 from parallel.nn.parameter import Buffer, GradHook, Parameter, RemovableHandle
 from parallel.nn.precision import ComputeIn
@@ -23,6 +23,7 @@ __all__ = [
     "GradHook",
     "LayerNorm",
     "Linear",
+    "MSELoss",
     "Module",
     "MultiHeadAttention",
     "Parameter",

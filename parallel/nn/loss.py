@@ -1,10 +1,10 @@
-"""Softmax cross-entropy."""
+"""Losses: softmax cross-entropy and the mean square error."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from parallel.arrays import Array, namespace, written
+from parallel.arrays import Array, is_floating, namespace, written
 from parallel.checks import check_array, check_share
 from parallel.nn.module import Module
 
@@ -27,8 +27,7 @@ class CrossEntropyLoss(Module):
 
     def __init__(self, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> None:
         super().__init__()
-        if reduction not in get_args(Reduction):
-            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        _check_reduction(reduction)
         check_share(label_smoothing, "label_smoothing", whole=True)
         self.reduction: Reduction = reduction
         self.label_smoothing = label_smoothing
@@ -67,6 +66,52 @@ class CrossEntropyLoss(Module):
         samples = logits_grad.size // logits_grad.shape[-1]
         logits_grad *= grad / (samples if self.reduction == "mean" else 1)
         return logits_grad
+
+
+class MSELoss(Module):
+    """The square error of predictions, ``(predictions - targets) ** 2``.
+
+    Args:
+        reduction: "mean" over all elements, or their "sum". With data parallel training "mean" is
+            right when all ranks have equally many: averages of equal shares average to the whole.
+
+    Raises ValueError for another reduction.
+    """
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        _check_reduction(reduction)
+        self.reduction: Reduction = reduction
+
+    def forward(self, predictions: Array, targets: Array) -> float:
+        """Return the loss of floating predictions (...) for targets of the same shape.
+
+        Raises ValueError for another shape, for predictions that are not floating, and for no
+        elements; TypeError for what is no array.
+        """
+        namespace(predictions, "predictions")
+        check_array(targets, "targets")
+        if not is_floating(predictions.dtype) or predictions.shape != targets.shape:
+            raise ValueError(
+                f"predictions are {written(predictions)} and targets {written(targets)}; expected"
+                " floating predictions, and targets of the same shape"
+            )
+        if not predictions.size:
+            raise ValueError("predictions hold no element; a loss needs at least one")
+        error = predictions - targets.astype(predictions.dtype, copy=False)
+        if self.training:
+            self.save_for_backward(error)
+        return float((error * error).sum()) / (error.size if self.reduction == "mean" else 1)
+
+    def backward(self, grad: float = 1.0) -> Array:
+        """Return the gradient of the predictions; ``grad`` is the gradient of the loss, a scale."""
+        error = self.saved()
+        return error * (2 * grad / (error.size if self.reduction == "mean" else 1))
+
+
+def _check_reduction(reduction: object) -> None:
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
 
 
 def check_targets(logits: Array, targets: Array, classes: int) -> Array:

@@ -196,7 +196,8 @@ class Parameter:
     def takes(self, dtype: Any) -> bool:
         """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
 
-        It has the dtype of ``data`` then; while that is a substitute, any floating one.
+        It has the dtype of ``data`` then; while that is not the dtype of ``master``, any floating
+        one.
         """
         own = self.data.dtype
         if dtype == own:
@@ -205,7 +206,12 @@ class Parameter:
             together = np.result_type(dtype, own)
         except TypeError:  # they have nothing in common
             return False
-        return together == own or (self._master is not None and is_floating(together))
+        return together == own or (self._in_other_precision and is_floating(together))
+
+    @property
+    def _in_other_precision(self) -> bool:
+        """Whether modules compute in another dtype than that of what is trained."""
+        return self.master.dtype != self.data.dtype
 
     def expect_grad(self) -> None:
         """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
@@ -218,14 +224,14 @@ class Parameter:
     def accumulate_grad(self, contribution: Array) -> None:
         """Add ``contribution`` to ``grad``; fire the hooks when it was the last one expected.
 
-        It has the shape and dtype of ``data`` (any floating dtype while that is a substitute);
+        It has the shape and dtype of ``data`` (any floating dtype while ``master`` has another);
         ``grad`` has the dtype of ``master``. The parameter takes the array over: the caller must
         not use its memory again. Raises ValueError for another shape or dtype, RuntimeError when
         no use was announced.
         """
         # What is computed in lower precision may have been promoted on the way: bfloat16 is.
         fits = contribution.dtype == self.data.dtype or (
-            self._master is not None and is_floating(contribution.dtype)
+            self._in_other_precision and is_floating(contribution.dtype)
         )
         if contribution.shape != self.data.shape or not fits:
             raise ValueError(

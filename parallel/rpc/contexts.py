@@ -40,7 +40,6 @@ class Context:
         self._numbers = numbers
         self._sent: dict[int, Edge] = {}
         self._leaves: dict[object, Node] = {}
-        self._kept: dict[int, Any] = {}
 
     def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
         """Note that a value is sent to a worker; return what its ``__reduce__`` does.
@@ -84,26 +83,6 @@ class Context:
                 found = self._leaves[parameter] = make()
             return found
 
-    def keep(self, what: Any) -> int:
-        """Keep something for a backward pass of JAX's; return the number under which it is, which
-        fits in 32 bits, and which no other context of this worker has.
-        """
-        self.check()
-        number = next(self._numbers) % (1 << 32)
-        with self.lock:
-            self._kept[number] = what
-        return number
-
-    def kept(self, number: int) -> Any:
-        """Return what is kept. Raises RuntimeError where the context has ended, or is another."""
-        found = self._kept.get(number)
-        if found is None:
-            raise RuntimeError(
-                f"what was recorded in another autograd context is gone back through in {self.id}:"
-                " expected the forward and the backward pass of a step in one context"
-            )
-        return found
-
     def add_gradient(self, parameter: Any, grad: Any) -> None:
         """Add to the gradient of ``parameter``, which takes the arrays over."""
         with self.lock:
@@ -123,7 +102,6 @@ class Context:
             self.passes.clear()
             self._sent.clear()
             self._leaves.clear()
-            self._kept.clear()
             outstanding = list(self.outstanding)
         for one in outstanding:
             if one.discard(wait):
@@ -137,10 +115,6 @@ class _Here(threading.local):
     context: Context | None = None
     token: Any = None
     """In a function that JAX differentiates for ``forward``: what all calls are to depend on."""
-    trace: object = None
-    """The innermost transformation of JAX's in which the token may be used in a program."""
-    tracing: bool = False
-    """Whether it is only found out what a function returns."""
 
 
 class Keeper:
@@ -151,7 +125,7 @@ class Keeper:
         self.here: _Here = _Here()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        """Of contexts, of passes, and of what is sent and kept."""
+        """Of contexts, of passes, and of what is sent."""
         self._contexts: dict[int, Context] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._lost: set[int] = set()
@@ -232,23 +206,15 @@ class Keeper:
                     rpc.rpc_async(rank, _release, (id, everyone))
 
     @contextmanager
-    def within(
-        self,
-        context: Context | None,
-        token: Any = None,
-        trace: object = None,
-        *,
-        tracing: bool = False,
-    ) -> Generator[None]:
+    def within(self, context: Context | None, token: Any = None) -> Generator[None]:
         """Have the calling thread be in ``context``; see ``_Here``."""
         here = self.here
-        before = here.context, here.token, here.trace, here.tracing
-        here.context, here.token, here.trace = context, token, trace
-        here.tracing = here.tracing or tracing
+        before = here.context, here.token
+        here.context, here.token = context, token
         try:
             yield
         finally:
-            here.context, here.token, here.trace, here.tracing = before
+            here.context, here.token = before
 
     def lock_of(self, module: Module) -> threading.Lock:
         """Return the lock of whoever uses ``module``."""
@@ -284,10 +250,10 @@ class Keeper:
     def replace(
         self, request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any], creates: bool
     ) -> Any:
-        """Have JAX differentiate and compile calls that a function makes which it does that to."""
+        """Have JAX differentiate the calls of a function that it differentiates."""
         if "jax" not in sys.modules:
             return None
-        from parallel.rpc.in_jax.traced import replaced
+        from parallel.rpc.traced import replaced
 
         return replaced(self, request, args, kwargs, creates)
 

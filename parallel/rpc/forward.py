@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 from meshlib import rpc
 from parallel.nn.module import Module
 from parallel.rpc.contexts import Context, Keeper, keeper
-from parallel.rpc.graph import RECORDED, RETURNS, Edge, Node, Recorded, filled
+from parallel.rpc.graph import RECORDED, Edge, Node, Recorded, filled
 from parallel.rpc.modules import apply_module
 from parallel.rpc.weights import Weights, record
 
@@ -35,22 +35,22 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         What ``fn`` returns, a pytree.
 
     Raises RuntimeError where the context has ended, ValueError for values of different contexts,
-    NotImplementedError for a module in evaluation mode with recorded arguments, and what ``fn``
-    raises.
+    NotImplementedError for a module in evaluation mode with recorded arguments, and for recorded
+    values and ``Weights`` in a function that JAX compiles, and what ``fn`` raises.
     """
     args, kwargs = _mapped(_localized, (args, kwargs))
     try:
         here = keeper()
     except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
         here = None
-    if here is None or (here.here.tracing and not isinstance(fn, Module)):
+    if here is None:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
     if "jax" in sys.modules and not isinstance(fn, Module):
         from meshlib.jit import is_compiling
 
         if is_compiling():
-            args, kwargs = _in_program(here, args, kwargs)
+            _refuse_ours(fn, (args, kwargs))
             return fn(*args, **kwargs)
     context = _context_of(here, (args, kwargs))
     if context is not None:
@@ -60,7 +60,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if context is None:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
-    from parallel.rpc.in_jax.traced import is_traced, through_here
+    from parallel.rpc.traced import is_traced, through_here
 
     if here.here.token is None and not is_traced((args, kwargs)):
         with here.within(context):
@@ -70,15 +70,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-@overload
-def function(fn: F) -> F: ...
-
-
-@overload
-def function(*, returns: Any) -> Callable[[F], F]: ...
-
-
-def function(fn: Any = None, *, returns: Any = None) -> Any:
+def function(fn: F) -> F:
     """Have calls of ``fn``, local and remote, go through ``forward``.
 
     A decorator for functions of JAX arrays: ``rpc_sync("worker1", fn, (weights_rref, x))``, with
@@ -86,26 +78,17 @@ def function(fn: Any = None, *, returns: Any = None) -> Any:
 
     Args:
         fn: the function, which can be imported where it is called
-        returns: what it returns, for calls in functions under ``jax.jit``: a pytree of
-            ``jax.ShapeDtypeStruct``, or a function of the arguments that returns one (with
-            ``ShapeDtypeStruct`` in place of those that are traced). Only for a function that
-            ``jax.eval_shape`` cannot trace, as one that looks at its arrays' values: others are
-            asked
 
     Returns:
-        The function; with ``returns``, the decorator.
+        The function.
     """
 
-    def decorate(fn: Any) -> Any:
-        @wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return forward(fn, *args, **kwargs)
+    @wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return forward(fn, *args, **kwargs)
 
-        setattr(wrapper, RECORDED, True)
-        setattr(wrapper, RETURNS, returns)
-        return wrapper
-
-    return decorate if fn is None else decorate(fn)
+    setattr(wrapper, RECORDED, True)
+    return cast(F, wrapper)
 
 
 def value_and_grad(
@@ -115,8 +98,7 @@ def value_and_grad(
 
     All of the remote calls that ``fn`` makes, and the ``Weights`` of this worker that it uses, get
     their gradients, in the context that is open; JAX's own passes over those that have nothing to
-    do with ``argnums``. In a function under ``jax.jit`` that holds for ``fn`` itself, and not for
-    functions under ``jit``, ``scan`` or the like in it.
+    do with ``argnums``.
 
     Args:
         fn: a function of JAX arrays and pytrees of them, that returns a scalar
@@ -129,8 +111,6 @@ def value_and_grad(
     import jax
     import jax.numpy as jnp
 
-    from meshlib.jit import current_trace
-
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @wraps(fn)
@@ -138,7 +118,7 @@ def value_and_grad(
         here = keeper()
 
         def with_token(token: Any, *args: Any, **kwargs: Any) -> Any:
-            with here.within(here.here.context, token, current_trace()):
+            with here.within(here.here.context, token):
                 return fn(*args, **kwargs)
 
         where = (0, *(n + 1 if n >= 0 else n for n in numbers))
@@ -245,19 +225,14 @@ def _localized(leaf: Any) -> Any:
     return found if _is_ours(found) else rref
 
 
-def _in_program(here: Keeper, args: Any, kwargs: Any) -> Any:
-    """Return arguments with what weights are when the program runs that is being traced."""
-    import jax
+def _refuse_ours(fn: Any, tree: Any) -> None:
+    """Raise NotImplementedError for what a compiled function would keep for ever as it is now."""
+    from parallel.rpc.traced import compiled
 
-    from parallel.rpc.in_jax.staged import refuse_recorded, weights_in_program
-    from parallel.rpc.in_jax.traced import usable_token
-
-    refuse_recorded(_leaves((args, kwargs)))
-
-    def staged(leaf: Any) -> Any:
-        return weights_in_program(leaf, usable_token(here)) if isinstance(leaf, Weights) else leaf
-
-    return jax.tree.map(staged, (args, kwargs), is_leaf=_is_ours)
+    for leaf in _leaves(tree):
+        if _is_ours(leaf):
+            name = getattr(fn, "__qualname__", repr(fn))
+            raise compiled(f"{name} was computed of {type(leaf).__name__}")
 
 
 def _values(tree: Any) -> Any:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 RECORDED = "_meshlib_recorded"
 """The attribute of functions that are recorded."""
-RETURNS = "_meshlib_returns"
-"""The attribute with what a function's author says that it returns."""
 
 
 class Node:

@@ -45,7 +45,6 @@ NOT_MADE_BY_USERS = {
     "meshlib.DArray",
     "meshlib.ProcessGroup",
     "meshlib.Work",
-    "meshlib.rpc.Behalf",
     "meshlib.rpc.Request",
     "parallel.GradBucket",
     "parallel.nn.RemovableHandle",

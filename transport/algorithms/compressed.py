@@ -8,7 +8,8 @@ all have the same bits. On the wire are (n - 1) / n of the encoded array each wa
 With error feedback (``error_feedback``) a member keeps, for each element, what its roundings took
 away: of its contributions to others' parts, and of the sum of its own part, of which it is the one
 who knows. All that is added to its contributions of the next call, so nothing is lost but delayed:
-the results of all calls and the residuals of all members add up to the inputs. After Tang et al.,
+the results of all calls and the residuals of all members add up to the inputs. Where a result is no
+number, every member keeps what it had: a loss scaler skips that step. After Tang et al.,
 "DoubleSqueeze", arXiv:1905.05957, with one residual in the place of their two.
 
 On links with delay frames leave ahead of what has been received, as in ``pairwise_ahead``. Encoded
@@ -66,6 +67,7 @@ def all_reduce(
         work.run_ahead(ahead)
     else:
         work.run_in_step()
+    work.keep()
 
 
 def reduce_scatter(
@@ -188,7 +190,8 @@ class _AllReduce(_Work):
         super().__init__(team, call, op, compression)
         self.laps = laps_of(4 * buffer.size, team.table.segment * team.size)
         self._buffer = buffer
-        self._residual = op.residual
+        self._kept = op.residual
+        self._residual = None if op.residual is None else op.residual.copy()
         self._rank = team.rank
         self._divisor = float(team.size) if op.kind is RedOpType.AVG else 1.0
         self._parts = [cut(buffer, self.laps, lap, team.size)[0] for lap in range(self.laps)]
@@ -229,6 +232,11 @@ class _AllReduce(_Work):
                     outbox.post(onward, result)
                 if lap + ahead + 1 < self.laps:
                     self.post_inputs(outbox, lap + ahead + 1, self._encoded)
+
+    def keep(self) -> None:
+        """Leave what was rounded away to the next call, where the result is a number."""
+        if self._kept is not None and self._residual is not None:
+            np.copyto(self._kept, self._residual, where=np.isfinite(self._buffer))
 
     def _part(self, lap: int, member: int) -> tuple[Flat, Floats | None]:
         """Return what a member reduces in a lap, and what has been rounded away of it."""

@@ -49,7 +49,7 @@ class OutputPump:
         self._unfinished: _Source | None = None
         self._thread: threading.Thread | None = None
         self.unwritten: OSError | None = None
-        """Why the console has not everything, unless nobody reads it any more."""
+        """Why a file or the console has not everything, unless nobody reads that any more."""
 
     def add(self, reader: int, console: int | None, prefix: bytes, file: BinaryIO | None) -> None:
         """Take over descriptor ``reader`` and ``file``: copy each byte to the file, each whole
@@ -109,13 +109,7 @@ class OutputPump:
         return bool(self._sources)
 
     def _take(self, source: _Source, data: bytes) -> None:
-        if source.file is not None:
-            try:
-                source.file.write(data)
-            except OSError as error:  # a full disk: what the console shows goes on
-                say("meshrun", f"{source.file.name} is not continued: {error.strerror}")
-                source.file.close()
-                source.file = None
+        self._log(source, data)
         if source.console is None:
             return
         if not source.line:
@@ -128,6 +122,20 @@ class OutputPump:
         if len(rest) > _LONGEST_LINE:
             self._show(source, rest + b"\n")
             source.line = b""
+
+    def _log(self, source: _Source, data: bytes) -> None:
+        file, view = source.file, memoryview(data)
+        if file is None:
+            return
+        try:
+            while view:  # a disk that is nearly full takes a part
+                view = view[file.write(view) :]
+        except OSError as error:  # a full disk: what the console shows goes on
+            say("meshrun", f"{file.name} is not continued: {error.strerror}")
+            self.unwritten = error
+            source.file = None
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _show(self, source: _Source, text: bytes) -> None:
         """Write ``text`` behind whatever line is unfinished on the console."""
@@ -185,7 +193,10 @@ class OutputPump:
             self._selector.unregister(source.reader)
         os.close(source.reader)
         if source.file is not None:
-            source.file.close()
+            try:
+                source.file.close()
+            except OSError as error:  # some file systems say only now that the disk is full
+                self.unwritten = error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from meshlib.calls.future import Future
 from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
 from meshlib.rpc.calls import Outgoing, seconds_of
-from meshlib.rpc.errors import RemoteTraceback, without_frames
+from meshlib.rpc.errors import RemoteTraceback, describe, without_frames
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import Later
@@ -197,7 +197,7 @@ def create(agent: Agent, owner: int, *call: Any, kept: object = None, what: str 
         # What came from there is known there; not that the request was lost, or is too late.
         if error is not None and not isinstance(error.__cause__, RemoteTraceback):
             who = agent.who(agent.rank)
-            agent.holdings.give_up(owner, oid, f"{who} gave up its creation: {error}")
+            agent.holdings.give_up(owner, oid, f"{who} gave up its creation: {describe(error)}")
 
     made.add_done_callback(note)
     return rref

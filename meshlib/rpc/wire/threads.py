@@ -7,6 +7,7 @@ a second one helps with the backlog only when it stands still: a handler waits, 
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 from collections import deque
@@ -14,12 +15,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from meshlib.rpc.errors import safely
 from meshlib.rpc.wire.bell import Bell
 from transport.net.fork import in_forked_children
 
 if TYPE_CHECKING:
     from meshlib.rpc.wire.connection import Connection
 
+_LOGGER = logging.getLogger("meshlib")
 Job = Callable[[], None]
 LOOK_SECONDS = 0.002
 """The backlog stands still when no job has ended for so long."""
@@ -189,8 +192,14 @@ class Threads:
             self._number += 1
             name = f"meshlib-rpc-{self.name}-{self._number}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            try:
+                thread.start()  # with the lock: before anybody joins it
+            except RuntimeError as error:
+                # The process may have no more of them: the job is run, and others after it.
+                self._idle -= 1
+                _LOGGER.warning("%s could not be started: %s", name, error)
+                return
             self._threads.add(thread)
-            thread.start()  # before anybody joins it
 
     def _serve(self) -> None:
         me = threading.current_thread()
@@ -263,6 +272,8 @@ class Threads:
             here.running = True
             try:
                 job()
+            except BaseException:  # noqa: BLE001 (the thread serves others as well)
+                safely(lambda: _LOGGER.exception("a job of a worker's thread raised"), None)
             finally:
                 del job
                 here.running = False

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from parallel.arrays import Array, namespace
-from parallel.checks import check_generator, check_share
+from parallel.checks import check_share, to_generator
 from parallel.nn.module import Module
 
 
@@ -85,20 +85,20 @@ class GELU(Module):
 class Dropout(Module):
     """In training, zero each element with probability ``p`` and scale the rest by 1/(1-p).
 
-    Srivastava et al., "Dropout", JMLR 15 (2014), in its inverted form. ``rng`` draws the masks:
-    give ranks that hold different data generators with different seeds, and ranks that hold the
-    same activations (tensor parallel) equal ones.
+    Srivastava et al., "Dropout", JMLR 15 (2014), in its inverted form. ``rng`` draws the masks;
+    None: a generator that NumPy's global random state seeds, which ``np.random.seed`` sets. Give
+    ranks that hold different data generators with different seeds, and ranks that hold the same
+    activations (tensor parallel) equal ones.
 
     Raises ValueError for a ``p`` outside [0, 1), TypeError for one that is no number, and for an
     ``rng`` that is no generator.
     """
 
-    def __init__(self, p: float = 0.5, *, rng: np.random.Generator) -> None:
+    def __init__(self, p: float = 0.5, *, rng: np.random.Generator | None = None) -> None:
         super().__init__()
         check_share(p, "p", whole=False)
-        check_generator(rng)
         self.p = p
-        self.rng = rng
+        self.rng: np.random.Generator = to_generator(rng)
 
     def forward(self, x: Array) -> Array:
         """Return x with elements dropped (in evaluation mode: x itself).

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import Array, is_floating, namespace
-from parallel.checks import check_generator, to_count
+from parallel.checks import to_count, to_generator
 from parallel.nn.layers.dot_product import attend, attend_backward, component_along
 from parallel.nn.layers.linear import Linear, check_last
 from parallel.nn.layers.rotary import RotaryEmbedding
@@ -99,7 +99,9 @@ class MultiHeadAttention(Module):
         causal: whether each place attends to those before it and itself alone, or to all.
         rotary_base: the base of the rotary embedding of queries and keys; None: there is none.
         bias: whether the projections have one.
-        rng: draws the values of the projections.
+        rng: draws the values of the projections. None: from NumPy's global random state, which
+            ``np.random.seed`` sets. Ranks on which the layer must begin alike (``fully_shard``,
+            ``parallelize``) need equal generators or seeds.
         dtype: of the parameters, and so of the input.
 
     Raises:
@@ -119,7 +121,7 @@ class MultiHeadAttention(Module):
         causal: bool = True,
         rotary_base: float | None = 10000.0,
         bias: bool = False,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
@@ -129,7 +131,7 @@ class MultiHeadAttention(Module):
             raise ValueError(f"features is {features}, which does not divide by {heads} heads")
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}, which does not divide by {kv_heads} kv_heads")
-        check_generator(rng)
+        rng = to_generator(rng)
         self.heads: int = heads
         self.kv_heads: int = kv_heads
         self.head_dim: int = features // heads

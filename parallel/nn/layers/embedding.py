@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import Array, namespace
-from parallel.checks import check_array, check_generator, to_count, to_floating
+from parallel.checks import check_array, to_count, to_floating, to_generator
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
@@ -14,7 +14,9 @@ from parallel.nn.parameter import Parameter
 class Embedding(Module):
     """``weight[indices]``, weight being (num_embeddings, embedding_dim), drawn from N(0, 1).
 
-    ``rng`` draws the weight, which is of ``dtype``.
+    ``rng`` draws the weight, which is of ``dtype``; None: NumPy's global random state does, which
+    ``np.random.seed`` sets. Ranks on which the layer must begin alike (``fully_shard``,
+    ``parallelize``) need equal generators or seeds.
 
     Raises ValueError for sizes below 1 or a dtype that is not floating, TypeError for arguments of
     another type.
@@ -25,14 +27,13 @@ class Embedding(Module):
         num_embeddings: int,
         embedding_dim: int,
         *,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
         rows = to_count(num_embeddings, "num_embeddings")
         columns = to_count(embedding_dim, "embedding_dim")
-        check_generator(rng)
-        table = rng.standard_normal((rows, columns))
+        table = to_generator(rng).standard_normal((rows, columns))
         self.weight: Parameter = Parameter(table.astype(to_floating(dtype, "dtype")))
 
     def forward(self, indices: Array) -> Array:

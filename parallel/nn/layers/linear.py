@@ -8,8 +8,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from parallel.arrays import Array, written
-from parallel.checks import check_generator, describe, to_count, to_floating
+from parallel.arrays import Array, is_floating, written
+from parallel.checks import describe, to_count, to_floating, to_generator
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
@@ -32,7 +32,9 @@ class Linear(Module):
         out_features: the size of the last dimension of the output.
         bias: whether there is one.
         rng: draws the initial values: both weight, (out_features, in_features), and bias,
-            (out_features,), uniformly within 1/sqrt(in_features).
+            (out_features,), uniformly within 1/sqrt(in_features). None: from NumPy's global random
+            state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike
+            (``fully_shard``, ``parallelize``) need equal generators or seeds.
         dtype: of the parameters, and so of the input.
 
     Raises:
@@ -52,13 +54,13 @@ class Linear(Module):
         out_features: int,
         bias: bool = True,
         *,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
         in_features = to_count(in_features, "in_features")
         out_features = to_count(out_features, "out_features")
-        check_generator(rng)
+        rng = to_generator(rng)
         dtype = to_floating(dtype, "dtype")
         bound = 1 / math.sqrt(in_features)
         self.weight: Parameter = Parameter(
@@ -132,9 +134,10 @@ def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
     check_last(x, features, layer)
     if not weight.takes(x.dtype):
         own = weight.data.dtype.name
+        other = f", or a layer made with dtype={x.dtype.name!r}" if is_floating(x.dtype) else ""
         raise TypeError(
             f"{layer} has parameters of {own}, got an input x of {written(x)};"
-            f" expected {own}: x.astype({own!r}), or a layer made with dtype={x.dtype.name!r}"
+            f" expected {own}: x.astype({own!r}){other}"
         )
 
 

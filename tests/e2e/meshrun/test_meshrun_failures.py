@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -278,6 +280,30 @@ def test_nothing_survives_a_launcher_that_is_killed(meshrun):
     process.wait(60)
     assert meshrun.wait_until_gone() == []
     assert meshrun.wait_for(lambda: meshrun.files_left() == [])
+
+
+def test_the_folder_of_a_launcher_killed_with_its_guardian_goes_with_the_next(meshrun):
+    """And those of launchers that run are left alone."""
+    sleeping = meshrun.script("import time; open('begun', 'w').close(); time.sleep(60)")
+    killed = meshrun.start("-n", "2", sleeping)
+    assert meshrun.wait_for((meshrun.folder / "begun").exists)
+    for pid in sorted(meshrun.processes(), reverse=True):  # the guardian before the launcher
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            if b"meshlib.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+    killed.wait(60)
+    assert meshrun.wait_until_gone() == []
+    (left,) = meshrun.temporary.iterdir()
+    waiting = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)"
+    first = meshrun.start("-n", "2", meshrun.script(waiting, "waiting.py"))
+    assert meshrun.wait_for(lambda: not left.exists())
+    assert meshrun.wait_for(lambda: len(list(meshrun.temporary.iterdir())) == 1)
+    (own,) = meshrun.temporary.iterdir()
+    assert meshrun.run("-n", "1", meshrun.script("print('ran')", "second.py")).out == "ran\n"
+    assert own.exists()
+    (meshrun.folder / "end").touch()
+    assert meshrun.finish(first).code == 0
+    assert meshrun.files_left() == []
 
 
 def test_a_killed_rank_takes_its_helpers_along(meshrun):

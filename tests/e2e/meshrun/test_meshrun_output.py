@@ -304,3 +304,25 @@ def test_output_that_a_full_disk_has_lost_is_no_success(meshrun):
     assert result.err == (
         "meshrun: not all that the ranks have printed could be written: No space left on device\n"
     )
+
+
+@pytest.mark.parametrize("limit", [8, 9], ids=["in one write", "within a write"])
+def test_logs_that_a_full_disk_has_cut_off_are_no_success(meshrun, limit):
+    """The last line is not in the log: whether no byte of it fits, or some do."""
+    script = meshrun.script("""
+        import sys, time
+        print("x" * 4095, flush=True)
+        time.sleep(0.3)
+        print("y" * 4095, flush=True)
+        time.sleep(0.3)
+        print("z" * 4095, flush=True)
+    """)
+    command = shlex.join([*meshrun.COMMAND, "--log-dir", "logs", "-n", "1", script])
+    blocks = limit * 1024
+    full = f"import os, resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({blocks}, {blocks}))"
+    limited = [sys.executable, "-c", f"{full}; os.execvp('sh', ['sh', '-c', {command!r}])"]
+    result = meshrun.run(command=limited)
+    assert result.code == 1, result.err
+    assert "stdout.log is not continued: File too large" in result.err
+    assert "not all that the ranks have printed could be written" in result.err
+    assert result.out.count("z") == 4095  # the console goes on

@@ -104,6 +104,49 @@ print("done", me)
     assert result.out.splitlines() == ["done 0"]
 
 
+def test_what_fails_because_its_worker_ends_is_no_answer(meshrun):
+    """The callee's program leaves the job: its functions have no World any more."""
+    script = meshrun.script(
+        PROGRAM
+        + """
+from meshlib.job.world import World
+def rank_of(path):
+    await_file("leaving")
+    try:
+        return dist.get_rank()
+    finally:
+        with open(path, "w"): pass
+if me == 1:
+    def close(self, **options):
+        with open("leaving", "w"): pass
+        await_file("ran")
+        time.sleep(0.3)
+        closed(self, **options)
+    closed, World.close = World.close, close
+    rpc.rpc_sync(0, whoami)
+    await_file("called")
+    dist.destroy_process_group()
+    sys.exit()
+if me == 0:
+    call = rpc.rpc_async(1, rank_of, ("ran",), timeout=0)
+    with open("called", "w"): pass
+    await_file("leaving")
+    thing = rpc.RRef(Thing())
+    for answer in call.wait, lambda: rpc.rpc_sync(1, use, (thing,), timeout=0):
+        try:
+            print("value", answer())
+        except rpc.WorkerLostError as error:
+            print("lost", error.rank)
+        except Exception as error:
+            print("error", repr(error))
+rpc.shutdown()
+"""
+    )
+    result = meshrun.run("-n", "2", "--on-failure", "continue", script)
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == ["lost 1", "lost 1"]
+
+
 def test_rank_0_says_how_such_a_job_ended(meshrun):
     script = meshrun.script("import os; raise SystemExit(3 * (os.environ['RANK'] == '0'))")
     assert meshrun.run("-n", "2", "--on-failure", "continue", script).code == 3

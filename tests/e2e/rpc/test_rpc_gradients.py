@@ -1,4 +1,4 @@
-"""Passes over processes of which one dies: of modules, which need no JAX, and in ``jax.jit``."""
+"""Passes over processes of which one dies: of modules, which need no JAX, and in ``jax.grad``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_death_in_a_backward_pass_is_named_and_contexts_of_the_dead_end(meshru
     assert lines[2].startswith("worker2 2 worker 'worker2' (rank 2) was killed by SIGKILL, ")
 
 
-IN_JIT = """
+IN_GRAD = """
 import os, signal
 import jax, jax.numpy as jnp
 import meshlib as dist
@@ -87,7 +87,7 @@ from parallel.rpc import Weights, dist_autograd
 @dist_autograd.function
 def layer(w, x): return jnp.sin(w * x)
 
-@dist_autograd.function(returns=lambda x, step: jax.ShapeDtypeStruct(x.shape, x.dtype))
+@dist_autograd.function
 def mortal(x, step):
     if step == 2: os.kill(os.getpid(), signal.SIGKILL)
     return x * x
@@ -97,7 +97,6 @@ me = dist.get_rank()
 rpc.init_rpc(f"worker{me}")
 if me == 0:
     w = rpc.remote(1, Weights, (jnp.ones(3),))
-    @jax.jit
     def gradient(x, step):
         def loss(x):
             y = rpc.rpc_sync(1, layer, (w, x))
@@ -111,13 +110,13 @@ if me == 0:
                 print("right", jnp.allclose(found, 2 * jnp.sin(x) * jnp.cos(x)))
         except rpc.WorkerLostError as error:
             print(error.worker, error.rank, error)
-    print("goes on", float(jax.jit(lambda x: rpc.rpc_sync(1, layer, (w, x)))(x)[0]))
+    print("goes on", float(rpc.rpc_sync(1, layer, (w, x))[0]))
 rpc.shutdown()
 """
 
 
-def test_a_death_in_a_call_of_a_compiled_program_is_named(meshrun):
-    script = meshrun.script(IN_JIT)
+def test_a_death_in_a_call_of_a_function_that_jax_differentiates_is_named(meshrun):
+    script = meshrun.script(IN_GRAD)
     result = meshrun.run("-n", "3", "--on-failure", "continue", script)
     assert result.code == 0, result.err
     first, second, lost, last = result.out.splitlines()

@@ -8,11 +8,20 @@ import threading
 
 import numpy as np
 import pytest
-from elastic_ranks import WAIT, KilledError, ThreadJob, check, train
+from elastic_ranks import (
+    WAIT,
+    KilledError,
+    ThreadJob,
+    backward,
+    check,
+    make_batches,
+    make_model,
+    train,
+)
 
 import meshlib as dist
 from meshlib.job.current import current_world
-from parallel import DistributedDataParallel
+from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard, optim
 from parallel.elastic import ElasticMesh
 
 
@@ -146,6 +155,60 @@ def test_the_programs_own_error_is_raised():
     with pytest.raises(ZeroDivisionError):
         job.join()
     check(job.results, log, 4, [0, 2])
+
+
+def refused(state_of):
+    """What ``steps`` says of a state, on the ranks of a job and on one that comes later."""
+
+    def program(job):
+        mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+        with ElasticMesh(mesh, "dp", timeout=job.timeout) as elastic:
+            state = state_of(elastic.mesh["dp"])
+            with pytest.raises(ValueError) as caught:
+                next(elastic.steps(state, 1))
+            return str(caught.value)
+
+    return ThreadJob(program, 3).join().values()
+
+
+def test_an_optimizer_whose_state_goes_with_a_lost_rank_is_refused():
+    def state_of(mesh):
+        model = DistributedDataParallel(make_model(), mesh)
+        zero = ZeroRedundancyOptimizer(model.parameters(), optim.SGD, mesh, lr=0.1, momentum=0.9)
+        return {"model": model, "optimizers": [zero]}
+
+    for text in refused(state_of):
+        assert "state['optimizers'][0] is a ZeroRedundancyOptimizer, which keeps a part" in text
+
+
+def test_parameters_that_are_split_over_the_elastic_dim_are_refused():
+    for text in refused(lambda mesh: {"model": fully_shard(make_model(), mesh)}):
+        assert "state['model']['0.weight'] is split over the elastic dim 'dp'" in text
+
+
+def test_a_commit_that_communicates_is_no_loss_of_a_rank():
+    """An optimizer that the loop does not know of: the survivors' steps would differ."""
+
+    def program(job):
+        mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+        with ElasticMesh(mesh, "dp", timeout=job.timeout) as elastic:
+            model = DistributedDataParallel(make_model(), elastic.mesh["dp"])
+            zero = ZeroRedundancyOptimizer(
+                model.parameters(), optim.SGD, elastic.mesh["dp"], lr=0.1, momentum=0.9
+            )
+            for step in elastic.steps({"model": model}, 6, batches=make_batches()):
+                with step:
+                    if rank() == 1 and step.number == 2:
+                        job.kill()
+                    backward(model, step.share.samples, step.share.weight)
+                    step.on_commit(zero.step)
+        return elastic.committed
+
+    job = ThreadJob(program, 3)
+    with pytest.raises(RuntimeError, match=r"on_commit of step [12] .* does not communicate"):
+        job.join()
+    assert not job.results
+    assert sorted(job.errors) == [0, 2]
 
 
 def test_too_few_are_left():

@@ -18,6 +18,7 @@ from fsdp_training import (
 )
 
 import meshlib as dist
+from meshlib.testing import run_ranks
 from parallel import nn
 from parallel.fsdp import FSDPModule, fully_shard
 
@@ -271,3 +272,37 @@ def test_ignored_parameters_stay_whole_and_are_not_reduced():
             {path: value for path, value in got.items() if path not in ignored},
             {path: value for path, value in expected.items() if path not in ignored},
         )
+
+
+def test_inside_of_a_meshs_block_the_mesh_may_be_left_out():
+    def rank():
+        model, x = nn.Linear(4, 4, rng=np.random.default_rng(0)), np.ones((2, 4), np.float32)
+        expected = model(x)
+        with pytest.raises(ValueError, match="inside a `with mesh:` block"):
+            fully_shard(model)
+        with dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",)) as mesh:
+            fully_shard(model)
+        assert model.weight.data.shape == (2, 4)
+        assert model.weight.sharding.mesh == mesh
+        np.testing.assert_array_equal(model(x), expected)
+
+    run_ranks(rank, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float16"])
+@pytest.mark.parametrize("own", ["float32", "float64"])
+def test_a_sharded_layer_takes_and_refuses_the_input_that_it_did_before(own, dtype):
+    def answer(layer):
+        try:
+            y = layer(np.ones((2, 4), dtype))
+        except TypeError as error:
+            return str(error).replace("FSDP", "")
+        layer.backward(np.ones_like(y))
+        return y.dtype, layer.weight.grad.dtype
+
+    def rank():
+        mesh = dist.init_device_mesh("cpu", (2,))
+        plain, sharded = (nn.Linear(4, 4, rng=np.random.default_rng(0), dtype=own) for _ in "ab")
+        assert answer(fully_shard(sharded, mesh)) == answer(plain)
+
+    run_ranks(rank, 2)

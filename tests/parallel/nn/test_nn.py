@@ -282,6 +282,56 @@ def test_bad_arguments_name_themselves():
         nn.CrossEntropyLoss("none")
 
 
+def test_without_a_generator_numpys_global_state_decides():
+    """As torch's layers begin: seeded alike they are alike, and no two of one seed are."""
+
+    def draw():
+        np.random.seed(7)
+        layers = nn.Linear(3, 2), nn.Linear(3, 2), nn.Embedding(2, 3, dtype="f8")
+        block, dropout = nn.MultiHeadAttention(4, 2), nn.Dropout()
+        values = [layer.weight.data for layer in (*layers, block.query, block.output)]
+        return [*values, dropout(np.ones((8, 8)))]
+
+    first, second = draw(), draw()
+    for one, two in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first[0], first[1])
+    assert first[2].dtype == np.float64
+    assert not np.array_equal(nn.Linear(3, 2).weight.data, first[0])
+    with pytest.raises(TypeError, match="rng must be a Generator"):
+        nn.Linear(3, 2, rng=7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_mse_loss_and_its_gradient(reduction):
+    loss = nn.MSELoss(reduction)
+    x, targets = rng(0).normal(size=(4, 3)), rng(1).normal(size=(4, 3))
+    found = loss(x, targets)
+    total = ((x - targets) ** 2).sum()
+    np.testing.assert_allclose(found, total / (12 if reduction == "mean" else 1))
+    grad = loss.backward(3.0)
+    loss.eval()
+    expected = numeric(lambda: np.array(loss(x, targets)), x, np.array(3.0))
+    np.testing.assert_allclose(grad, expected, rtol=1e-6)
+    single = loss.train()(x.astype("f4"), targets)
+    np.testing.assert_allclose(single, found, rtol=1e-5)
+    assert loss.backward().dtype == np.float32
+
+
+def test_mse_loss_refuses_what_it_cannot_compare():
+    loss = nn.MSELoss()
+    with pytest.raises(ValueError, match=r"float64\[4, 1\] and targets float64\[4\]"):
+        loss(np.ones((4, 1)), np.ones(4))
+    with pytest.raises(ValueError, match="expected floating predictions"):
+        loss(np.ones(4, int), np.ones(4, int))
+    with pytest.raises(ValueError, match="no element"):
+        loss(np.ones((0, 4)), np.ones((0, 4)))
+    with pytest.raises(ValueError, match="reduction must be"):
+        nn.MSELoss("none")
+    with pytest.raises(TypeError, match="targets"):
+        loss(np.ones(4), [1.0] * 4)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
 @pytest.mark.parametrize("layer", [nn.Linear(3, 2, rng=rng()), nn.LayerNorm(3)], ids=repr_of)
 def test_an_input_whose_gradient_would_not_fit_is_refused_in_forward(layer, dtype):

@@ -192,6 +192,40 @@ def test_second_derivatives_and_derivatives_in_no_context_are_refused():
     over_workers(2, program)
 
 
+def test_calls_and_weights_in_a_compiled_function_are_refused():
+    import jax
+
+    def program():
+        w, here, x = weights(1), weights(0), jnp.asarray(X)
+
+        def call(x):
+            return rpc.rpc_sync(1, scaled, (w, x))
+
+        def loop(x):
+            return jax.lax.scan(lambda x, _: (call(x), None), x, length=2)[0]
+
+        with dist_autograd.context():
+            recorded = scaled(here, x)
+            for compiled, what in (
+                (jax.jit(call), "scaled was called remotely"),
+                (loop, "scaled was called remotely"),
+                (jax.jit(jax.grad(lambda x: jnp.sum(call(x)))), "scaled was called remotely"),
+                (jax.jit(lambda x: x + rpc.rpc_sync(1, scaled, (w, X))), "was called remotely"),
+                (jax.jit(lambda x: rpc.remote(1, scaled, (w, x))), "scaled was called remotely"),
+                (jax.jit(lambda x: scaled(here, x)), "scaled was computed of Weights"),
+                (jax.jit(lambda x: scaled(x, recorded)), "scaled was computed of Recorded"),
+            ):
+                with pytest.raises(NotImplementedError, match=f"{what} .* JAX compiles"):
+                    compiled(x)
+            with pytest.raises(NotImplementedError, match="batched"):
+                jax.vmap(call)(x[:, None])
+            # What the function itself computes may be compiled; a call of constants is made once.
+            np.testing.assert_array_equal(jax.jit(lambda x: scaled(x, x))(x), X * X)
+            assert jax.jit(lambda x: x + rpc.rpc_sync(1, int, ("3",)))(x)[0] == X[0] + 3
+
+    over_workers(2, program)
+
+
 @dist_autograd.function
 def breaks_backward(w, x):
     return jnp.sum(breaking(w * x))

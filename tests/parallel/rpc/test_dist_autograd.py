@@ -165,6 +165,41 @@ def test_calls_in_a_function_that_jax_differentiates():
     over_workers(3, program)
 
 
+@dist_autograd.function
+def embed(table, ids):
+    return {"rows": table[ids], "count": ids.shape[0], "ids": ids + 1}
+
+
+def test_value_and_grad_has_the_gradients_of_weights_here_and_of_integers_there():
+    ids = np.array([0, 2, 2])
+
+    def program():
+        here, table = rpc.RRef(Weights(W1)), rpc.remote(1, Weights, (W2,))
+
+        def loss(scale, ids):
+            found = rpc.rpc_sync(1, embed, (table, ids))
+            assert found["count"] == 3
+            return jnp.mean(layer(here, found["rows"]) ** 2) * scale * found["ids"].sum()
+
+        def plain(w, table, scale, ids):
+            return jnp.mean(jnp.tanh(table[ids] @ w) ** 2) * scale * (ids + 1).sum()
+
+        w = W1
+        for scale in (1.0, 2.0):
+            with dist_autograd.context() as context_id:
+                value, of_scale = dist_autograd.value_and_grad(loss)(scale, ids)
+                found = [gradient(it, context_id) for it in (here, table)]
+            expected, grads = jax.value_and_grad(plain, (0, 1, 2))(w, W2, scale, ids)
+            same(value, expected)
+            for actual, grad in zip([*found, of_scale], grads, strict=True):
+                same(actual, grad)
+            here.local_value().value = w = w - grads[0]
+        with dist_autograd.context(), pytest.raises(TypeError, match="Recorded"):
+            jax.value_and_grad(loss)(1.0, ids)
+
+    over_workers(2, program)
+
+
 def test_the_optimizer_steps_where_the_weights_live():
     def program():
         w1, w2 = rpc.remote(1, Weights, (W1,)), rpc.remote(2, Weights, (W2,))

@@ -138,6 +138,37 @@ def test_with_error_feedback_nothing_is_lost_but_delayed(name: str, op: ReduceOp
         assert np.abs(got * divisor - total).max() > 1e-2  # which the residuals make good
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("strange", [np.nan, np.inf, 3.4028235e38])
+@pytest.mark.parametrize("name", ["bf16", "fp8", "int8"])
+def test_where_a_result_is_no_number_all_keep_what_they_had(name: str, strange: float) -> None:
+    """Whosever input it is: as after a step that a loss scaler skips."""
+
+    def body(m: Member) -> tuple[Any, Any, Any, Any]:
+        residual = values(100 + m.rank)
+        before = residual.copy()
+        buffer = values(m.rank)
+        if m.rank == 0:
+            buffer[::9973] = strange
+        put_in = buffer.astype(np.float64) + residual
+        m.all_reduce(buffer, error_feedback(ReduceOp.SUM, residual))
+        return buffer, before, residual, put_in
+
+    found = run_group(transport(name), 3, body, TABLE)
+    finite = np.isfinite(found[0][0])
+    strange_ones = SIZE // 9973 + 1
+    assert finite.any()
+    if strange != 3.4028235e38 or name == "bf16":  # which rounds that one up
+        assert np.count_nonzero(~finite) >= strange_ones
+    for _, before, residual, _ in found:
+        np.testing.assert_array_equal(residual[~finite], before[~finite])
+    left = sum(residual.astype(np.float64) for _, _, residual, _ in found)
+    total = sum(put_in for _, _, _, put_in in found)
+    large = np.abs(total) > 1e30
+    whole = finite & ~large
+    np.testing.assert_allclose((found[0][0] + left)[whole], total[whole], atol=1e-4)
+
+
 def descent(feedback: bool) -> float:
     """How far SGD on a quadratic stays from the optimum, as a share of the way.
 

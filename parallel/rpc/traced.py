@@ -2,7 +2,8 @@
 
 Going forward, what JAX follows leaves its world: values are recorded, the call is made as always,
 and its results enter that world again. Going backward, one pass over the workers gives the
-gradients of those values. In a program that JAX compiles there are no values yet: see ``staged``.
+gradients of those values. A function that JAX compiles has no values to send, so that calls in it
+are refused.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from meshlib import rpc
-from meshlib.jit import current_trace, is_compiling, is_tracing
+from meshlib.jit import is_compiling, is_tracing
 from parallel.rpc.contexts import Context, Keeper
 from parallel.rpc.engine import run_pass
 from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink, filled
-from parallel.rpc.in_jax.staged import InFunction, stage
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -28,22 +28,23 @@ Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 def replaced(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, creates: bool) -> Any:
     """Return the call that is made in place of ``request(args, kwargs)``; None: that one.
 
-    Raises NotImplementedError for ``remote``, RuntimeError outside of a context.
+    Raises NotImplementedError for ``remote``, and in a function that JAX compiles; RuntimeError
+    outside of a context.
     """
     if not is_tracing():
         return None
-    token, traced = here.here.token, _tracers((args, kwargs))
-    in_program = is_compiling() or any(isinstance(_stopped(it), Tracer) for it in traced)
-    takes_part = traced or (token is not None and not (in_program and usable_token(here) is None))
-    if not takes_part and not (in_program and hasattr(request.func, RECORDED)):
+    traced = is_traced((args, kwargs))
+    if is_compiling():
+        if traced or hasattr(request.func, RECORDED):
+            raise compiled(f"{request.name} was called remotely")
         return None  # something that the program does once, when it is traced
+    if not traced and here.here.token is None:
+        return None
     if creates:
         raise NotImplementedError(
-            "rpc.remote() was called in a function that JAX differentiates or compiles: what stays"
-            " on the other worker has no place there; expected rpc_sync() or rpc_async()"
+            "rpc.remote() was called in a function that JAX differentiates: what stays on the other"
+            " worker has no place there; expected rpc_sync() or rpc_async()"
         )
-    if in_program:
-        return stage(here, request, args, kwargs, usable_token(here))
     context = here.here.context
     if context is None:
         raise RuntimeError(
@@ -53,12 +54,12 @@ def replaced(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, creates
     return through(here, context, request, args, kwargs)
 
 
-def usable_token(here: Keeper) -> Any:
-    """Return the token for a call in a program; None where it is one of a transformation around.
-
-    JAX keeps what it has traced of inner functions, and would take it for that of later ones.
-    """
-    return here.here.token if here.here.trace == current_trace() else None
+def compiled(what: str) -> NotImplementedError:
+    """Return the error for ``what`` was done in a function that JAX compiles."""
+    return NotImplementedError(
+        f"{what} in a function that JAX compiles (jax.jit, scan, cond), which runs without Python;"
+        " expected it outside, with jax.jit inside of the functions that workers compute"
+    )
 
 
 def is_traced(tree: Any) -> bool:
@@ -103,7 +104,7 @@ def through_here(here: Keeper, context: Context, call: Call, args: Any, kwargs: 
 
 
 @dataclass(eq=False, repr=False)
-class Through(InFunction):
+class Through(rpc.Future[Any]):
     """A call that was made in a function that JAX differentiates. ``wait`` in that function."""
 
     _here: Keeper
@@ -118,6 +119,18 @@ class Through(InFunction):
         super().__init__()
         self.connection: Any = getattr(self._started, "connection", None)
         self._results: list[Any] = []
+
+    def then(self, callback: Any) -> NoReturn:
+        """Raise NotImplementedError: callbacks run in other threads, outside of the function."""
+        del callback
+        raise NotImplementedError(
+            "then() was called on a remote call in a function that JAX differentiates, and would"
+            " run in another thread; expected wait() in the function"
+        )
+
+    def add_done_callback(self, callback: Any) -> NoReturn:
+        """Raise NotImplementedError, as ``then``."""
+        self.then(callback)
 
     def done(self) -> bool:
         """Whether the call has ended."""
@@ -200,7 +213,7 @@ def _check_values(tree: Any) -> None:
 
 def _refuse() -> NoReturn:
     raise NotImplementedError(
-        "a second derivative was taken of a remote call: the workers keep what they need for one."
-        " Expected it in a function that jax.grad, value_and_grad, vjp or dist_autograd.forward"
-        " differentiate once"
+        "a second derivative was taken of a remote call, or it was batched (vmap): the workers keep"
+        " what they need for one. Expected it in a function that jax.grad, value_and_grad, vjp or"
+        " dist_autograd.forward differentiate once"
     )

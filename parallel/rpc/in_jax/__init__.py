@@ -1,1 +1,0 @@
-"""Remote calls in functions that JAX transforms: differentiates, compiles, batches."""
