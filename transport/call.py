@@ -57,6 +57,9 @@ class Kind(enum.IntEnum):
     """A remote call, by its caller; such headers are only recorded."""
     SERVE = 16
     """A remote call, by its callee."""
+    REFUSED = 17
+    """A collective, whose kind is ``extra``, that its caller does not make: such headers are only
+    recorded, and counted."""
 
 
 class CallHeader(NamedTuple):
@@ -98,6 +101,8 @@ class CallHeader(NamedTuple):
             kind = Kind(self.kind).name.lower()
         except ValueError:
             kind = f"kind {self.kind}"
+        if self.kind == Kind.REFUSED:
+            return f"call #{self.sequence} {Kind(self.extra).name.lower()}, refused"
         parts = [f"call #{self.sequence} {kind}"]
         if self.dtype:
             parts.append(f"dtype={dtype_name(self.dtype)}")

@@ -56,6 +56,15 @@ def test_ranks_coordinates_and_groups(file, capsys):
     )
 
 
+def test_the_mesh_itself_needs_no_option(capsys):
+    assert cli.main(["explain", "--mesh", "dp=2,tp=2"]) == 0
+    expected, _ = capsys.readouterr()
+    assert cli.main(["explain", "dp=2,tp=2"]) == 0
+    assert capsys.readouterr() == (expected, "")
+    assert cli.main(["explain", "dp=2,tp=x"]) == 2
+    assert "'tp=x' is not a dim" in capsys.readouterr().err
+
+
 def test_one_rank_only(capsys):
     assert cli.main(["explain", "--mesh", "pp=2,dp=2,tp=2", "--rank", "5"]) == 0
     assert capsys.readouterr().out == (
