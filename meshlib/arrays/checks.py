@@ -193,10 +193,10 @@ def adapt_targets(
     return adapted
 
 
-def _entries(items: ListOf[Any]) -> ListOf[Any]:
+def _entries(items: ListOf[Any]) -> Sequence[Any]:
     """Return ``items``, or the parts along the first axis of an array."""
     if isinstance(items, Sequence) or not getattr(items, "ndim", 0):
-        return items
+        return cast(Sequence[Any], items)
     return [cast(Any, items)[i, ...] for i in range(len(items))]
 
 
