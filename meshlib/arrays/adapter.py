@@ -169,7 +169,7 @@ def is_only_returned(result: Any) -> bool:
     """Whether ``result`` is of a kind that cannot be written to, so that the caller of a collective
     gets its values by what the call returns, and in no other way.
     """
-    if type(result) is np.ndarray or result is None:  # the usual cases at once
+    if result is None or type(result) in (np.ndarray, list):  # the usual cases at once
         return False
     return any(library.recognises(result) for library in _IMMUTABLE)
 

@@ -162,7 +162,7 @@ def overlap(x: Flat | DeviceFlat, y: Flat | DeviceFlat) -> bool:
 
 def adapt_sources(items: ListOf[Any], name: str, size: int | None = None) -> list[Adapted]:
     """Adapt a list of ``size`` arrays (None: any number but none) that are read."""
-    entries = _entries(items)
+    entries = _entries(items, size)
     check_list(entries, name, size)
     return [arrays.source(item, f"{name}[{i}]") for i, item in enumerate(entries)]
 
@@ -180,7 +180,7 @@ def adapt_targets(
     ``each`` says why there are so many; ``keep``: their present contents matter, too. A new array
     in the place of one that cannot be written to gets that one's place in the list.
     """
-    entries = _entries(items)
+    entries = _entries(items, size)
     check_list(entries, name, size, each)
     adapt = arrays.in_out if keep else arrays.target
     adapted = [adapt(item, f"{name}[{i}]") for i, item in enumerate(entries)]
@@ -193,9 +193,9 @@ def adapt_targets(
     return adapted
 
 
-def _entries(items: ListOf[Any]) -> Sequence[Any]:
-    """Return ``items``, or the parts along the first axis of an array."""
-    if isinstance(items, Sequence) or not getattr(items, "ndim", 0):
+def _entries(items: ListOf[Any], size: int | None) -> Sequence[Any]:
+    """Return ``items``, or where there are to be ``size`` the parts along an array's first axis."""
+    if size is None or isinstance(items, Sequence) or not getattr(items, "ndim", 0):
         return cast(Sequence[Any], items)
     return [cast(Any, items)[i, ...] for i in range(len(items))]
 

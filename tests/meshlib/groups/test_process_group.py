@@ -198,7 +198,7 @@ BAD = {
     ),
     "read-only": (
         lambda: dist.all_reduce(np.broadcast_to(1.0, 3)),
-        ValueError,
+        TypeError,
         "tensor is a read-only array",
     ),
     "band on floats": (

@@ -123,7 +123,7 @@ def test_64_ranks_each_have_a_line():
         (["--mesh", "dp=2", "--world-size", "two"], "--world-size: invalid int value: 'two'"),
         (["--mesh", "dp=2", "train.toml"], "not allowed with"),
         (["train.toml", "--mash"], "unrecognized arguments: --mash"),
-        ([], "file --mesh --schedule is required"),
+        ([], "MESH --mesh --schedule is required"),
         (["--mesh", "dp=2", "--estimate", "x.py"], "--estimate goes with a file"),
         (["train.toml", "--over", "dp=2"], "--over goes with --estimate"),
         (["--mesh", "dp=2", "--stages", "2"], "--stages goes with --schedule"),
