@@ -185,17 +185,18 @@ def adapt_targets(
     adapt = arrays.in_out if keep else arrays.target
     adapted = [adapt(item, f"{name}[{i}]") for i, item in enumerate(entries)]
     check_disjoint(adapted, name)
-    if isinstance(items, MutableSequence):
-        for i, x in enumerate(adapted):
-            x.put_back(partial(items.__setitem__, i))
-    elif any(x.returned_only for x in adapted):
+    immutable = [i for i, x in enumerate(adapted) if x.returned_only]
+    if immutable and not isinstance(items, MutableSequence):
         warn_if_discarded()
+    elif immutable:
+        for i in immutable:
+            adapted[i].put_back(partial(items.__setitem__, i))
     return adapted
 
 
 def _entries(items: ListOf[Any], size: int | None) -> Sequence[Any]:
     """Return ``items``, or where there are to be ``size`` the parts along an array's first axis."""
-    if size is None or isinstance(items, Sequence) or not getattr(items, "ndim", 0):
+    if type(items) is list or size is None or not getattr(items, "ndim", 0):
         return cast(Sequence[Any], items)
     return [cast(Any, items)[i, ...] for i in range(len(items))]
 

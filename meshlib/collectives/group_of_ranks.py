@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from meshlib.arrays.adapted import Adapted
 from meshlib.arrays.adapter import is_only_returned
 from meshlib.arrays.ignored import warn_if_discarded
@@ -15,6 +17,9 @@ from transport.checks import to_whole_number
 from transport.deadline import Timeout
 
 T = TypeVar("T")
+
+_USUAL = frozenset((np.ndarray, list, type(None)))
+"""Types of results that ``is_only_returned`` need not be asked about."""
 
 
 class GroupOfRanks:
@@ -43,9 +48,13 @@ class GroupOfRanks:
         door = self.door
         if door.rank < 0:
             return None
-        spec = door.checked(kind, prepare, *arguments)
+        try:  # as ``Door.checked``, whose call is a part of a small collective's time
+            spec = prepare(*arguments)
+        except Exception as error:
+            door.refusals.refuse(kind, error)
+            raise
         result = door.issue(spec, async_op, timeout)
-        if not async_op and is_only_returned(result):
+        if type(result) not in _USUAL and not async_op and is_only_returned(result):
             warn_if_discarded()
         return result
 
