@@ -62,6 +62,14 @@ class Kind(enum.IntEnum):
     recorded, and counted."""
 
 
+def _kind_name(code: int) -> str:
+    """Return what a kind is called; what comes over the wire may be none."""
+    try:
+        return Kind(code).name.lower()
+    except ValueError:
+        return f"kind {code}"
+
+
 class CallHeader(NamedTuple):
     """The part of a call that must be equal on every member.
 
@@ -97,12 +105,9 @@ class CallHeader(NamedTuple):
         return cls(*_LAYOUT.unpack_from(data))
 
     def __str__(self) -> str:
-        try:
-            kind = Kind(self.kind).name.lower()
-        except ValueError:
-            kind = f"kind {self.kind}"
         if self.kind == Kind.REFUSED:
-            return f"call #{self.sequence} {Kind(self.extra).name.lower()}, refused"
+            return f"call #{self.sequence} {_kind_name(self.extra)}, refused"
+        kind = _kind_name(self.kind)
         parts = [f"call #{self.sequence} {kind}"]
         if self.dtype:
             parts.append(f"dtype={dtype_name(self.dtype)}")
