@@ -186,11 +186,11 @@ def adapt_targets(
     adapted = [adapt(item, f"{name}[{i}]") for i, item in enumerate(entries)]
     check_disjoint(adapted, name)
     immutable = [i for i, x in enumerate(adapted) if x.returned_only]
-    if immutable and not isinstance(items, MutableSequence):
-        warn_if_discarded()
-    elif immutable:
+    if immutable and isinstance(items, MutableSequence):
         for i in immutable:
             adapted[i].put_back(partial(items.__setitem__, i))
+    elif immutable:
+        warn_if_discarded()
     return adapted
 
 
