@@ -1,5 +1,6 @@
 """The names of ``import meshlib as dist``, but for those of ``mesh_api`` and ``wider_api``."""
 
+from meshlib.arrays.ignored import ResultIgnoredWarning
 from meshlib.c10d.availability import (
     get_node_local_rank,
     is_available,
@@ -97,6 +98,7 @@ __all__ = [
     "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
+    "ResultIgnoredWarning",
     "Store",
     "TCPStore",
     "WaitTimeoutError",

@@ -29,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
+    what.add_argument(
+        "file",
+        nargs="?",
+        metavar="MESH",
+        help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table, or the mesh itself: dp=2,tp=2",
+    )
     what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
     what.add_argument(
         "--schedule", metavar="NAME", help="a pipeline's, such as 1F1B, or a .csv file"
@@ -87,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _explain_schedule(given)
         if given.mesh is not None or given.over is not None:
             config = MeshConfig.from_string(given.mesh or given.over)
+        elif "=" in given.file:
+            config = MeshConfig.parse(given.file)
         else:
             config = MeshConfig.load(Path(given.file))
         if given.source is not None:

@@ -57,6 +57,17 @@ class Kind(enum.IntEnum):
     """A remote call, by its caller; such headers are only recorded."""
     SERVE = 16
     """A remote call, by its callee."""
+    REFUSED = 17
+    """A collective, whose kind is ``extra``, that its caller does not make: such headers are only
+    recorded, and counted."""
+
+
+def _kind_name(code: int) -> str:
+    """Return what a kind is called; what comes over the wire may be none."""
+    try:
+        return Kind(code).name.lower()
+    except ValueError:
+        return f"kind {code}"
 
 
 class CallHeader(NamedTuple):
@@ -94,10 +105,9 @@ class CallHeader(NamedTuple):
         return cls(*_LAYOUT.unpack_from(data))
 
     def __str__(self) -> str:
-        try:
-            kind = Kind(self.kind).name.lower()
-        except ValueError:
-            kind = f"kind {self.kind}"
+        if self.kind == Kind.REFUSED:
+            return f"call #{self.sequence} {_kind_name(self.extra)}, refused"
+        kind = _kind_name(self.kind)
         parts = [f"call #{self.sequence} {kind}"]
         if self.dtype:
             parts.append(f"dtype={dtype_name(self.dtype)}")

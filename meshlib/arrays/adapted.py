@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from transport.operands.reduce_op import Flat
+
+Entry_co = TypeVar("Entry_co", covariant=True)
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class Adapted:
     ``"cpu"``: the communicator of that device takes it). ``finish()`` brings the contents of
     ``flat`` back (a no-op when memory is shared) and returns what the caller gets: the same array
     if it is writable, else a new one. ``writes_back``: ``finish`` changes the caller's memory.
+    ``returned_only``: the caller's array cannot be written to, so the result is a new one.
     """
 
     flat: Flat
@@ -25,6 +28,37 @@ class Adapted:
     device: str
     finish: Callable[[], Any]
     writes_back: bool = False
+    returned_only: bool = False
+
+    def put_back(self, put: Callable[[Any], object]) -> None:
+        """Have ``put`` called with the result where it is a new array, which is then not lost."""
+        if not self.returned_only:
+            return
+        finish = self.finish
+
+        def finish_and_put() -> Any:
+            result = finish()
+            put(result)
+            return result
+
+        self.finish = finish_and_put
+        self.returned_only = False
+
+
+class ListOf(Protocol[Entry_co]):
+    """A list of arrays, or an array whose first axis has an entry for each."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Entry_co: ...
+
+
+def read_only(array: Any, name: str) -> TypeError:
+    """Return what is raised for an array that would be written to, and refuses it."""
+    return TypeError(
+        f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
+        "expected a writable one to put the result into"
+    )
 
 
 class ArrayLibrary(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.arrays.adapted import Adapted, ArrayLibrary
+from meshlib.arrays.adapted import Adapted, ArrayLibrary, read_only
 from meshlib.arrays.on_gpu import CudaArrays, JaxOnGpu
 from transport.operands.reduce_op import Flat
 
@@ -34,10 +34,7 @@ class _NumPy:
         plain = _plain(array)
         flags = plain.flags
         if not flags.writeable:
-            raise ValueError(
-                f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
-                "expected a writable one to put the result into"
-            )
+            raise read_only(array, name)
         if flags.c_contiguous:
             return Adapted(plain.ravel(), array.shape, "cpu", lambda: array)
         flat = plain.flatten() if keep else np.empty(plain.size, plain.dtype)
@@ -69,7 +66,7 @@ class _NumPyScalar:
 
     def target(self, array: np.generic, name: str, *, keep: bool) -> Adapted:
         flat = np.array([array])
-        return Adapted(flat, (), "cpu", lambda: flat[0])
+        return Adapted(flat, (), "cpu", lambda: flat[0], returned_only=True)
 
 
 class _Jax:
@@ -99,7 +96,7 @@ class _Jax:
         def finish() -> Any:
             return sys.modules["jax"].device_put(flat.reshape(shape), array.sharding)
 
-        return Adapted(flat, shape, "cpu", finish)
+        return Adapted(flat, shape, "cpu", finish, returned_only=True)
 
     def _refuse_tracer(self, array: Any, name: str) -> None:
         jax = sys.modules["jax"]
@@ -139,13 +136,8 @@ class _BufferProtocol:
 
 _NUMPY = _NumPy()
 _JAX_ON_GPU = JaxOnGpu()
-_LIBRARIES: tuple[ArrayLibrary, ...] = (
-    _NUMPY,
-    _NumPyScalar(),
-    _Jax(),
-    CudaArrays(),
-    _BufferProtocol(),
-)
+_IMMUTABLE: tuple[ArrayLibrary, ...] = (_NumPyScalar(), _Jax())
+_LIBRARIES: tuple[ArrayLibrary, ...] = (_NUMPY, *_IMMUTABLE, CudaArrays(), _BufferProtocol())
 
 
 def _library(array: Any, name: str) -> ArrayLibrary:
@@ -155,9 +147,31 @@ def _library(array: Any, name: str) -> ArrayLibrary:
         if library.recognises(array):
             return library
     raise TypeError(
-        f"{name} is a {type(array).__module__}.{type(array).__qualname__}; expected a NumPy, "
-        "JAX or CuPy array, or an object with the buffer protocol"
+        f"{name} must be a NumPy, JAX or CuPy array, or an object with the buffer protocol; got"
+        f" {_type_name(array)}{_instead(array, name)}"
     )
+
+
+def _type_name(array: Any) -> str:
+    cls = type(array)
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return f"{module}{cls.__qualname__}"
+
+
+def _instead(array: Any, name: str) -> str:
+    """Return what to write in the place of something that is no array."""
+    if isinstance(array, int | float | complex):
+        return f". Write {name}=np.array({array!r}) for a number"
+    return ". Objects have calls of their own: all_gather_object, broadcast_object_list, ..."
+
+
+def is_only_returned(result: Any) -> bool:
+    """Whether ``result`` is of a kind that cannot be written to, so that the caller of a collective
+    gets its values by what the call returns, and in no other way.
+    """
+    if result is None or type(result) in (np.ndarray, list):  # the usual cases at once
+        return False
+    return any(library.recognises(result) for library in _IMMUTABLE)
 
 
 def source(array: Any, name: str) -> Adapted:
@@ -168,9 +182,23 @@ def source(array: Any, name: str) -> Adapted:
 def target(array: Any, name: str) -> Adapted:
     """Adapt ``array``, which is written and not read.
 
-    Raises TypeError for a non-array, ValueError for a read-only one, naming ``name``.
+    Raises TypeError, naming ``name``, for a non-array and a read-only one.
     """
     return _library(array, name).target(array, name, keep=False)
+
+
+def in_place(array: Any, name: str, instead: str) -> Adapted:
+    """Adapt ``array`` as ``target`` does, for a call that does not return it.
+
+    Raises TypeError that tells what to write ``instead`` where it cannot be written to.
+    """
+    adapted = target(array, name)
+    if adapted.returned_only:
+        raise TypeError(
+            f"{name} is of type {_type_name(array)}, which cannot be written to;"
+            f" expected a writable array, or {instead}"
+        )
+    return adapted
 
 
 def in_out(array: Any, name: str) -> Adapted:

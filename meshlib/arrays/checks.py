@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from meshlib.arrays import adapter as arrays
-from meshlib.arrays.adapted import Adapted
+from meshlib.arrays.adapted import Adapted, ListOf
+from meshlib.arrays.ignored import warn_if_discarded
 from transport.call import dtype_code
 from transport.checks import to_whole_numbers
 from transport.cuda.flat import DeviceFlat
@@ -158,23 +160,45 @@ def overlap(x: Flat | DeviceFlat, y: Flat | DeviceFlat) -> bool:
     return start < other + y.nbytes and other < start + x.nbytes and bool(x.size and y.size)
 
 
-def adapt_sources(items: Sequence[Any], name: str, size: int | None = None) -> list[Adapted]:
+def adapt_sources(items: ListOf[Any], name: str, size: int | None = None) -> list[Adapted]:
     """Adapt a list of ``size`` arrays (None: any number but none) that are read."""
-    check_list(items, name, size)
-    return [arrays.source(item, f"{name}[{i}]") for i, item in enumerate(items)]
+    entries = _entries(items, size)
+    check_list(entries, name, size)
+    return [arrays.source(item, f"{name}[{i}]") for i, item in enumerate(entries)]
 
 
 def adapt_targets(
-    items: Sequence[Any], name: str, size: int | None = None, each: str = "one for each member"
+    items: ListOf[Any],
+    name: str,
+    size: int | None = None,
+    each: str = "one for each member",
+    *,
+    keep: bool = False,
 ) -> list[Adapted]:
     """Adapt a list of ``size`` arrays (None: any number but none) that are written.
 
-    ``each`` says why there are so many.
+    ``each`` says why there are so many; ``keep``: their present contents matter, too. A new array
+    in the place of one that cannot be written to gets that one's place in the list.
     """
-    check_list(items, name, size, each)
-    adapted = [arrays.target(item, f"{name}[{i}]") for i, item in enumerate(items)]
+    entries = _entries(items, size)
+    check_list(entries, name, size, each)
+    adapt = arrays.in_out if keep else arrays.target
+    adapted = [adapt(item, f"{name}[{i}]") for i, item in enumerate(entries)]
     check_disjoint(adapted, name)
+    immutable = [i for i, x in enumerate(adapted) if x.returned_only]
+    if immutable and isinstance(items, MutableSequence):
+        for i in immutable:
+            adapted[i].put_back(partial(items.__setitem__, i))
+    elif immutable:
+        warn_if_discarded()
     return adapted
+
+
+def _entries(items: ListOf[Any], size: int | None) -> Sequence[Any]:
+    """Return ``items``, or where there are to be ``size`` the parts along an array's first axis."""
+    if type(items) is list or size is None or not getattr(items, "ndim", 0):
+        return cast(Sequence[Any], items)
+    return [cast(Any, items)[i, ...] for i in range(len(items))]
 
 
 def split_evenly(flat: Flat, parts: int) -> list[Flat]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshlib.arrays.adapted import Adapted
+from meshlib.arrays.adapted import Adapted, read_only
 from transport.cuda.driver import Driver, driver_of
 from transport.cuda.flat import DeviceFlat, StreamOrder
 from transport.operands.reduce_op import Flat
@@ -46,10 +46,7 @@ class CudaArrays:
         """Adapt an array that is written; ``keep`` when its present contents matter too."""
         interface = array.__cuda_array_interface__
         if interface["data"][1]:
-            raise ValueError(
-                f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
-                "expected a writable one to put the result into"
-            )
+            raise read_only(array, name)
         if _is_contiguous(interface, array):
             return _adapt(array, array.shape, lambda: array)
         held = _contiguous_copy(array, name)
@@ -149,6 +146,7 @@ class JaxOnGpu:
         fresh = view.copy() if keep else import_module("cupy").empty_like(view)
         # An array without elements is its own result: it has no memory to hand over.
         adapted = _adapt(fresh, array.shape, lambda: array)
+        adapted.returned_only = True
         flat = cast(DeviceFlat, adapted.flat)
         if flat.size:
             adapted.finish = lambda: import_module("jax").dlpack.from_dlpack(_Export(fresh, flat))

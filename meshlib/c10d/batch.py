@@ -18,7 +18,8 @@ class P2POp:
     ``op`` is ``meshlib.isend`` or ``meshlib.irecv``; ``peer`` (a global rank) or ``group_peer``
     (a rank in ``group``) the other end. A receive may leave out both: any member will do.
     ``tensor`` is what is sent, or overwritten with what comes: a NumPy, JAX or CuPy array or a
-    buffer, of the same size and dtype at both ends. ``tag`` is a whole number from 0 to 2**32 - 1
+    buffer, of the same size and dtype at both ends. What is received in the place of an array that
+    cannot be written to (JAX) is the new ``tensor``. ``tag`` is a whole number from 0 to 2**32 - 1
     that they agree on. Raises ValueError for another ``op``.
     """
 
@@ -45,9 +46,16 @@ class P2POp:
         member.
         """
         group = resolve_group(self.group)
-        prepare = group.prepare_send if self.op is isend else group.prepare_receive
-        spec = prepare(self.tensor, self.peer, self.tag, self.group_peer)
+        if self.op is isend:
+            spec = group.prepare_send(self.tensor, self.peer, self.tag, self.group_peer)
+        else:
+            spec = group.prepare_receive(
+                self.tensor, self.peer, self.tag, self.group_peer, put=self._put
+            )
         return None if spec is None else (group.door, spec)
+
+    def _put(self, tensor: Any) -> None:
+        self.tensor = tensor
 
     def __repr__(self) -> str:
         name = "isend to" if self.op is isend else "irecv from"
@@ -76,4 +84,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
             prepared.append(op.prepare())
         except (TypeError, ValueError) as error:
             raise type(error)(f"p2p_op_list[{i}]: {error}") from error
-    return [call[0].issue(call[1], True) for call in prepared if call is not None]
+    works: list[Work[Any]] = [call[0].issue(call[1], True) for call in prepared if call is not None]
+    for work in works:
+        work.take()  # each P2POp has what it has received
+    return works

@@ -5,9 +5,10 @@ Order, deadlines, recording, the shortcut and failure meet in ``Door.issue`` and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
@@ -15,6 +16,7 @@ from meshlib.calls.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
 from meshlib.calls.legs import Leg
+from meshlib.calls.refusals import Refusals
 from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut
 from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
 from meshlib.calls.work import Work
@@ -26,6 +28,11 @@ from transport.communicators.base import Communicator
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.native import core
 from transport.operands.reduce_op import ReduceOp
+
+T = TypeVar("T")
+
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_ALL_REDUCE = Kind.ALL_REDUCE
 
 
 class Door:
@@ -54,6 +61,8 @@ class Door:
         channels.turns = self.lanes.collectives
         self._failure = failure
         failure.unusual.append(self.close_shortcut)
+        self.refusals: Refusals = Refusals(context, fate, failure, self.order)
+        """Calls that a member does not make."""
 
     def issue(
         self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
@@ -68,17 +77,21 @@ class Door:
         Raises ValueError for a device that has no backend and after the group was destroyed; what
         broke it if it is broken.
         """
-        seconds = self.members.seconds if timeout is None else to_seconds(timeout)
+        seconds = self.members.seconds if timeout is None else self._seconds(what, timeout)
         shortcut = self.shortcut
         if shortcut is not None and not async_op:
-            result = shortcut.issue(what, seconds)
+            try:
+                result = shortcut.issue(what, seconds)
+            except Exception as error:
+                self._note_refused(what, error)
+                raise
             if result is not NotImplemented:
                 return result
-        spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
+        spec = self._spell_out(what) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
         context, fate = self._context, self._fate
         if device != "cpu":
-            self._check_device(device)
+            self.checked(kind, self._check_device, device)
         if context.observers and peer == COLLECTIVE:
             run = self._observed(spec)
         with fate.lock:
@@ -115,6 +128,34 @@ class Door:
             completion, record.completion = record.completion, None  # the record outlives it
             completion.join()
         return result
+
+    def checked(self, kind: Kind, check: Callable[..., T], *arguments: Any) -> T:
+        """Return ``check(*arguments)``, which finds out whether the arguments of a call are right.
+
+        What it raises the other members are told, so that they do not wait: see ``Refusals``.
+        """
+        try:
+            return check(*arguments)
+        except Exception as error:
+            self.refusals.refuse(kind, error)
+            raise
+
+    def _seconds(self, what: CallSpec | InPlace, timeout: Timeout) -> float:
+        kind = _ALL_REDUCE if isinstance(what, tuple) else what.kind
+        return self.checked(kind, to_seconds, timeout)
+
+    def _spell_out(self, what: InPlace) -> CallSpec:
+        array, op, spelled_out = what
+        return self.checked(_ALL_REDUCE, spelled_out, array, op)
+
+    def _note_refused(self, what: CallSpec | InPlace, error: Exception) -> None:
+        """Tell the other members if the ``error`` of a shortcut is in the call's arguments."""
+        if isinstance(what, tuple):
+            array, op, spelled_out = what
+            try:
+                spelled_out(array, op)
+            except Exception:  # noqa: BLE001 (it is ``error`` once more)
+                self.refusals.refuse(_ALL_REDUCE, error)
 
     def _check_device(self, device: str) -> None:
         backends = self.members.backends
@@ -157,7 +198,10 @@ class Door:
 
     def _work(self, record: Record) -> Work[Any]:
         return Work(
-            lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
+            lambda: f"{record.header} on {self}",
+            self._failure.note_told,
+            self.lanes.continuations,
+            lambda: f"{record.kind}, {record.site},",
         )
 
     def _enqueue(
@@ -190,7 +234,9 @@ class Door:
         if fate.error is not None:
             record.end("the group was broken before its turn came")
             raise self._failure.told(record, fate.unusable())
-        if fate.absent and self._failure.break_if_deserted(record):
+        if (fate.absent and self._failure.break_if_deserted(record)) or (
+            self.refusals.ahead and self.refusals.break_if_refused(record)
+        ):
             record.end(str(fate.error))
             raise self._failure.told(record, fate.unusable())
         try:
@@ -218,7 +264,8 @@ class Door:
     def open_shortcut(self, met: bool) -> None:
         """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
         context, fate, lanes = self._context, self._fate, self.lanes
-        if core is None or fate.absent or (self.shortcut is not None and not met):
+        unusual = fate.absent or self.refusals.ahead
+        if core is None or unusual or (self.shortcut is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
         outline = self._channels.made["cpu"].outline() if met else None
@@ -229,7 +276,7 @@ class Door:
         parts = (*of_group, *of_lanes, *of_rank)
         shortcut: Shortcut = core.Shortcut(*(outline or (None, 0)), met, parts)
         with fate.lock:
-            if fate.usable and not fate.absent:
+            if fate.usable and not fate.absent and not self.refusals.ahead:
                 self.shortcut = shortcut
 
     def close_shortcut(self) -> None:

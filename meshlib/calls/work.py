@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from meshlib.arrays.adapter import is_only_returned
+from meshlib.arrays.ignored import UntakenResult
 from meshlib.calls.future import End, Future, after
 from meshlib.calls.lane import Continuations
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -30,18 +32,12 @@ class Message(NamedTuple):
     source: int
 
 
-class Later(TypedDict):
-    """The arguments with which a collective returns a ``Work``, as ``**later: Unpack[Later]``."""
-
-    async_op: Literal[True]
-    timeout: NotRequired[Timeout | None]
-
-
 class Work(Generic[T]):
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
-    ``told()`` is called when somebody sees an exception.
+    ``told()`` is called when somebody sees an exception; ``where()`` says which line of the program
+    makes such calls.
     """
 
     def __init__(
@@ -49,10 +45,14 @@ class Work(Generic[T]):
         describe: Callable[[], str],
         told: Callable[[], object] | None = None,
         continuations: Continuations | None = None,
+        where: Callable[[], str] = lambda: "a call",
     ) -> None:
         self._describe = describe
+        self._where = where
         self._future: Future[T] = Future(told, continuations)
         self._outcome: Any = None
+        self._taken = False
+        self._untaken: UntakenResult | None = None
 
     def is_completed(self) -> bool:
         """Whether the call has ended, well or not."""
@@ -89,6 +89,7 @@ class Work(Generic[T]):
 
     def result(self) -> T:
         """Return what the synchronous call would have returned. Waits for the end."""
+        self.take()
         return self._future.wait()
 
     def source_rank(self) -> int:
@@ -96,13 +97,15 @@ class Work(Generic[T]):
 
         Raises ValueError for a call that is not a receive.
         """
-        outcome = self.outcome()
+        self.wait()
+        outcome = self._outcome
         if not isinstance(outcome, Message):
             raise ValueError(f"source_rank() of {self._describe()}: only a receive has a source")
         return outcome.source
 
     def get_future(self) -> Future[T]:
         """Return the future of the result."""
+        self.take()
         return self._future
 
     def get_future_result(self) -> Future[WorkResult]:
@@ -113,6 +116,7 @@ class Work(Generic[T]):
 
     def outcome(self) -> Any:
         """Wait for the end and return all of it: a ``Message`` for a receive."""
+        self.take()
         self.wait()
         return self._outcome
 
@@ -123,7 +127,15 @@ class Work(Generic[T]):
         """
         self._outcome = outcome
         result = outcome.result if isinstance(outcome, Message) else outcome
+        if is_only_returned(result) and not self._taken:
+            self._untaken = UntakenResult(self, self._where())
         self._future.set_result(result, completion)
+
+    def take(self) -> None:
+        """Note that the result is taken, or in the program's hands already."""
+        self._taken = True
+        if self._untaken is not None:
+            self._untaken.take()
 
     def fail(self, exception: BaseException) -> None:
         """Record a bad end. For the group that runs the call."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 
-from meshlib.arrays import adapter as arrays
-from meshlib.arrays.adapted import Adapted
+from meshlib.arrays.adapted import Adapted, ListOf
 from meshlib.arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -22,8 +21,9 @@ from meshlib.arrays.checks import (
     check_size,
     split_evenly,
 )
-from meshlib.calls.work import Later, Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.calls.spec import CallSpec
+from meshlib.calls.work import Work
+from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
@@ -43,7 +43,7 @@ class CoalescedCollectives(GroupOfRanks):
     @overload
     def all_reduce_coalesced(
         self,
-        tensors: Sequence[A],
+        tensors: ListOf[A],
         op: ReduceOp = ...,
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
@@ -51,12 +51,16 @@ class CoalescedCollectives(GroupOfRanks):
 
     @overload
     def all_reduce_coalesced(
-        self, tensors: Sequence[A], op: ReduceOp = ..., **later: Unpack[Later]
+        self,
+        tensors: ListOf[A],
+        op: ReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
     def all_reduce_coalesced(
         self,
-        tensors: Sequence[Any],
+        tensors: ListOf[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -76,21 +80,22 @@ class CoalescedCollectives(GroupOfRanks):
             rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        door = self.door
-        if door.rank < 0:
-            return None
-        check_list(tensors, "tensors")
-        xs = [arrays.in_out(x, f"tensors[{i}]") for i, x in enumerate(tensors)]
+        return self._issue(
+            Kind.ALL_REDUCE, self._prepare_all_reduce_coalesced, (tensors, op), async_op, timeout
+        )
+
+    def _prepare_all_reduce_coalesced(self, tensors: ListOf[Any], op: ReduceOp) -> CallSpec:
+        xs = adapt_targets(tensors, "tensors", keep=True)
         sizes = [x.flat.size for x in xs]
         op, code = check_reduction(op, xs[0], "tensors[0]", sum(sizes))
         for i, x in enumerate(xs):
             check_same_dtype(x, f"tensors[{i}]", xs[0], "tensors[0]")
-        check_disjoint(xs, "tensors")
         device = xs[0].device
 
         def run(communicator: Communicator, call: Call) -> Any:
@@ -103,13 +108,11 @@ class CoalescedCollectives(GroupOfRanks):
             communicator.all_reduce(call, flat, op)
             return _unpack(flat, xs)
 
-        return self._issue(
+        return spec_of(
             Kind.ALL_REDUCE,
             run,
             xs[0],
             code,
-            async_op,
-            timeout,
             elements=sum(sizes),
             op=op.code,
             extra=_fingerprint(sizes),
@@ -118,8 +121,8 @@ class CoalescedCollectives(GroupOfRanks):
     @overload
     def all_gather_coalesced(
         self,
-        output_tensor_lists: Sequence[Sequence[A]],
-        input_tensor_list: Sequence[Any],
+        output_tensor_lists: Sequence[ListOf[A]],
+        input_tensor_list: ListOf[Any],
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
     ) -> list[list[A]]: ...
@@ -127,15 +130,16 @@ class CoalescedCollectives(GroupOfRanks):
     @overload
     def all_gather_coalesced(
         self,
-        output_tensor_lists: Sequence[Sequence[A]],
-        input_tensor_list: Sequence[Any],
-        **later: Unpack[Later],
+        output_tensor_lists: Sequence[ListOf[A]],
+        input_tensor_list: ListOf[Any],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[list[list[A]]]: ...
 
     def all_gather_coalesced(
         self,
-        output_tensor_lists: Sequence[Sequence[Any]],
-        input_tensor_list: Sequence[Any],
+        output_tensor_lists: Sequence[ListOf[Any]],
+        input_tensor_list: ListOf[Any],
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
@@ -155,14 +159,24 @@ class CoalescedCollectives(GroupOfRanks):
             is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.ALL_GATHER,
+            self._prepare_all_gather_coalesced,
+            (output_tensor_lists, input_tensor_list),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_all_gather_coalesced(
+        self, output_tensor_lists: Sequence[ListOf[Any]], input_tensor_list: ListOf[Any]
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         name = "output_tensor_lists"
         check_list(output_tensor_lists, name, len(door.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
@@ -194,13 +208,11 @@ class CoalescedCollectives(GroupOfRanks):
             communicator.all_gather(call, flats, np.concatenate([x.flat for x in ins]))
             return [_unpack(flat, row) for flat, row in zip(flats, outs, strict=True)]
 
-        return self._issue(
+        return spec_of(
             Kind.ALL_GATHER,
             run,
             ins[0],
             code,
-            async_op,
-            timeout,
             elements=sum(map(sum, sizes)),
             extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
         )
@@ -208,21 +220,25 @@ class CoalescedCollectives(GroupOfRanks):
     @overload
     def all_gather_into_tensor_coalesced(
         self,
-        output_tensors: Sequence[A],
-        input_tensors: Sequence[Any],
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
     ) -> list[A]: ...
 
     @overload
     def all_gather_into_tensor_coalesced(
-        self, output_tensors: Sequence[A], input_tensors: Sequence[Any], **later: Unpack[Later]
+        self,
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
     def all_gather_into_tensor_coalesced(
         self,
-        output_tensors: Sequence[Any],
-        input_tensors: Sequence[Any],
+        output_tensors: ListOf[Any],
+        input_tensors: ListOf[Any],
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
@@ -240,14 +256,24 @@ class CoalescedCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.ALL_GATHER,
+            self._prepare_all_gather_into_coalesced,
+            (output_tensors, input_tensors),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_all_gather_into_coalesced(
+        self, output_tensors: ListOf[Any], input_tensors: ListOf[Any]
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         code, size = check_dtype(ins[0], "input_tensors[0]"), len(door.ranks)
@@ -267,13 +293,11 @@ class CoalescedCollectives(GroupOfRanks):
                 _copy_out(row, [part[member] for part in parts])
             return [out.finish() for out in outs]
 
-        return self._issue(
+        return spec_of(
             Kind.ALL_GATHER,
             run,
             ins[0],
             code,
-            async_op,
-            timeout,
             elements=size * sum(sizes),
             extra=_fingerprint(sizes),
         )
@@ -281,8 +305,8 @@ class CoalescedCollectives(GroupOfRanks):
     @overload
     def reduce_scatter_tensor_coalesced(
         self,
-        output_tensors: Sequence[A],
-        input_tensors: Sequence[Any],
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
         op: ReduceOp = ...,
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
@@ -291,16 +315,17 @@ class CoalescedCollectives(GroupOfRanks):
     @overload
     def reduce_scatter_tensor_coalesced(
         self,
-        output_tensors: Sequence[A],
-        input_tensors: Sequence[Any],
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
         op: ReduceOp = ...,
-        **later: Unpack[Later],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
     def reduce_scatter_tensor_coalesced(
         self,
-        output_tensors: Sequence[Any],
-        input_tensors: Sequence[Any],
+        output_tensors: ListOf[Any],
+        input_tensors: ListOf[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -320,14 +345,24 @@ class CoalescedCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.REDUCE_SCATTER,
+            self._prepare_reduce_scatter_tensor_coalesced,
+            (output_tensors, input_tensors, op),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_reduce_scatter_tensor_coalesced(
+        self, output_tensors: ListOf[Any], input_tensors: ListOf[Any], op: ReduceOp
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         sizes, size = [out.flat.size for out in outs], len(door.ranks)
@@ -346,13 +381,11 @@ class CoalescedCollectives(GroupOfRanks):
             communicator.reduce_scatter(call, flat, rows, op)
             return _unpack(flat, outs)
 
-        return self._issue(
+        return spec_of(
             Kind.REDUCE_SCATTER,
             run,
             outs[0],
             code,
-            async_op,
-            timeout,
             elements=size * sum(sizes),
             op=op.code,
             extra=_fingerprint(sizes),

@@ -13,10 +13,10 @@ member is gone; after these three the group is broken and says so.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, overload
 
 from meshlib.calls.spec import CallSpec
-from meshlib.calls.work import Later, Work
+from meshlib.calls.work import Work
 from meshlib.collectives.coalesced import CoalescedCollectives
 from meshlib.collectives.on_objects import ObjectCollectives
 from meshlib.collectives.symmetric import SymmetricMemory
@@ -56,7 +56,9 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
     def barrier(self, async_op: Literal[False] = ..., timeout: Timeout | None = ...) -> None: ...
 
     @overload
-    def barrier(self, **later: Unpack[Later]) -> Work[None]: ...
+    def barrier(
+        self, async_op: Literal[True] = ..., timeout: Timeout | None = ...
+    ) -> Work[None]: ...
 
     def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Return when every member has called.
@@ -69,7 +71,8 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
             None; with ``async_op`` a ``Work``, except on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -89,7 +92,8 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
             wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
                 and where each stands.

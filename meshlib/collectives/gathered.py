@@ -7,10 +7,10 @@ As in ``on_arrays``, the words of a method are shared with the function of its n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
-from meshlib.arrays.adapted import Adapted
+from meshlib.arrays.adapted import Adapted, ListOf
 from meshlib.arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -22,9 +22,9 @@ from meshlib.arrays.checks import (
     same_start,
     split_evenly,
 )
-from meshlib.calls.spec import Straight
-from meshlib.calls.work import Later, Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.calls.spec import CallSpec, Straight
+from meshlib.calls.work import Work
+from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
@@ -39,7 +39,7 @@ class GatheringCollectives(GroupOfRanks):
     @overload
     def all_gather(
         self,
-        tensor_list: Sequence[A],
+        tensor_list: ListOf[A],
         tensor: Any,
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
@@ -47,12 +47,16 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def all_gather(
-        self, tensor_list: Sequence[A], tensor: Any, **later: Unpack[Later]
+        self,
+        tensor_list: ListOf[A],
+        tensor: Any,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
     def all_gather(
         self,
-        tensor_list: Sequence[Any],
+        tensor_list: ListOf[Any],
         tensor: Any,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -72,14 +76,24 @@ class GatheringCollectives(GroupOfRanks):
             None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.ALL_GATHER,
+            self._prepare_all_gather,
+            (tensor_list, tensor, async_op),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_all_gather(
+        self, tensor_list: ListOf[Any], tensor: Any, async_op: bool
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
         outs = adapt_targets(tensor_list, "tensor_list", len(door.ranks))
@@ -94,7 +108,7 @@ class GatheringCollectives(GroupOfRanks):
             return [out.finish() for out in outs]
 
         flats = [out.flat for out in outs]
-        return self._all_gather(x, code, flats, outs, finish, async_op, timeout)
+        return _all_gather(x, code, flats, outs, finish, async_op)
 
     @overload
     def all_gather_into_tensor(
@@ -107,7 +121,11 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def all_gather_into_tensor(
-        self, output_tensor: A, input_tensor: Any, **later: Unpack[Later]
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def all_gather_into_tensor(
@@ -133,14 +151,24 @@ class GatheringCollectives(GroupOfRanks):
             a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.ALL_GATHER,
+            self._prepare_all_gather_into,
+            (output_tensor, input_tensor, async_op),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_all_gather_into(
+        self, output_tensor: Any, input_tensor: Any, async_op: bool
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         x = arrays.source(input_tensor, "input_tensor")
         code = check_dtype(x, "input_tensor")
         out = arrays.target(output_tensor, "output_tensor")
@@ -150,13 +178,13 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(out.flat, size)
         if not same_start(x.flat, flats[door.rank]):
             check_no_overlap(out, "output_tensor", x, "input_tensor")
-        return self._all_gather(x, code, flats, [out], out.finish, async_op, timeout)
+        return _all_gather(x, code, flats, [out], out.finish, async_op)
 
     @overload
     def reduce_scatter(
         self,
         output: A,
-        input_list: Sequence[Any],
+        input_list: ListOf[Any],
         op: ReduceOp = ...,
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
@@ -164,13 +192,18 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def reduce_scatter(
-        self, output: A, input_list: Sequence[Any], op: ReduceOp = ..., **later: Unpack[Later]
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def reduce_scatter(
         self,
         output: Any,
-        input_list: Sequence[Any],
+        input_list: ListOf[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         timeout: Timeout | None = None,
@@ -192,14 +225,24 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.REDUCE_SCATTER,
+            self._prepare_reduce_scatter,
+            (output, input_list, op, async_op),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_reduce_scatter(
+        self, output: Any, input_list: ListOf[Any], op: ReduceOp, async_op: bool
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         out = arrays.target(output, "output")
         ins = adapt_sources(input_list, "input_list", len(door.ranks))
         op, code = check_reduction(op, out, "output")
@@ -208,7 +251,7 @@ class GatheringCollectives(GroupOfRanks):
             check_same_dtype(x, f"input_list[{i}]", out, "output")
             if i != door.rank or not same_start(out.flat, x.flat):
                 check_no_overlap(out, "output", x, f"input_list[{i}]")
-        return self._reduce_scatter(out, [x.flat for x in ins], op, code, async_op, timeout)
+        return _reduce_scatter(out, [x.flat for x in ins], op, code, async_op)
 
     @overload
     def reduce_scatter_tensor(
@@ -222,7 +265,12 @@ class GatheringCollectives(GroupOfRanks):
 
     @overload
     def reduce_scatter_tensor(
-        self, output: A, input: Any, op: ReduceOp = ..., **later: Unpack[Later]
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def reduce_scatter_tensor(
@@ -250,14 +298,24 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.REDUCE_SCATTER,
+            self._prepare_reduce_scatter_tensor,
+            (output, input, op, async_op),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_reduce_scatter_tensor(
+        self, output: Any, input: Any, op: ReduceOp, async_op: bool
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
         op, code = check_reduction(op, out, "output")
@@ -267,50 +325,42 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(x.flat, size)
         if not same_start(out.flat, flats[door.rank]):
             check_no_overlap(out, "output", x, "input")
-        return self._reduce_scatter(out, flats, op, code, async_op, timeout)
-
-    def _all_gather(
-        self,
-        x: Adapted,
-        code: int,
-        flats: list[Flat],
-        outs: Sequence[Adapted],
-        finish: Callable[[], Any],
-        async_op: bool,
-        timeout: Timeout | None,
-    ) -> Any:
-        """Gather the members' ``x`` into ``flats``, the memory of ``outs``; return ``finish()``."""
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_gather(call, flats, x.flat)
-            return finish()
-
-        straight = async_op and not any(out.writes_back for out in outs)
-        how = Straight(run) if straight else run
-        elements = sum(flat.size for flat in flats)
-        return self._issue(Kind.ALL_GATHER, how, x, code, async_op, timeout, elements=elements)
-
-    def _reduce_scatter(
-        self,
-        out: Adapted,
-        flats: list[Flat],
-        op: ReduceOp,
-        code: int,
-        async_op: bool,
-        timeout: Timeout | None,
-    ) -> Any:
-        """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.reduce_scatter(call, out.flat, flats, op)
-            return out.finish()
-
-        how = Straight(run) if async_op and not out.writes_back else run
-        elements = sum(flat.size for flat in flats)
-        return self._issue(
-            Kind.REDUCE_SCATTER, how, out, code, async_op, timeout, elements=elements, op=op.code
-        )
+        return _reduce_scatter(out, flats, op, code, async_op)
 
     # The names that c10d gives to these two since it has others with "tensor" in them.
     all_gather_single = all_gather_into_tensor
     reduce_scatter_single = reduce_scatter_tensor
+
+
+def _all_gather(
+    x: Adapted,
+    code: int,
+    flats: list[Flat],
+    outs: Sequence[Adapted],
+    finish: Callable[[], Any],
+    async_op: bool,
+) -> CallSpec:
+    """Gather the members' ``x`` into ``flats``, the memory of ``outs``; return ``finish()``."""
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.all_gather(call, flats, x.flat)
+        return finish()
+
+    straight = async_op and not any(out.writes_back for out in outs)
+    how = Straight(run) if straight else run
+    elements = sum(flat.size for flat in flats)
+    return spec_of(Kind.ALL_GATHER, how, x, code, elements=elements)
+
+
+def _reduce_scatter(
+    out: Adapted, flats: list[Flat], op: ReduceOp, code: int, async_op: bool
+) -> CallSpec:
+    """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.reduce_scatter(call, out.flat, flats, op)
+        return out.finish()
+
+    how = Straight(run) if async_op and not out.writes_back else run
+    elements = sum(flat.size for flat in flats)
+    return spec_of(Kind.REDUCE_SCATTER, how, out, code, elements=elements, op=op.code)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from meshlib.arrays.adapted import Adapted
+from meshlib.arrays.adapter import is_only_returned
+from meshlib.arrays.ignored import warn_if_discarded
 from meshlib.calls.door import Door
 from meshlib.calls.spec import CallSpec, Run
 from transport.call import NO_ROOT, Kind
@@ -12,6 +17,9 @@ from transport.checks import to_whole_number
 from transport.deadline import Timeout
 
 T = TypeVar("T")
+
+_USUAL = frozenset((np.ndarray, list, type(None)))
+"""Types of results that ``is_only_returned`` need not be asked about."""
 
 
 class GroupOfRanks:
@@ -29,26 +37,26 @@ class GroupOfRanks:
     def _issue(
         self,
         kind: Kind,
-        run: Run,
-        like: Adapted,
-        dtype: int,
+        prepare: Callable[..., CallSpec],
+        arguments: tuple[Any, ...],
         async_op: bool,
         timeout: Timeout | None,
-        *,
-        elements: int = 0,
-        root: int = NO_ROOT,
-        op: int = 0,
-        extra: int = 0,
-        nbytes: int | None = None,
     ) -> Any:
-        """Make a call on arrays that are ``like`` one of them; see ``Door.issue``.
-
-        ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
+        """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
+        them; see ``Door.issue``. None on a rank that is no member.
         """
-        if nbytes is None:
-            nbytes = elements * like.flat.itemsize
-        spec = CallSpec(kind, run, elements, root, dtype, op, extra, nbytes, like.device)
-        return self.door.issue(spec, async_op, timeout)
+        door = self.door
+        if door.rank < 0:
+            return None
+        try:  # as ``Door.checked``, whose call is a part of a small collective's time
+            spec = prepare(*arguments)
+        except Exception as error:
+            door.refusals.refuse(kind, error)
+            raise
+        result = door.issue(spec, async_op, timeout)
+        if type(result) not in _USUAL and not async_op and is_only_returned(result):
+            warn_if_discarded()
+        return result
 
     def _given(self, items: T | None, name: str, end: str) -> T:
         """Return ``items``, which this rank has to give: it is the call's ``end``.
@@ -83,10 +91,33 @@ class GroupOfRanks:
             try:
                 return members.group_rank(to_whole_number(rank, name))
             except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+                meant = f"; write group_{name}={rank} for a rank in the group"
+                hint = meant if 0 <= rank < len(members.ranks) else ""
+                raise ValueError(f"{name}: {error}{hint}") from None
         place = to_whole_number(group_rank, f"group_{name}")
         if not 0 <= place < len(members.ranks):
             raise ValueError(
                 f"group_{name} is {place}; expected 0 to {len(members.ranks) - 1} in {members}"
             )
         return place
+
+
+def spec_of(
+    kind: Kind,
+    run: Run,
+    like: Adapted,
+    dtype: int,
+    *,
+    elements: int = 0,
+    root: int = NO_ROOT,
+    op: int = 0,
+    extra: int = 0,
+    nbytes: int | None = None,
+) -> CallSpec:
+    """Return the call on arrays that are ``like`` one of them.
+
+    ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
+    """
+    if nbytes is None:
+        nbytes = elements * like.flat.itemsize
+    return CallSpec(kind, run, elements, root, dtype, op, extra, nbytes, like.device)

@@ -7,7 +7,7 @@ what must be equal on every member together with what is to be run. What holds f
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from meshlib.arrays.checks import (
     check_reduction,
 )
 from meshlib.calls.spec import CallSpec, InPlace, Straight
-from meshlib.calls.work import Later, Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.calls.work import Work
+from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
@@ -76,7 +76,13 @@ class ArrayCollectives(GroupOfRanks):
     ) -> A: ...
 
     @overload
-    def all_reduce(self, tensor: A, op: ReduceOp = ..., **later: Unpack[Later]) -> Work[A]: ...
+    def all_reduce(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
 
     def all_reduce(
         self,
@@ -100,7 +106,8 @@ class ArrayCollectives(GroupOfRanks):
             ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -109,8 +116,9 @@ class ArrayCollectives(GroupOfRanks):
         if door.rank < 0:
             return None
         plain = type(tensor) is np.ndarray and type(op) is ReduceOp
-        what = (tensor, op, _spelled_out) if plain else _all_reduction(tensor, op)
-        return door.issue(what, async_op, timeout)
+        if plain:
+            return door.issue((tensor, op, _spelled_out), async_op, timeout)
+        return self._issue(_ALL_REDUCE, _all_reduction, (tensor, op), async_op, timeout)
 
     @overload
     def broadcast(
@@ -127,9 +135,9 @@ class ArrayCollectives(GroupOfRanks):
         self,
         tensor: A,
         src: int | None = ...,
-        *,
+        async_op: Literal[True] = ...,
         group_src: int | None = ...,
-        **later: Unpack[Later],
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def broadcast(
@@ -157,14 +165,18 @@ class ArrayCollectives(GroupOfRanks):
             member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.BROADCAST, self._prepare_broadcast, (tensor, src, group_src), async_op, timeout
+        )
+
+    def _prepare_broadcast(self, tensor: Any, src: int | None, group_src: int | None) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         root = self.resolve_rank(src, group_src, "src")
         is_root = root == door.rank
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
@@ -174,9 +186,7 @@ class ArrayCollectives(GroupOfRanks):
             communicator.broadcast(call, x.flat, root)
             return x.finish()
 
-        return self._issue(
-            Kind.BROADCAST, run, x, code, async_op, timeout, elements=x.flat.size, root=root
-        )
+        return spec_of(Kind.BROADCAST, run, x, code, elements=x.flat.size, root=root)
 
     @overload
     def reduce(
@@ -195,9 +205,9 @@ class ArrayCollectives(GroupOfRanks):
         tensor: A,
         dst: int | None = ...,
         op: ReduceOp = ...,
-        *,
+        async_op: Literal[True] = ...,
         group_dst: int | None = ...,
-        **later: Unpack[Later],
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def reduce(
@@ -227,14 +237,20 @@ class ArrayCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.REDUCE, self._prepare_reduce, (tensor, dst, op, group_dst), async_op, timeout
+        )
+
+    def _prepare_reduce(
+        self, tensor: Any, dst: int | None, op: ReduceOp, group_dst: int | None
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         root = self.resolve_rank(dst, group_dst, "dst")
         is_root = root == door.rank
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
@@ -244,13 +260,11 @@ class ArrayCollectives(GroupOfRanks):
             communicator.reduce(call, x.flat, op, root)
             return x.finish()
 
-        return self._issue(
+        return spec_of(
             Kind.REDUCE,
             run,
             x,
             code,
-            async_op,
-            timeout,
             elements=x.flat.size,
             op=op.code,
             root=root,

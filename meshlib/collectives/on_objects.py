@@ -19,10 +19,16 @@ from meshlib.collectives.gathered import GatheringCollectives
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
+from transport.call import Kind
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.operands.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")
+_NONE: Any = None
+"""What calls return on a rank that is no member, of which their types say nothing."""
+
+Left = Callable[[], float | None]
+"""Returns what is left of a deadline that several calls share, in seconds; None: the group's."""
 
 
 def dumps(obj: Any, name: str) -> Flat:
@@ -54,7 +60,7 @@ def loads(data: Flat) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-def _shared_out(timeout: Timeout | None) -> Callable[[], float | None]:
+def _shared_out(timeout: Timeout | None) -> Left:
     """Return what tells, at each of the array calls that have ``timeout`` together, what is left.
 
     None: each has the group's deadline.
@@ -79,7 +85,7 @@ class ObjectCollectives(
         device: Any = None,
         group_src: int | None = None,
         timeout: Timeout | None = None,
-    ) -> None:
+    ) -> list[Any]:
         """Replace the objects in ``object_list`` by those of one member.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
@@ -93,6 +99,9 @@ class ObjectCollectives(
             timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
                 array call in it has the group's.
 
+        Returns:
+            ``object_list``; None on a rank that is no member.
+
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
                 moves.
@@ -104,12 +113,17 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return
-        left = _shared_out(timeout)
-        root = self.resolve_rank(src, group_src, "src", default=0)
-        check_fillable(object_list, "object_list")
-        mine = root == door.rank
-        data = dumps(list(object_list), "object_list") if mine else None
+            return _NONE
+
+        def prepare() -> tuple[Left, int, Flat | None]:
+            root = self.resolve_rank(src, group_src, "src", default=0)
+            check_fillable(object_list, "object_list")
+            mine = root == door.rank
+            data = dumps(list(object_list), "object_list") if mine else None
+            return _shared_out(timeout), root, data
+
+        left, root, data = door.checked(Kind.BROADCAST, prepare)
+        mine = data is not None
         size = np.array([0 if data is None else data.size, len(object_list)], np.int64)
         self.broadcast(size, group_src=root, timeout=left())
         if data is None:
@@ -121,10 +135,11 @@ class ObjectCollectives(
                     f"object_list has {len(object_list)} entries; the source's has {size[1]}"
                 )
             object_list[:] = loads(data)
+        return object_list
 
     def all_gather_object(
         self, object_list: list[Any], obj: Any, timeout: Timeout | None = None
-    ) -> None:
+    ) -> list[Any]:
         """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
@@ -136,6 +151,9 @@ class ObjectCollectives(
             timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
                 array call in it has the group's.
 
+        Returns:
+            ``object_list``; None on a rank that is no member.
+
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
                 moves.
@@ -146,14 +164,18 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return
-        left = _shared_out(timeout)
-        check_fillable(object_list, "object_list", len(door.ranks))
-        data = dumps(obj, "obj")
+            return _NONE
+
+        def prepare() -> tuple[Left, Flat]:
+            check_fillable(object_list, "object_list", len(door.ranks))
+            return _shared_out(timeout), dumps(obj, "obj")
+
+        left, data = door.checked(Kind.ALL_GATHER, prepare)
         sizes = self._gather_sizes(data.size, left())
         parts = [np.empty(n, np.uint8) for n in sizes]
         self.all_gather(parts, data, timeout=left())
         object_list[:] = [loads(part) for part in parts]
+        return object_list
 
     def gather_object(
         self,
@@ -162,7 +184,7 @@ class ObjectCollectives(
         dst: int | None = None,
         group_dst: int | None = None,
         timeout: Timeout | None = None,
-    ) -> None:
+    ) -> list[Any] | None:
         """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
@@ -177,6 +199,9 @@ class ObjectCollectives(
             timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
                 array call in it has the group's.
 
+        Returns:
+            ``object_gather_list``: on the destination the list, elsewhere None.
+
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
                 moves.
@@ -188,25 +213,29 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return
-        left = _shared_out(timeout)
-        root = self.resolve_rank(dst, group_dst, "dst", default=0)
-        if root == door.rank:
-            given = self._given(object_gather_list, "object_gather_list", "destination")
-            check_fillable(given, "object_gather_list", len(door.ranks))
-        elif object_gather_list is not None:
-            raise ValueError(
-                "object_gather_list was given on a rank that is not the destination:"
-                f" {door.ranks[door.rank]}, not {door.ranks[root]}"
-            )
-        data = dumps(obj, "obj")
+            return None
+
+        def prepare() -> tuple[Left, int, Flat]:
+            root = self.resolve_rank(dst, group_dst, "dst", default=0)
+            if root == door.rank:
+                given = self._given(object_gather_list, "object_gather_list", "destination")
+                check_fillable(given, "object_gather_list", len(door.ranks))
+            elif object_gather_list is not None:
+                raise ValueError(
+                    "object_gather_list was given on a rank that is not the destination:"
+                    f" {door.ranks[door.rank]}, not {door.ranks[root]}"
+                )
+            return _shared_out(timeout), root, dumps(obj, "obj")
+
+        left, root, data = door.checked(Kind.GATHER, prepare)
         sizes = self._gather_sizes(data.size, left())
         if object_gather_list is None:
             self.gather(data, None, group_dst=root, timeout=left())
-            return
+            return None
         parts = [np.empty(n, np.uint8) for n in sizes]
         self.gather(data, parts, group_dst=root, timeout=left())
         object_gather_list[:] = [loads(part) for part in parts]
+        return object_gather_list
 
     def scatter_object_list(
         self,
@@ -215,7 +244,7 @@ class ObjectCollectives(
         src: int | None = None,
         group_src: int | None = None,
         timeout: Timeout | None = None,
-    ) -> None:
+    ) -> Any:
         """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
@@ -231,6 +260,9 @@ class ObjectCollectives(
             timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
                 array call in it has the group's.
 
+        Returns:
+            The object; None on a rank that is no member.
+
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
                 moves.
@@ -241,25 +273,31 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return
-        left = _shared_out(timeout)
-        root = self.resolve_rank(src, group_src, "src", default=0)
-        check_fillable(scatter_object_output_list, "scatter_object_output_list")
-        if not scatter_object_output_list:
-            raise ValueError("scatter_object_output_list is empty; expected room for one object")
-        pieces = None
+            return None
+
+        def prepare() -> tuple[Left, int, list[Flat] | None]:
+            root = self.resolve_rank(src, group_src, "src", default=0)
+            check_fillable(scatter_object_output_list, "scatter_object_output_list")
+            if not scatter_object_output_list:
+                raise ValueError(
+                    "scatter_object_output_list is empty; expected room for one object"
+                )
+            pieces = None
+            if root == door.rank:
+                name = "scatter_object_input_list"
+                given = self._given(scatter_object_input_list, name, "source")
+                check_list(given, name, len(door.ranks))
+                pieces = [dumps(entry, f"{name}[{i}]") for i, entry in enumerate(given)]
+            return _shared_out(timeout), root, pieces
+
+        left, root, pieces = door.checked(Kind.SCATTER, prepare)
         size = np.zeros(1, np.int64)
-        sizes = None
-        if root == door.rank:
-            name = "scatter_object_input_list"
-            given = self._given(scatter_object_input_list, name, "source")
-            check_list(given, name, len(door.ranks))
-            pieces = [dumps(entry, f"{name}[{i}]") for i, entry in enumerate(given)]
-            sizes = [np.array([piece.size], np.int64) for piece in pieces]
+        sizes = None if pieces is None else [np.array([each.size], np.int64) for each in pieces]
         self.scatter(size, sizes, group_src=root, timeout=left())
         data = np.empty(size[0], np.uint8)
         self.scatter(data, pieces, group_src=root, timeout=left())
-        scatter_object_output_list[0] = loads(data)
+        scatter_object_output_list[0] = result = loads(data)
+        return result
 
     def send_object_list(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
+from meshlib.arrays.adapted import ListOf
 from meshlib.arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -15,8 +16,9 @@ from meshlib.arrays.checks import (
     check_size,
     split_by_rows,
 )
-from meshlib.calls.work import Later, Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.calls.spec import CallSpec
+from meshlib.calls.work import Work
+from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
@@ -31,7 +33,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def gather(
         self,
         tensor: A,
-        gather_list: Sequence[A] | None = ...,
+        gather_list: ListOf[A] | None = ...,
         dst: int | None = ...,
         async_op: Literal[False] = ...,
         group_dst: int | None = ...,
@@ -42,17 +44,17 @@ class PersonalizedCollectives(GroupOfRanks):
     def gather(
         self,
         tensor: A,
-        gather_list: Sequence[A] | None = ...,
+        gather_list: ListOf[A] | None = ...,
         dst: int | None = ...,
-        *,
+        async_op: Literal[True] = ...,
         group_dst: int | None = ...,
-        **later: Unpack[Later],
+        timeout: Timeout | None = ...,
     ) -> Work[list[A] | None]: ...
 
     def gather(
         self,
         tensor: Any,
-        gather_list: Sequence[Any] | None = None,
+        gather_list: ListOf[Any] | None = None,
         dst: int | None = None,
         async_op: bool = False,
         group_dst: int | None = None,
@@ -75,14 +77,24 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.GATHER,
+            self._prepare_gather,
+            (tensor, gather_list, dst, group_dst),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_gather(
+        self, tensor: Any, gather_list: ListOf[Any] | None, dst: int | None, group_dst: int | None
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
@@ -94,7 +106,7 @@ class PersonalizedCollectives(GroupOfRanks):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
             name = f"gather_list[{root}]"
             check_size(outs[root], name, x.flat.size, "the size of tensor")
-        elif gather_list:
+        elif gather_list is not None and len(gather_list):
             raise ValueError(
                 f"gather_list was given on rank {door.ranks[door.rank]}, which is not the"
                 f" destination, {door.ranks[root]}; expected None"
@@ -105,15 +117,13 @@ class PersonalizedCollectives(GroupOfRanks):
             communicator.gather(call, flats, x.flat, root)
             return None if outs is None else [out.finish() for out in outs]
 
-        return self._issue(
-            Kind.GATHER, run, x, code, async_op, timeout, root=root, nbytes=x.flat.nbytes
-        )
+        return spec_of(Kind.GATHER, run, x, code, root=root, nbytes=x.flat.nbytes)
 
     @overload
     def scatter(
         self,
         tensor: A,
-        scatter_list: Sequence[Any] | None = ...,
+        scatter_list: ListOf[Any] | None = ...,
         src: int | None = ...,
         async_op: Literal[False] = ...,
         group_src: int | None = ...,
@@ -124,17 +134,17 @@ class PersonalizedCollectives(GroupOfRanks):
     def scatter(
         self,
         tensor: A,
-        scatter_list: Sequence[Any] | None = ...,
+        scatter_list: ListOf[Any] | None = ...,
         src: int | None = ...,
-        *,
+        async_op: Literal[True] = ...,
         group_src: int | None = ...,
-        **later: Unpack[Later],
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def scatter(
         self,
         tensor: Any,
-        scatter_list: Sequence[Any] | None = None,
+        scatter_list: ListOf[Any] | None = None,
         src: int | None = None,
         async_op: bool = False,
         group_src: int | None = None,
@@ -157,14 +167,24 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.SCATTER,
+            self._prepare_scatter,
+            (tensor, scatter_list, src, group_src),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_scatter(
+        self, tensor: Any, scatter_list: ListOf[Any] | None, src: int | None, group_src: int | None
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         root = self.resolve_rank(src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
@@ -175,7 +195,7 @@ class PersonalizedCollectives(GroupOfRanks):
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
             check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
-        elif scatter_list:
+        elif scatter_list is not None and len(scatter_list):
             raise ValueError(
                 f"scatter_list was given on rank {door.ranks[door.rank]}, which is not the"
                 f" source, {door.ranks[root]}; expected None"
@@ -186,15 +206,13 @@ class PersonalizedCollectives(GroupOfRanks):
             communicator.scatter(call, out.flat, flats, root)
             return out.finish()
 
-        return self._issue(
-            Kind.SCATTER, run, out, code, async_op, timeout, root=root, nbytes=out.flat.nbytes
-        )
+        return spec_of(Kind.SCATTER, run, out, code, root=root, nbytes=out.flat.nbytes)
 
     @overload
     def all_to_all(
         self,
-        output_tensor_list: Sequence[A],
-        input_tensor_list: Sequence[Any],
+        output_tensor_list: ListOf[A],
+        input_tensor_list: ListOf[Any],
         async_op: Literal[False] = ...,
         timeout: Timeout | None = ...,
     ) -> list[A]: ...
@@ -202,15 +220,16 @@ class PersonalizedCollectives(GroupOfRanks):
     @overload
     def all_to_all(
         self,
-        output_tensor_list: Sequence[A],
-        input_tensor_list: Sequence[Any],
-        **later: Unpack[Later],
+        output_tensor_list: ListOf[A],
+        input_tensor_list: ListOf[Any],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
     def all_to_all(
         self,
-        output_tensor_list: Sequence[Any],
-        input_tensor_list: Sequence[Any],
+        output_tensor_list: ListOf[Any],
+        input_tensor_list: ListOf[Any],
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
@@ -229,14 +248,24 @@ class PersonalizedCollectives(GroupOfRanks):
             rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.ALL_TO_ALL,
+            self._prepare_all_to_all,
+            (output_tensor_list, input_tensor_list),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_all_to_all(
+        self, output_tensor_list: ListOf[Any], input_tensor_list: ListOf[Any]
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         size = len(door.ranks)
         outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
         ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
@@ -254,13 +283,11 @@ class PersonalizedCollectives(GroupOfRanks):
             communicator.all_to_all(call, out_flats, in_flats)
             return [out.finish() for out in outs]
 
-        return self._issue(
+        return spec_of(
             Kind.ALL_TO_ALL,
             run,
             ins[0],
             code,
-            async_op,
-            timeout,
             nbytes=sum(flat.nbytes for flat in in_flats),
         )
 
@@ -282,7 +309,8 @@ class PersonalizedCollectives(GroupOfRanks):
         input: Any,
         output_split_sizes: Sequence[int] | None = ...,
         input_split_sizes: Sequence[int] | None = ...,
-        **later: Unpack[Later],
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
     def all_to_all_single(
@@ -311,14 +339,28 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
+        return self._issue(
+            Kind.ALL_TO_ALL,
+            self._prepare_all_to_all_single,
+            (output, input, output_split_sizes, input_split_sizes),
+            async_op,
+            timeout,
+        )
+
+    def _prepare_all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+    ) -> CallSpec:
         door = self.door
-        if door.rank < 0:
-            return None
         size = len(door.ranks)
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
@@ -332,4 +374,4 @@ class PersonalizedCollectives(GroupOfRanks):
             communicator.all_to_all(call, outs, ins)
             return out.finish()
 
-        return self._issue(Kind.ALL_TO_ALL, run, x, code, async_op, timeout, nbytes=x.flat.nbytes)
+        return spec_of(Kind.ALL_TO_ALL, run, x, code, nbytes=x.flat.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from meshlib.arrays import adapter as arrays
@@ -63,7 +64,7 @@ class PointToPoint(GroupOfRanks):
         tag: int = 0,
         group_dst: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Any] | None:
+    ) -> Work[Any] | Any:
         """Begin to send ``tensor`` to one member.
 
         Args:
@@ -97,9 +98,9 @@ class PointToPoint(GroupOfRanks):
         """Receive into ``tensor`` what one member sends.
 
         Args:
-            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. The sender's has its size and dtype. For arrays that
-                cannot be written to (JAX) use ``irecv(...).result()``.
+            tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
+                of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
+                written to (JAX) is a TypeError: use ``irecv(...).result()``.
             src: The global rank of the source; any member will do if neither it nor ``group_src``
                 is given.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
@@ -117,7 +118,7 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        spec = self.prepare_receive(tensor, src, tag, group_src)
+        spec = self.prepare_receive(tensor, src, tag, group_src, in_place=True)
         return -1 if spec is None else self.door.issue(spec, False, timeout).source
 
     def irecv(
@@ -127,7 +128,7 @@ class PointToPoint(GroupOfRanks):
         tag: int = 0,
         group_src: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Any] | None:
+    ) -> Work[Any] | Any:
         """Begin to receive into ``tensor`` what one member sends.
 
         Args:
@@ -142,8 +143,9 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
-            ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
+            A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
+            to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
+            way. None on a rank that is no member.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -170,10 +172,20 @@ class PointToPoint(GroupOfRanks):
         return CallSpec(_SEND, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, peer)
 
     def prepare_receive(
-        self, tensor: Any, src: int | None, tag: int, group_src: int | None
+        self,
+        tensor: Any,
+        src: int | None,
+        tag: int,
+        group_src: int | None,
+        *,
+        in_place: bool = False,
+        put: Callable[[Any], object] | None = None,
     ) -> CallSpec | None:
         """Check ``recv``'s arguments; return the call, for the door. None where this rank is no
         member.
+
+        ``in_place``: the call does not return the array. ``put`` is called with a new array in the
+        place of one that cannot be written to.
         """
         door = self.door
         if door.rank < 0:
@@ -181,7 +193,12 @@ class PointToPoint(GroupOfRanks):
         anybody = src is None and group_src is None
         peer = None if anybody else self.resolve_rank(src, group_src, "src")
         check_tag(tag)
-        x = arrays.target(tensor, "tensor")
+        if in_place:
+            x = arrays.in_place(tensor, "tensor", "array = irecv(...).result()")
+        else:
+            x = arrays.target(tensor, "tensor")
+        if put is not None:
+            x.put_back(put)
         flat, code = x.flat, check_dtype(x, "tensor")
 
         def run(communicator: Communicator, call: Call) -> Message:

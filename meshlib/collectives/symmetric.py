@@ -53,11 +53,8 @@ class SymmetricMemory(GroupOfRanks):
         rank = door.rank
         if rank < 0:
             return None
-        dims = _check_shape(shape)
-        wanted = np.dtype(dtype)
-        code = dtype_code(wanted)
+        dims, wanted, code, place = door.checked(Kind.ALLOCATE, _check, shape, dtype, device)
         count = math.prod(dims)
-        place = _Place(device)
 
         def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
             mine = _describe(code, dims, place.on_cpu)
@@ -111,6 +108,14 @@ class _Place:
             self.number = int(text) if colon else self.driver.current_device()
             if self.number >= count:
                 raise ValueError(f"device is {device!r}, but this process sees {count} GPUs")
+
+
+def _check(
+    shape: int | Sequence[int], dtype: npt.DTypeLike, device: str
+) -> tuple[tuple[int, ...], np.dtype[Any], int, _Place]:
+    """Return the lengths, the dtype, its code and the place of an array."""
+    wanted = np.dtype(dtype)
+    return _check_shape(shape), wanted, dtype_code(wanted), _Place(device)
 
 
 def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

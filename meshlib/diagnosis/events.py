@@ -135,6 +135,19 @@ class Abort(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Refused(Event):
+    """A member of ``group`` does not make the collective ``sequence``: its arguments are wrong.
+
+    ``message`` says which member, where, and what is wrong.
+    """
+
+    kind: ClassVar[str] = "refused"
+    group: str
+    sequence: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Agreed(Event):
     """Members have settled the agreement ``name`` (``job.continuing.agreement``) on ``text``."""
 
@@ -197,5 +210,5 @@ class Departures:
 
 
 parse: Parse[
-    RankLost | RankEnded | Leave | Query | Abort | Agreed | Ready | Watched | StackAsked
-] = reader_of(RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready, Watched, StackAsked)
+    RankLost | RankEnded | Leave | Query | Abort | Refused | Agreed | Ready | Watched | StackAsked
+] = reader_of(RankLost, RankEnded, Leave, Query, Abort, Refused, Agreed, Ready, Watched, StackAsked)

@@ -15,6 +15,7 @@ from meshlib.diagnosis.events import (
     RankEnded,
     RankLost,
     Ready,
+    Refused,
     StackAsked,
     Watched,
 )
@@ -65,6 +66,7 @@ class Hearing:
         self._as_launched = as_launched
         self._lock = threading.Lock()
         self._failures: dict[str, DistError] = {}
+        self._refusals: dict[str, list[Refused]] = {}
         self._users_stores: tuple[Store, ...] = ()
         # Who is told of the ends of ranks, and of whose so far.
         self._mourners: tuple[tuple[Callable[[int, str], None], set[int]], ...] = ()
@@ -77,12 +79,9 @@ class Hearing:
             case Query():
                 self._answer(event)
             case Abort():
-                error = event.exception()
-                with self._lock:
-                    self._failures.setdefault(event.group, error)
-                group = self._registry.get(event.group)
-                if group is not None:
-                    group.fail(error)
+                self._break(event)
+            case Refused():
+                self._note_refusal(event)
             case Departures():
                 self._membership.note_departures(event)
                 for group in self._registry.all():
@@ -112,6 +111,21 @@ class Hearing:
         server = self.server
         if server not in (None, self._rank) and server not in self._membership.left:
             self._lose(server, end_of_server(error))
+
+    def _break(self, abort: Abort) -> None:
+        error = abort.exception()
+        with self._lock:
+            self._failures.setdefault(abort.group, error)
+        group = self._registry.get(abort.group)
+        if group is not None:
+            group.fail(error)
+
+    def _note_refusal(self, refusal: Refused) -> None:
+        with self._lock:
+            self._refusals.setdefault(refusal.group, []).append(refusal)
+        group = self._registry.get(refusal.group)
+        if group is not None:
+            group.door.refusals.hear(refusal)
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
@@ -148,8 +162,11 @@ class Hearing:
         """Tell a new group what is known already."""
         with self._lock:
             known = self._failures.get(group.id) or self._membership.failure_of(group.ranks)
+            refusals = list(self._refusals.get(group.id, ()))
         if known is not None:
             group.fail(known)
+        for refusal in refusals:
+            group.door.refusals.hear(refusal)
         for departures in self._membership.departures:
             group.do_without(departures)
 

@@ -266,8 +266,9 @@ class DeviceMesh(MeshValue, Collectives):
         """Return the global rank of whoever asks."""
         return current_world().rank
 
-    def get_coordinate(self) -> list[int] | None:
+    def get_coordinate(self) -> list[int] | Any:
         """Return this rank's coordinates in the mesh, None if it is not in it."""
+        # Any, not None: most programs call it on members alone, and unpack it.
         return self.coordinate_of(current_world().rank)
 
     def get_local_rank(self, mesh_dim: DimKey | None = None) -> int:

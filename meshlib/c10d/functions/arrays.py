@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Later, Work
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -24,7 +24,11 @@ def all_reduce(
 ) -> A: ...
 @overload
 def all_reduce(
-    tensor: A, op: ReduceOp = ..., group: Group = ..., **later: Unpack[Later]
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def all_reduce(
@@ -55,9 +59,9 @@ def broadcast(
     tensor: A,
     src: int | None = ...,
     group: Group = ...,
-    *,
+    async_op: Literal[True] = ...,
     group_src: int | None = ...,
-    **later: Unpack[Later],
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def broadcast(
@@ -93,9 +97,9 @@ def reduce(
     dst: int | None = ...,
     op: ReduceOp = ...,
     group: Group = ...,
-    *,
+    async_op: Literal[True] = ...,
     group_dst: int | None = ...,
-    **later: Unpack[Later],
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def reduce(
@@ -125,7 +129,10 @@ def barrier(
 ) -> None: ...
 @overload
 def barrier(
-    group: Group = ..., *, device_ids: Sequence[int] | None = ..., **later: Unpack[Later]
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[None]: ...
 @worded_as_method
 def barrier(

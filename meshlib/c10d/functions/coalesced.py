@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
+from meshlib.arrays.adapted import ListOf
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Later, Work
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -16,7 +17,7 @@ A = TypeVar("A")
 
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[A],
+    tensors: ListOf[A],
     op: ReduceOp = ...,
     group: Group = ...,
     async_op: Literal[False] = ...,
@@ -24,11 +25,15 @@ def all_reduce_coalesced(
 ) -> list[A]: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[A], op: ReduceOp = ..., group: Group = ..., **later: Unpack[Later]
+    tensors: ListOf[A],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_reduce_coalesced(
-    tensors: Sequence[Any],
+    tensors: ListOf[Any],
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
@@ -45,23 +50,24 @@ def all_reduce_coalesced(
 
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[A]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[ListOf[A]],
+    input_tensor_list: ListOf[Any],
     group: Group = ...,
     async_op: Literal[False] = ...,
     timeout: Timeout | None = ...,
 ) -> list[list[A]]: ...
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[A]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[ListOf[A]],
+    input_tensor_list: ListOf[Any],
     group: Group = ...,
-    **later: Unpack[Later],
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[list[list[A]]]: ...
 @worded_as_method
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[ListOf[Any]],
+    input_tensor_list: ListOf[Any],
     group: Group = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -77,23 +83,24 @@ def all_gather_coalesced(
 
 @overload
 def all_gather_into_tensor_coalesced(
-    output_tensors: Sequence[A],
-    input_tensors: Sequence[Any],
+    output_tensors: ListOf[A],
+    input_tensors: ListOf[Any],
     group: Group = ...,
     async_op: Literal[False] = ...,
     timeout: Timeout | None = ...,
 ) -> list[A]: ...
 @overload
 def all_gather_into_tensor_coalesced(
-    output_tensors: Sequence[A],
-    input_tensors: Sequence[Any],
+    output_tensors: ListOf[A],
+    input_tensors: ListOf[Any],
     group: Group = ...,
-    **later: Unpack[Later],
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_gather_into_tensor_coalesced(
-    output_tensors: Sequence[Any],
-    input_tensors: Sequence[Any],
+    output_tensors: ListOf[Any],
+    input_tensors: ListOf[Any],
     group: Group = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -109,8 +116,8 @@ def all_gather_into_tensor_coalesced(
 
 @overload
 def reduce_scatter_tensor_coalesced(
-    output_tensors: Sequence[A],
-    input_tensors: Sequence[Any],
+    output_tensors: ListOf[A],
+    input_tensors: ListOf[Any],
     op: ReduceOp = ...,
     group: Group = ...,
     async_op: Literal[False] = ...,
@@ -118,16 +125,17 @@ def reduce_scatter_tensor_coalesced(
 ) -> list[A]: ...
 @overload
 def reduce_scatter_tensor_coalesced(
-    output_tensors: Sequence[A],
-    input_tensors: Sequence[Any],
+    output_tensors: ListOf[A],
+    input_tensors: ListOf[Any],
     op: ReduceOp = ...,
     group: Group = ...,
-    **later: Unpack[Later],
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
 @worded_as_method
 def reduce_scatter_tensor_coalesced(
-    output_tensors: Sequence[Any],
-    input_tensors: Sequence[Any],
+    output_tensors: ListOf[Any],
+    input_tensors: ListOf[Any],
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,

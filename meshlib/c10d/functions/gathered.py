@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
+from meshlib.arrays.adapted import ListOf
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Later, Work
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -16,7 +16,7 @@ A = TypeVar("A")
 
 @overload
 def all_gather(
-    tensor_list: Sequence[A],
+    tensor_list: ListOf[A],
     tensor: Any,
     group: Group = ...,
     async_op: Literal[False] = ...,
@@ -24,11 +24,15 @@ def all_gather(
 ) -> list[A]: ...
 @overload
 def all_gather(
-    tensor_list: Sequence[A], tensor: Any, group: Group = ..., **later: Unpack[Later]
+    tensor_list: ListOf[A],
+    tensor: Any,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_gather(
-    tensor_list: Sequence[Any],
+    tensor_list: ListOf[Any],
     tensor: Any,
     group: Group = None,
     async_op: bool = False,
@@ -51,7 +55,11 @@ def all_gather_into_tensor(
 ) -> A: ...
 @overload
 def all_gather_into_tensor(
-    output_tensor: A, input_tensor: Any, group: Group = ..., **later: Unpack[Later]
+    output_tensor: A,
+    input_tensor: Any,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def all_gather_into_tensor(
@@ -73,7 +81,7 @@ def all_gather_into_tensor(
 @overload
 def reduce_scatter(
     output: A,
-    input_list: Sequence[Any],
+    input_list: ListOf[Any],
     op: ReduceOp = ...,
     group: Group = ...,
     async_op: Literal[False] = ...,
@@ -82,15 +90,16 @@ def reduce_scatter(
 @overload
 def reduce_scatter(
     output: A,
-    input_list: Sequence[Any],
+    input_list: ListOf[Any],
     op: ReduceOp = ...,
     group: Group = ...,
-    **later: Unpack[Later],
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def reduce_scatter(
     output: Any,
-    input_list: Sequence[Any],
+    input_list: ListOf[Any],
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
@@ -116,7 +125,12 @@ def reduce_scatter_tensor(
 ) -> A: ...
 @overload
 def reduce_scatter_tensor(
-    output: A, input: Any, op: ReduceOp = ..., group: Group = ..., **later: Unpack[Later]
+    output: A,
+    input: Any,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def reduce_scatter_tensor(

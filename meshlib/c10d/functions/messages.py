@@ -50,7 +50,7 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
     timeout: Timeout | None = None,
-) -> Work[Any] | None:
+) -> Work[Any] | Any:
     """Begin to send ``tensor`` to one member.
 
     Arguments, result and errors: ``ProcessGroup.isend``.
@@ -66,7 +66,7 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
     timeout: Timeout | None = None,
-) -> Work[Any] | None:
+) -> Work[Any] | Any:
     """Begin to receive into ``tensor`` what one member sends.
 
     Arguments, result and errors: ``ProcessGroup.irecv``.

@@ -18,23 +18,25 @@ def broadcast_object_list(
     device: Any = None,
     group_src: int | None = None,
     timeout: Timeout | None = None,
-) -> None:
+) -> list[Any]:
     """Replace the objects in ``object_list`` by those of one member.
 
     Arguments, result and errors: ``ProcessGroup.broadcast_object_list``.
     """
-    resolve_group(group).broadcast_object_list(object_list, src, device, group_src, timeout=timeout)
+    return resolve_group(group).broadcast_object_list(
+        object_list, src, device, group_src, timeout=timeout
+    )
 
 
 @worded_as_method
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Group = None, timeout: Timeout | None = None
-) -> None:
+) -> list[Any]:
     """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
     Arguments, result and errors: ``ProcessGroup.all_gather_object``.
     """
-    resolve_group(group).all_gather_object(object_list, obj, timeout)
+    return resolve_group(group).all_gather_object(object_list, obj, timeout)
 
 
 @worded_as_method
@@ -45,12 +47,12 @@ def gather_object(
     group: Group = None,
     group_dst: int | None = None,
     timeout: Timeout | None = None,
-) -> None:
+) -> list[Any] | None:
     """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
     Arguments, result and errors: ``ProcessGroup.gather_object``.
     """
-    resolve_group(group).gather_object(obj, object_gather_list, dst, group_dst, timeout)
+    return resolve_group(group).gather_object(obj, object_gather_list, dst, group_dst, timeout)
 
 
 @worded_as_method
@@ -61,12 +63,12 @@ def scatter_object_list(
     group: Group = None,
     group_src: int | None = None,
     timeout: Timeout | None = None,
-) -> None:
+) -> Any:
     """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
 
     Arguments, result and errors: ``ProcessGroup.scatter_object_list``.
     """
-    resolve_group(group).scatter_object_list(
+    return resolve_group(group).scatter_object_list(
         scatter_object_output_list, scatter_object_input_list, src, group_src, timeout
     )
 

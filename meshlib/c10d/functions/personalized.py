@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, overload
 
+from meshlib.arrays.adapted import ListOf
 from meshlib.c10d.functions.words import worded_as_method
-from meshlib.calls.work import Later, Work
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 
@@ -16,7 +17,7 @@ A = TypeVar("A")
 @overload
 def gather(
     tensor: A,
-    gather_list: Sequence[A] | None = ...,
+    gather_list: ListOf[A] | None = ...,
     dst: int | None = ...,
     group: Group = ...,
     async_op: Literal[False] = ...,
@@ -26,17 +27,17 @@ def gather(
 @overload
 def gather(
     tensor: A,
-    gather_list: Sequence[A] | None = ...,
+    gather_list: ListOf[A] | None = ...,
     dst: int | None = ...,
     group: Group = ...,
-    *,
+    async_op: Literal[True] = ...,
     group_dst: int | None = ...,
-    **later: Unpack[Later],
+    timeout: Timeout | None = ...,
 ) -> Work[list[A] | None]: ...
 @worded_as_method
 def gather(
     tensor: Any,
-    gather_list: Sequence[Any] | None = None,
+    gather_list: ListOf[Any] | None = None,
     dst: int | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -55,7 +56,7 @@ def gather(
 @overload
 def scatter(
     tensor: A,
-    scatter_list: Sequence[Any] | None = ...,
+    scatter_list: ListOf[Any] | None = ...,
     src: int | None = ...,
     group: Group = ...,
     async_op: Literal[False] = ...,
@@ -65,17 +66,17 @@ def scatter(
 @overload
 def scatter(
     tensor: A,
-    scatter_list: Sequence[Any] | None = ...,
+    scatter_list: ListOf[Any] | None = ...,
     src: int | None = ...,
     group: Group = ...,
-    *,
+    async_op: Literal[True] = ...,
     group_src: int | None = ...,
-    **later: Unpack[Later],
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def scatter(
     tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
+    scatter_list: ListOf[Any] | None = None,
     src: int | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -93,23 +94,24 @@ def scatter(
 
 @overload
 def all_to_all(
-    output_tensor_list: Sequence[A],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: ListOf[A],
+    input_tensor_list: ListOf[Any],
     group: Group = ...,
     async_op: Literal[False] = ...,
     timeout: Timeout | None = ...,
 ) -> list[A]: ...
 @overload
 def all_to_all(
-    output_tensor_list: Sequence[A],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: ListOf[A],
+    input_tensor_list: ListOf[Any],
     group: Group = ...,
-    **later: Unpack[Later],
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
 @worded_as_method
 def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: ListOf[Any],
+    input_tensor_list: ListOf[Any],
     group: Group = None,
     async_op: bool = False,
     timeout: Timeout | None = None,
@@ -140,7 +142,8 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None = ...,
     input_split_sizes: Sequence[int] | None = ...,
     group: Group = ...,
-    **later: Unpack[Later],
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @worded_as_method
 def all_to_all_single(

@@ -190,7 +190,7 @@ def test_two_groups_of_the_same_ranks_are_independent():
 
 
 BAD = {
-    "not an array": (lambda: dist.all_reduce([1.0]), TypeError, "tensor is a builtins.list"),
+    "not an array": (lambda: dist.all_reduce([1.0]), TypeError, "tensor must be a .*; got list"),
     "object dtype": (
         lambda: dist.all_reduce(np.array([None])),
         TypeError,
@@ -198,7 +198,7 @@ BAD = {
     ),
     "read-only": (
         lambda: dist.all_reduce(np.broadcast_to(1.0, 3)),
-        ValueError,
+        TypeError,
         "tensor is a read-only array",
     ),
     "band on floats": (

@@ -56,6 +56,15 @@ def test_ranks_coordinates_and_groups(file, capsys):
     )
 
 
+def test_the_mesh_itself_needs_no_option(capsys):
+    assert cli.main(["explain", "--mesh", "dp=2,tp=2"]) == 0
+    expected, _ = capsys.readouterr()
+    assert cli.main(["explain", "dp=2,tp=2"]) == 0
+    assert capsys.readouterr() == (expected, "")
+    assert cli.main(["explain", "dp=2,tp=x"]) == 2
+    assert "'tp=x' is not a dim" in capsys.readouterr().err
+
+
 def test_one_rank_only(capsys):
     assert cli.main(["explain", "--mesh", "pp=2,dp=2,tp=2", "--rank", "5"]) == 0
     assert capsys.readouterr().out == (
@@ -114,7 +123,7 @@ def test_64_ranks_each_have_a_line():
         (["--mesh", "dp=2", "--world-size", "two"], "--world-size: invalid int value: 'two'"),
         (["--mesh", "dp=2", "train.toml"], "not allowed with"),
         (["train.toml", "--mash"], "unrecognized arguments: --mash"),
-        ([], "file --mesh --schedule is required"),
+        ([], "MESH --mesh --schedule is required"),
         (["--mesh", "dp=2", "--estimate", "x.py"], "--estimate goes with a file"),
         (["train.toml", "--over", "dp=2"], "--over goes with --estimate"),
         (["--mesh", "dp=2", "--stages", "2"], "--stages goes with --schedule"),
