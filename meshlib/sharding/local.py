@@ -79,7 +79,8 @@ def neutral(op: str, array: Array) -> Array:
     module = array_module(array)
     if op == "sum":
         zeros = module.zeros(array.shape, array.dtype)
-        return zeros if array.dtype.kind in "biu" else -zeros  # 0.0 would change -0.0
+        # Of floats -0.0 is neutral: -0.0 + 0.0 is 0.0.
+        return zeros if array.dtype.kind in "biu" else module.negative(zeros, out=zeros)
     if op == "product":
         return module.ones(array.shape, array.dtype)
     return array.copy()  # of equal values average, least and greatest are that value

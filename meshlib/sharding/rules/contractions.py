@@ -79,7 +79,7 @@ def dot(a: Any, b: Any) -> Any:
     return matmul(a, b)
 
 
-def einsum(operands: Sequence[Any], optimize: Any = True) -> DArray:
+def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
     """Return ``np.einsum(*operands)``, subscripts as letters, without an ellipsis."""
     subscripts, *given = operands
     if not isinstance(subscripts, str) or "." in subscripts:
@@ -95,9 +95,12 @@ def einsum(operands: Sequence[Any], optimize: Any = True) -> DArray:
         letters = "".join(labels)
         right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     whole = f"{left}->{right}"
+    # BLAS adds up the same products where both of two operands have what is summed over.
+    summed = {*left} - {*right, ","}
+    optimize = optimize or (len(labels) == 2 and all(summed <= {*own} for own in labels))
 
     def function(*locals_: Any) -> Any:
-        return np.einsum(whole, *locals_, optimize=optimize if len(locals_) > 1 else False)
+        return np.einsum(whole, *locals_, optimize=optimize)
 
     twice = {c for own in labels for c in own if own.count(c) > 1}
     return contract("einsum", function, arrays, labels, right, lambda label: label not in twice)

@@ -44,8 +44,17 @@ def elementwise(
     for x in inputs:
         if not isinstance(x, DArray):
             check_plain(name, x, mesh)
-    pending = any(x.sharding.partial_dims for x in arrays)
-    arrays, left = together(arrays, pending and _of_parts(function, inputs, options, out))
+    # What NumPy refuses of one element it refuses on all ranks, also on those that have none.
+    ones = (np.ones(min(x.size, 1), x.dtype) if isinstance(x, DArray) else x for x in inputs)
+    with np.errstate(all="ignore"):
+        made = function(*ones, **options)
+    if function is np.power and isinstance(inputs[1], DArray):
+        if made.dtype.kind == inputs[1].dtype.kind == "i":
+            raise ShardingError(
+                "power: integers with signed exponents have no rule, as only the ranks that have a"
+                " negative one would raise; use astype on one of them"
+            )
+    arrays, left = together(arrays, _of_parts(function, inputs, made, out))
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
     labels = [range(len(shape) - x.ndim, len(shape)) for x in arrays]
     aligned = align(name, arrays, labels)
@@ -71,28 +80,30 @@ def elementwise(
 def _of_parts(
     function: Callable[..., Any],
     inputs: Sequence[Any],
-    options: dict[str, Any],
+    made: Any,
     out: Sequence[Any] | None,
 ) -> bool:
     """Whether ``function`` of the parts of sums gives the parts of the sum, but for rounding.
+
+    ``made`` has the dtype of the result.
 
     Integers wrap around in parts as in sums. A float's part may be infinite or overflow where the
     sum does not, and zeros have signs: only sums stay in parts, and multiples that do not grow.
     """
     if function not in _INTEGER_SUMS and function not in (np.multiply, np.true_divide):
         return False
-    stand_ins = (np.empty(0, x.dtype) if isinstance(x, DArray) else x for x in inputs)
-    dtype = function(*stand_ins, **options).dtype
+    dtype = made.dtype
     arrays = [x for x in inputs if isinstance(x, DArray)]
     if len(arrays) == len(inputs):
-        made = function in (_INTEGER_SUMS if dtype.kind in "iu" else _SUMS)
+        of_parts = function in (_INTEGER_SUMS if dtype.kind in "iu" else _SUMS)
+    elif dtype.kind != "f":
+        of_parts = False
     elif function is np.multiply:
-        factor = inputs[isinstance(inputs[0], DArray)]
-        made = dtype.kind == "f" and 0 < factor <= 1
+        of_parts = 0 < inputs[isinstance(inputs[0], DArray)] <= 1
     else:
-        made = function is np.true_divide and dtype.kind == "f" and 1 <= inputs[1] < np.inf
-    same = all(one.dtype == dtype for one in out or ())
-    return made and same and all(stays_partial(x, "sum", dtype) for x in arrays)
+        of_parts = function is np.true_divide and inputs[0] is arrays[0] and 1 <= inputs[1] < np.inf
+    alike = [stays_partial(x, "sum", dtype) for x in arrays] + [x.dtype == dtype for x in out or ()]
+    return of_parts and all(alike)
 
 
 def _made(local: Any, sharding: Sharding, shape: Sequence[int]) -> DArray:

@@ -44,12 +44,22 @@ OF_UFUNCS: dict[np.ufunc, Reduction] = {
 
 
 def reduce(
-    rule: Reduction, a: DArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False
+    rule: Reduction,
+    a: DArray,
+    axis: Axis = None,
+    dtype: Any = None,
+    keepdims: bool = False,
+    initial: Any = None,
 ) -> DArray:
-    """Return ``a`` reduced over ``axis``, partial along the mesh dims that split it."""
-    if dtype is not None and rule not in (SUM, PROD):
-        raise ShardingError(f"{rule.function.__name__}: dtype= has no rule; use astype")
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    """Return ``a`` reduced over ``axis``, partial along the mesh dims that split it.
+
+    ``dtype`` is for sums and products, ``initial`` for the greatest and the least.
+    """
+    options = {} if dtype is None else {"dtype": dtype}
+    options |= {} if initial is None else {"initial": initial}
+    for name in options:
+        if rule not in {"dtype": (SUM, PROD), "initial": (MAX, MIN)}[name]:
+            raise ShardingError(f"{rule.function.__name__}: {name}= has no rule for DArrays")
     # NumPy checks the axis and finds the dtype, on an array of one element, or none as here.
     one = np.ones([min(length, 1) for length in a.shape], a.dtype)
     wanted = rule.function(one, axis=axis, **options).dtype
@@ -66,7 +76,7 @@ def reduce(
     local, module = a.local, array_module(a.local)
     if wide != wanted:
         local, options = local.astype(wanted, copy=False), {"dtype": wide}
-    if rule in (MAX, MIN) and any(local.shape[d] == 0 for d in axes):
+    if rule in (MAX, MIN) and initial is None and any(local.shape[d] == 0 for d in axes):
         # This rank has nothing to compare, so what it has must not count.
         options["initial"] = _bounds(local.dtype)[0 if rule is MAX else 1]
     result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
@@ -86,6 +96,7 @@ def reduce(
 
 def mean(a: DArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DArray:
     """Return the mean over ``axis``: the sum, divided by how many there are."""
+    np.mean(np.ones((1,) * a.ndim), axis)  # which checks the axis
     made = wide = a.dtype if dtype is None else np.dtype(dtype)
     if dtype is None and a.dtype.kind in "biu":
         made = wide = np.dtype(np.float64)
@@ -105,7 +116,7 @@ def var(
         dtype = np.float64
     a = a.reduced()
     apart = cast(DArray, a - mean(a, axis, dtype, keepdims=True))
-    total = reduce(SUM, _squares(apart), axis, dtype, keepdims)
+    total = _squares(apart, lambda x: reduce(SUM, np.square(x), axis, dtype, keepdims))
     return cast(DArray, np.true_divide(total, max(_count(a, axis) - ddof, 0)))
 
 
@@ -118,18 +129,20 @@ def std(
 
 def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DArray:
     """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
+    np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # which checks both
     vectors = np.ndim(axis) == 0 and (axis is not None or x.ndim == 1)
     if x.dtype.kind in "biu":
         x = x.astype(float)  # whose squares do not overflow
     if ord == np.inf and vectors:
-        return reduce(MAX, cast(DArray, np.abs(x)), axis, keepdims=keepdims)
+        return reduce(MAX, cast(DArray, np.abs(x)), axis, keepdims=keepdims, initial=0)
     if not (ord is None or (ord == 2 and vectors)):
         raise ShardingError(f"linalg.norm: ord={ord!r} of {x!r} has no rule; use full_array()")
-    if isinstance(axis, tuple) and len(axis) not in (1, 2):
-        raise ValueError(f"linalg.norm: axis {axis} has {len(axis)} dims; expected 1 or 2")
-    if axis is None and not keepdims:
-        return cast(DArray, np.sqrt(np.real(vdot(x, x))))
-    return cast(DArray, np.sqrt(reduce(SUM, _squares(x), axis, keepdims=keepdims)))
+    if axis is not None:
+        return cast(
+            DArray, np.sqrt(_squares(x, lambda x: reduce(SUM, np.square(x), axis, None, keepdims)))
+        )
+    whole = np.sqrt(_squares(x, lambda x: vdot(x, x)))
+    return whole.reshape((1,) * x.ndim) if keepdims else whole
 
 
 def _axes(a: DArray, axis: Axis) -> tuple[int, ...]:
@@ -142,11 +155,9 @@ def _count(a: DArray, axis: Axis) -> int:
     return prod(a.shape[d] for d in _axes(a, axis))
 
 
-def _squares(x: DArray) -> DArray:
-    """Return the squared magnitudes."""
-    if x.dtype.kind != "c":
-        return cast(DArray, np.square(x))
-    return cast(DArray, np.square(np.real(x)) + np.square(np.imag(x)))
+def _squares(x: DArray, total: Callable[[Any], DArray]) -> DArray:
+    """Return the sum of the squared magnitudes, given how a real array's is made."""
+    return total(np.real(x)) + total(np.imag(x)) if x.dtype.kind == "c" else total(x)
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
