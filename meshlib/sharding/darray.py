@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, overload
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -265,11 +265,11 @@ class DArray(NDArrayOperatorsMixin):
 
     def reshape(self, *shape: Any) -> DArray:
         """Return the array in another shape, where each part of it is a part of the result."""
-        return np.reshape(self, shape[0] if len(shape) == 1 else shape)
+        return cast("DArray", np.reshape(self, shape[0] if len(shape) == 1 else shape))
 
     def transpose(self, *axes: Any) -> DArray:
         """Return the array with its dims in another order (default: reversed)."""
-        return np.transpose(self, axes[0] if len(axes) == 1 else axes or None)
+        return cast("DArray", np.transpose(self, axes[0] if len(axes) == 1 else axes or None))
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
         """Return the sum, partial along the mesh dims that split ``axis``."""

@@ -119,8 +119,8 @@ def together(operands: Sequence[DArray], stay: bool) -> tuple[list[DArray], Part
 def summed_as(op: str, dtype: np.dtype[Any], split: bool) -> tuple[str, np.dtype[Any]]:
     """Return how values of ``dtype`` that ``op`` reduces are partial where a dim is ``split``.
 
-    The results are the op and the dtype of the parts. The sum of bools is their "or"; that of floats
-    of 16 bits or fewer is made in float32 and rounded once.
+    The results are the op and the dtype of the parts. The sum of bools is their "or"; sums of
+    floats of 16 bits or fewer are made in float32 and rounded once.
     """
     if dtype == np.bool_:
         return {"sum": "max", "product": "min"}.get(op, op), dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,26 +26,26 @@ def contract(
     operands: Sequence[DArray],
     labels: Sequence[Sequence[Label]],
     result: Sequence[Label],
-    repeats: Callable[[Label], bool],
+    repeated: Collection[Label] = (),
 ) -> DArray:
     """Return ``function`` of ``operands``, summed over the labels that ``result`` lacks.
 
-    A dim of length 1 is repeated along a longer one with a label that ``repeats``.
+    Dims of length 1 with one of the ``repeated`` labels are repeated along longer ones.
     """
     one_mesh(name, operands)
     lengths: dict[Label, int] = {}
     for x, own in zip(operands, labels, strict=True):
         for label, length in zip(own, x.shape, strict=True):
             known = lengths.setdefault(label, length)
-            if known == 1 and repeats(label):
+            if known == 1 and label in repeated:
                 lengths[label] = length
-            elif length != known and not (length == 1 and repeats(label)):
+            elif length != known and not (length == 1 and label in repeated):
                 raise ValueError(
                     f"{name}: shapes {[x.shape for x in operands]} do not fit: {known} and {length}"
                     " are to run together"
                 )
     dtype = np.result_type(*(x.dtype for x in operands))
-    # Of one operand nothing but sums are made. A product with infinity or zero is not made in parts.
+    # Sums of one operand are made of its parts. Products are not: zero times infinity is no number.
     single = len(operands) == 1 and stays_partial(operands[0], "sum", dtype)
     arrays, partial = together(operands, single)
     aligned = align(name, arrays, labels)
@@ -66,14 +66,15 @@ def matmul(a: Any, b: Any) -> DArray:
     right = ("k",) if b.ndim == 1 else (*_stacked(b.ndim - 2), "k", "n")
     stacked = _stacked(max(a.ndim, b.ndim) - 2)
     result = (*stacked, *(("m",) if a.ndim > 1 else ()), *(("n",) if b.ndim > 1 else ()))
-    return contract("matmul", np.matmul, (a, b), (left, right), result, stacked.__contains__)
+    return contract("matmul", np.matmul, (a, b), (left, right), result, stacked)
 
 
 def dot(a: Any, b: Any) -> Any:
     """Return ``np.dot(a, b)``: as ``matmul`` for vectors and matrices, ``*`` for single values."""
     if np.ndim(a) == 0 or np.ndim(b) == 0:
         # Unlike ``*``, it takes a Python number for one of NumPy's, with a dtype.
-        return np.multiply(*(x if isinstance(x, DArray) else np.asarray(x) for x in (a, b)))
+        first, second = (x if isinstance(x, DArray) else np.asarray(x) for x in (a, b))
+        return np.multiply(first, second)
     if np.ndim(a) > 2 or np.ndim(b) > 2:
         raise ShardingError("dot: of more than 2 dims it has no rule; use matmul or einsum")
     return matmul(a, b)
@@ -91,6 +92,9 @@ def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
     np.einsum(subscripts, *(np.ones((1,) * x.ndim) for x in arrays))
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     labels = left.split(",")
+    for x, own in zip(arrays, labels, strict=True):
+        if len({*zip(own, x.shape, strict=True)}) > len({*own}):
+            raise ValueError(f"einsum: dims of {x!r} have one letter in {left!r} and other lengths")
     if not arrow:
         letters = "".join(labels)
         right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
@@ -102,8 +106,7 @@ def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
     def function(*locals_: Any) -> Any:
         return np.einsum(whole, *locals_, optimize=optimize)
 
-    twice = {c for own in labels for c in own if own.count(c) > 1}
-    return contract("einsum", function, arrays, labels, right, lambda label: label not in twice)
+    return contract("einsum", function, arrays, labels, right, left)
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
@@ -126,7 +129,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
     def function(x: Any, y: Any) -> Any:
         return np.tensordot(x, y, (first, second))
 
-    return contract("tensordot", function, (a, b), (left, right), result, _never)
+    return contract("tensordot", function, (a, b), (left, right), result)
 
 
 def vdot(a: Any, b: Any) -> DArray:
@@ -135,11 +138,7 @@ def vdot(a: Any, b: Any) -> DArray:
     if a.shape != b.shape:
         a, b = np.ravel(a), np.ravel(b)
     dims = range(a.ndim)
-    return contract("vdot", np.vdot, (a, b), (dims, dims), (), _never)
-
-
-def _never(label: Label) -> bool:
-    return False
+    return contract("vdot", np.vdot, (a, b), (dims, dims), ())
 
 
 def _stacked(count: int) -> tuple[int, ...]:

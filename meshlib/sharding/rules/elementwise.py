@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.local import as_array
-from meshlib.sharding.rules.align import (
-    align,
-    check_plain,
-    one_mesh,
-    stays_partial,
-    together,
-)
+from meshlib.sharding.local import array_module, as_array
+from meshlib.sharding.rules.align import align, check_plain, one_mesh, stays_partial, together
 from meshlib.sharding.sharding import Sharding
 
 _SUMS = frozenset({np.add, np.positive})
@@ -45,15 +39,15 @@ def elementwise(
         if not isinstance(x, DArray):
             check_plain(name, x, mesh)
     # What NumPy refuses of one element it refuses on all ranks, also on those that have none.
-    ones = (np.ones(min(x.size, 1), x.dtype) if isinstance(x, DArray) else x for x in inputs)
+    ones = (_one(x) if isinstance(x, DArray) else x for x in inputs)
     with np.errstate(all="ignore"):
         made = function(*ones, **options)
-    if function is np.power and isinstance(inputs[1], DArray):
-        if made.dtype.kind == inputs[1].dtype.kind == "i":
-            raise ShardingError(
-                "power: integers with signed exponents have no rule, as only the ranks that have a"
-                " negative one would raise; use astype on one of them"
-            )
+    signed = isinstance(inputs[-1], DArray) and inputs[-1].dtype.kind == "i"
+    if function is np.power and signed and made.dtype.kind == "i":
+        raise ShardingError(
+            "power: integers with signed exponents have no rule, as only the ranks that have a"
+            " negative one would raise; use astype on one of them"
+        )
     arrays, left = together(arrays, _of_parts(function, inputs, made, out))
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
     labels = [range(len(shape) - x.ndim, len(shape)) for x in arrays]
@@ -85,10 +79,9 @@ def _of_parts(
 ) -> bool:
     """Whether ``function`` of the parts of sums gives the parts of the sum, but for rounding.
 
-    ``made`` has the dtype of the result.
-
-    Integers wrap around in parts as in sums. A float's part may be infinite or overflow where the
-    sum does not, and zeros have signs: only sums stay in parts, and multiples that do not grow.
+    The result has the dtype of ``made``. Integers wrap around in parts as in sums. A float's part
+    may be infinite or overflow where the sum does not, and zeros have signs: only sums stay in
+    parts, and multiples that do not grow.
     """
     if function not in _INTEGER_SUMS and function not in (np.multiply, np.true_divide):
         return False
@@ -104,6 +97,11 @@ def _of_parts(
         of_parts = function is np.true_divide and inputs[0] is arrays[0] and 1 <= inputs[1] < np.inf
     alike = [stays_partial(x, "sum", dtype) for x in arrays] + [x.dtype == dtype for x in out or ()]
     return of_parts and all(alike)
+
+
+def _one(x: DArray) -> Any:
+    """Return an array of one element that stands for ``x``, or none where ``x`` has none."""
+    return array_module(x.local).ones(min(x.size, 1), x.dtype)
 
 
 def _made(local: Any, sharding: Sharding, shape: Sequence[int]) -> DArray:

@@ -80,15 +80,9 @@ def reduce(
         # This rank has nothing to compare, so what it has must not count.
         options["initial"] = _bounds(local.dtype)[0 if rule is MAX else 1]
     result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
-    dims: list[tuple[int, ...]] = []
-    shape: list[int] = []
-    for d in range(a.ndim):
-        if d not in axes:
-            dims.append(a.sharding.split_of(d))
-            shape.append(a.shape[d])
-        elif keepdims:
-            dims.append(())
-            shape.append(1)
+    kept = [d for d in range(a.ndim) if keepdims or d not in axes]
+    dims = [() if d in axes else a.sharding.split_of(d) for d in kept]
+    shape = [1 if d in axes else a.shape[d] for d in kept]
     partial = (*a.sharding.partial_dims, *((i, op) for i in split))
     sharding = Sharding.of_positions(a.mesh, dims, partial)
     return DArray(result, sharding, shape, result.dtype).astype(wanted, copy=False)
@@ -130,7 +124,7 @@ def std(
 def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DArray:
     """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
     np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # which checks both
-    vectors = np.ndim(axis) == 0 and (axis is not None or x.ndim == 1)
+    vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
     if x.dtype.kind in "biu":
         x = x.astype(float)  # whose squares do not overflow
     if ord == np.inf and vectors:
@@ -141,7 +135,7 @@ def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) 
         return cast(
             DArray, np.sqrt(_squares(x, lambda x: reduce(SUM, np.square(x), axis, None, keepdims)))
         )
-    whole = np.sqrt(_squares(x, lambda x: vdot(x, x)))
+    whole = cast(DArray, np.sqrt(_squares(x, lambda x: vdot(x, x))))
     return whole.reshape((1,) * x.ndim) if keepdims else whole
 
 

@@ -95,38 +95,28 @@ def select(x: DArray, index: Any) -> DArray:
                 f"indexing with {entry!r} has no rule; expected integers, slices, None and ..."
                 " (full_array() has the whole of it)"
             )
+    # NumPy checks the index, and finds the shape.
+    shape = np.broadcast_to(np.empty((), bool), x.shape)[index].shape
     given = sum(entry is not None and entry is not ... for entry in entries)
-    if given > x.ndim or entries.count(...) > 1:
-        raise IndexError(f"{index!r} has too many entries for {x!r}")
-    if ... not in entries:
-        entries.append(...)
-    at = entries.index(...)
+    at = entries.index(...) if ... in entries else len(entries)
     entries[at : at + 1] = [slice(None)] * (x.ndim - given)
     dims: list[tuple[int, ...]] = []
-    shape: list[int] = []
     here: list[Any] = []
     d = 0
     for entry in entries:
         if entry is None:
             dims.append(())
-            shape.append(1)
             here.append(None)
             continue
-        split = x.sharding.split_of(d)
-        if isinstance(entry, slice):
-            chosen = range(*entry.indices(x.shape[d]))
-            if split and chosen != range(x.shape[d]):
-                raise _split("indexing", x, d)
+        split, length = x.sharding.split_of(d), x.shape[d]
+        is_slice = isinstance(entry, slice)
+        is_whole = is_slice and range(*entry.indices(length)) == range(length)
+        if split and not is_whole:
+            raise _split("indexing", x, d)
+        if is_slice:
             dims.append(split)
-            shape.append(len(chosen))
-            # All of a dim is all of this rank's part of it.
-            here.append(slice(None) if chosen == range(x.shape[d]) else entry)
-        else:
-            if split:
-                raise _split("indexing", x, d)
-            if not -x.shape[d] <= entry < x.shape[d]:
-                raise IndexError(f"index {entry} is out of bounds for dim {d} of {x!r}")
-            here.append(entry)
+        # All of a dim is all of this rank's part of it.
+        here.append(slice(None) if is_whole else entry)
         d += 1
     return _like(x, x.local[(*here, ...)], dims, shape)
 
@@ -142,7 +132,8 @@ def assign(x: DArray, index: Any, value: Any) -> None:
         element = not part.ndim and ... not in entries  # which NumPy sets to a single value alone
         while value.ndim > part.ndim and value.shape[0] == 1 and not element:
             value = value[0]
-        if value.ndim > part.ndim or np.broadcast_shapes(part.shape, value.shape) != part.shape:
+        pairs = zip(value.shape[::-1], part.shape[::-1], strict=False)
+        if value.ndim > part.ndim or any(n not in (1, length) for n, length in pairs):
             raise ValueError(f"assigning: {value!r} does not fit {part!r}")
         labels = [range(part.ndim), range(part.ndim - value.ndim, part.ndim)]
         aligned = align("assigning", [part, value], labels)
@@ -191,7 +182,9 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DArray:
 def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
     """Return the arrays, of one shape, joined along a new dim."""
     operands = _all_arrays("stack", arrays)
-    return concatenate([np.expand_dims(x, axis) for x in operands], dim_of(axis, operands[0].ndim + 1))
+    return concatenate(
+        [np.expand_dims(x, axis) for x in operands], dim_of(axis, operands[0].ndim + 1)
+    )
 
 
 def _like(x: DArray, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> DArray:

@@ -59,6 +59,17 @@ def _full_like(a: DArray, fill_value: Any, dtype: Any = None) -> DArray:
     return full(a.shape, a.sharding.reduced(), fill_value, dtype or a.dtype)
 
 
+def _empty_like(prototype: DArray, dtype: Any = None) -> DArray:
+    return _full_like(prototype, 0, dtype)
+
+
+def _attribute(name: str) -> Callable[[DArray], Any]:
+    def rule(a: DArray) -> Any:
+        return getattr(a, name)
+
+    return rule
+
+
 def _reshape(a: DArray, shape: Any = None, order: str = "C", newshape: Any = None) -> DArray:
     # NumPy before 2.1 calls the shape so.
     return shapes.reshape(a, newshape if shape is None else shape, order)
@@ -93,7 +104,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.nan_to_num: _each(np.nan_to_num),
     np.real: _each(np.real),
     np.imag: _each(np.imag),
-    np.copy: lambda a: a.copy(),
+    np.copy: _each(np.copy),
     # shapes
     np.transpose: shapes.moved(np.transpose),
     np.swapaxes: shapes.moved(np.swapaxes),
@@ -104,13 +115,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.ravel: shapes.ravel,
     np.concatenate: shapes.concatenate,
     np.stack: shapes.stack,
-    np.shape: lambda a: a.shape,
-    np.ndim: lambda a: a.ndim,
-    np.size: lambda a: a.size,
+    np.shape: _attribute("shape"),
+    np.ndim: _attribute("ndim"),
+    np.size: _attribute("size"),
     # like another
-    np.zeros_like: lambda a, dtype=None: _full_like(a, 0, dtype),
-    np.ones_like: lambda a, dtype=None: _full_like(a, 1, dtype),
-    np.empty_like: lambda prototype, dtype=None: _full_like(prototype, 0, dtype),
+    np.zeros_like: partial(_full_like, fill_value=0),
+    np.ones_like: partial(_full_like, fill_value=1),
+    np.empty_like: _empty_like,
     np.full_like: _full_like,
 }
 
@@ -150,7 +161,7 @@ def apply_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _ruled(name: str, rule: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Return ``rule`` of the arguments ``given``; raise ShardingError for those it does not take."""
+    """Return ``rule`` of the arguments ``given``; raise ShardingError for one it does not take."""
     taken = _parameters(rule, rule).parameters
     if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
         for argument in given.keys() - taken.keys():

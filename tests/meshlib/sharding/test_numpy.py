@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_chains import OPERATIONS, Chain
+from numpy_chains import Chain
+from numpy_operations import OPERATIONS
 from sharding_cases import named_mesh
 
 import meshlib as dist
@@ -13,12 +14,14 @@ from meshlib.testing import run_ranks
 
 MESH = named_mesh(4)
 MESHES = [named_mesh(4), named_mesh(2, 2), named_mesh(6), named_mesh(2, 3)]
-BIG = np.array([40000, 40000, -40000, -40000], "f2")
+BIG = np.repeat(np.array([40000, -40000], "f2"), 4)
 HUGE = np.full(4, 2**62, "i8") + np.arange(4)
 TRUE = np.ones((2, 4), bool)
 
 DTYPES = {
-    "einsum of two dtypes": lambda d: np.einsum("ij,il->", d(np.ones((2, 2), "f4")), d(np.full((2, 4), 100, "i1"))),
+    "einsum of two dtypes": lambda d: np.einsum(
+        "ij,il->", d(np.ones((2, 2), "f4")), d(np.full((2, 4), 100, "i1"))
+    ),
     "einsum of bools": lambda d: np.einsum("ij,il->", d(np.ones((2, 2), "i8")), d(TRUE)),
     "sum of a product of bools": lambda d: np.sum(d(TRUE[0]) @ d(TRUE[0])),
     "product of bools and a number": lambda d: d(TRUE[0]) @ d(TRUE[0]) + 1,
@@ -30,9 +33,9 @@ DTYPES = {
     "mean as int": lambda d: np.mean(d(np.arange(8)), dtype=int),
     "sum as int": lambda d: np.sum(d(np.array([0.5, 1.5, 2.5, 3.5])), dtype=int),
     "sum of a half": lambda d: np.sum(d(BIG)),
-    "product of halves": lambda d: d(BIG) @ d(np.ones(4, "f2")),
+    "product of halves": lambda d: d(BIG) @ d(np.ones(8, "f2")),
     "mean of halves": lambda d: np.mean(d(BIG), dtype="f2"),
-    "prod of a half": lambda d: np.prod(d(np.array([300, 300, 0.01, 0.01], "f2")).astype("f4"), dtype="f2"),
+    "prod of a half": lambda d: np.prod(d(np.repeat(np.array([16, 1 / 16], "f2"), 4)), dtype="f2"),
     "dot of a number": lambda d: np.dot(d(np.ones(4, "i1")), 2),
 }
 
@@ -91,7 +94,12 @@ PARTIAL = {
     "times inf": ([1, 0, 0, 0], "f8", lambda x: x * np.inf, np.inf),
     "inf times": ([1, 0, 0, 0], "f8", lambda x: np.inf * x, np.inf),
     "times infinities": ([1, 0, 0, 0], "f8", lambda x: x * np.full_like(x, np.inf), np.inf),
-    "a product with infinities": ([1, 0, 0, 0], "f8", lambda x: x @ np.full_like(x, np.inf), np.inf),
+    "a product with infinities": (
+        [1, 0, 0, 0],
+        "f8",
+        lambda x: x @ np.full_like(x, np.inf),
+        np.inf,
+    ),
     "by inf": ([1, -3, 0, 0], "f8", lambda x: np.copysign(1, x / np.inf), -1),
     "complex by zero": ([1, 0, 0, 0], "D", lambda x: np.real(x / 0), np.inf),
     "complex times inf": ([1, 0, 0, 0], "D", lambda x: np.isnan(np.real(x * np.inf)), False),
@@ -100,7 +108,12 @@ PARTIAL = {
     "copysign of minus zero": ([1, -1, 0, 0], "f8", lambda x: np.copysign(1, -x), -1),
     "copysign of a multiple": ([1, -1, 0, 0], "f8", lambda x: np.copysign(1, x * -1.0), -1),
     "copysign of times zero": ([1, -3, 0, 0], "f8", lambda x: np.copysign(1, x * 0.0), -1),
-    "copysign of a conjugate": ([1, -1, 0, 0], "D", lambda x: np.copysign(1, np.imag(np.conjugate(x))), -1),
+    "copysign of a conjugate": (
+        [1, -1, 0, 0],
+        "D",
+        lambda x: np.copysign(1, np.imag(np.conjugate(x))),
+        -1,
+    ),
 }
 
 
@@ -139,7 +152,7 @@ def test_out_of_a_wider_dtype_is_written_in_the_operands_own():
 def test_norm_of_nothing_is_zero(ord, split):
     _same(lambda d: np.linalg.norm(d(np.zeros(0)), ord), split)
     _same(lambda d: np.linalg.norm(d(np.zeros((3, 0))), ord, axis=1), split)
-    _same(lambda d: np.linalg.norm(d(np.zeros((0, 3))), np.inf, axis=1), split)
+    _same(lambda d: np.linalg.norm(d(np.zeros((0, 3))), np.inf, axis=0), split)
 
 
 def test_norm_of_complex_infinity():
@@ -148,8 +161,8 @@ def test_norm_of_complex_infinity():
 
 
 RAISES = [
-    (ValueError, lambda x, y: np.vdot(x, y), (2, 3), (3,)),
-    (ValueError, lambda x, y: np.vdot(x, y), (4,), (1,)),
+    (ValueError, np.vdot, (2, 3), (3,)),
+    (ValueError, np.vdot, (4,), (1,)),
     (ValueError, lambda x, y: np.tensordot(x, y, 1), (2, 4), (1, 2)),
     (IndexError, lambda x, y: np.tensordot(x, y, 3), (2, 4), (2, 4)),
     (IndexError, lambda x, y: np.tensordot(x, y, ([5], [0])), (2, 4), (4, 2)),
@@ -163,7 +176,14 @@ RAISES = [
     (ValueError, lambda x, y: x.__setitem__(0, y), (4,), (1,)),
     (ValueError, lambda x, y: np.full_like(x, [1, 2, 3]), (2, 4), ()),
     (ValueError, lambda x, y: np.full_like(x, np.ones((3, 2, 4))), (2, 4), ()),
-    (ValueError, lambda x, y: full((8,), x.sharding, [1, 2]) if isinstance(x, DArray) else np.full(8, [1, 2]), (8,), ()),
+    (
+        ValueError,
+        lambda x, y: (
+            full((8,), x.sharding, [1, 2]) if isinstance(x, DArray) else np.full(8, [1, 2])
+        ),
+        (8,),
+        (),
+    ),
     (ValueError, lambda x, y: np.transpose(x, 0), (2, 4), ()),
     (ValueError, lambda x, y: np.reshape(x, (-2, -4)), (8,), ()),
     (ValueError, lambda x, y: np.clip(x, 0, 1, min=2), (4,), ()),
@@ -181,7 +201,9 @@ def test_what_numpy_refuses_is_refused_on_every_rank(case):
     def program():
         for spec in (P(), P("a"), P(None, "a")):
             operands = [
-                distribute_array(np.ones(shape), Sharding(MESH, P(*spec[: len(shape)])), src_data_rank=None)
+                distribute_array(
+                    np.ones(shape), Sharding(MESH, P(*spec[: len(shape)])), src_data_rank=None
+                )
                 for shape in shapes
             ]
             with pytest.raises(kind):
@@ -189,6 +211,23 @@ def test_what_numpy_refuses_is_refused_on_every_rank(case):
         return MESH.all_reduce(np.ones(1))[0]
 
     assert run_ranks(program, 4) == [4.0] * 4
+
+
+def test_values_of_another_shape_are_not_repeated_in_each_part():
+    def program():
+        x, row = full((8,), Sharding(MESH, P("a")), 0.0), full((2,), Sharding(MESH), 1.0)
+        with pytest.raises(ValueError, match=r"assigning: .* does not fit"):
+            x[...] = row
+        with pytest.raises(ValueError, match=r"assigning: .* does not fit"):
+            x[...] = full((2, 8), Sharding(MESH, P(None, "a")), 1.0)
+        with pytest.raises(ValueError, match="broadcast"):
+            np.full_like(x, [1.0, 2.0])
+        with pytest.raises(ValueError, match="do not fit"):
+            np.vdot(x, row)
+        x[...] = full((1, 1, 8), Sharding(MESH, P(None, None, "a")), 1.0)
+        return x.full_array().sum()
+
+    assert run_ranks(program, 4) == [8.0] * 4
 
 
 VALUES = np.arange(12.0).reshape(3, 4) - 5
@@ -231,14 +270,13 @@ REFUSED = [
     (lambda x: np.maximum.reduce(x, dtype="f4"), "dtype="),
     (lambda x: np.std(x, correction=1), "correction="),
     (lambda x: np.var(x, dtype=int), "dtype="),
-    (lambda x: np.where(x), "where: without x and y"),
+    (np.where, "where: without x and y"),
     (lambda x: np.where(x)[0], "where: without x and y"),
     (lambda x: np.concatenate([x, x], 0, x), "out="),
     (lambda x: np.stack([x, x], dtype="f4"), "dtype="),
     (lambda x: np.einsum("i->", x, dtype="f4"), "dtype="),
     (lambda x: np.dot(x, x, x), "out="),
     (lambda x: np.zeros_like(x, shape=(3,)), "shape="),
-    (lambda x: np.copy(x, order="F"), "order="),
     (lambda x: np.size(x, 0), "axis="),
     (lambda x: np.clip(x, np.arange(4), 1), "belongs to no mesh"),
     (lambda x: np.array_equal(x, x, equal_nan=True), "equal_nan="),
@@ -286,7 +324,7 @@ def test_an_average_of_integers_is_refused_where_it_is_made():
             lambda: full((3,), Sharding(MESH), 1j).redistribute(P(), {"a": "max"}),
         ]
         for make in makers:
-            with pytest.raises(TypeError, match="AVG|MAX"):
+            with pytest.raises(TypeError, match=r"AVG|MAX"):
                 make()
         return MESH.all_reduce(np.ones(1))[0]
 
@@ -307,13 +345,15 @@ def test_read_only_parts_are_gathered():
 @given(
     mesh=st.sampled_from(MESHES),
     seed=st.integers(0, 2**32),
-    steps=st.lists(st.tuples(st.sampled_from([*OPERATIONS]), st.integers(0, 2**32)), min_size=10, max_size=20),
+    steps=st.lists(
+        st.tuples(st.sampled_from([*OPERATIONS]), st.integers(0, 2**32)), min_size=10, max_size=20
+    ),
 )
 def test_random_chains_are_numpys(mesh, seed, steps):
     def program():
         chain = Chain(mesh, seed)
         for name, number in steps:
-            chain.step(name, number)
+            chain.step(OPERATIONS[name], number)
         return chain.compared
 
     run_ranks(program, mesh.size())
