@@ -141,7 +141,7 @@ def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) 
 
 def _axes(a: DArray, axis: Axis) -> tuple[int, ...]:
     """Return the dims that ``axis`` means: those of length 1 once NumPy has reduced over it."""
-    left = np.any(np.empty((0,) * a.ndim), axis=axis, keepdims=True).shape
+    left = np.any(np.empty((0,) * a.ndim, bool), axis=axis, keepdims=True).shape
     return tuple(d for d, length in enumerate(left) if length)
 
 
