@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 from sharding_cases import draw_sharding
 
-from meshlib.sharding import DArray, ShardingError, distribute_array
+from meshlib.sharding import DArray, Sharding, ShardingError, distribute_array
 
 DTYPES = ["?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "F", "D"]
 SCALARS = [
@@ -75,11 +75,15 @@ class Chain:
         return self.elsewhere(x)
 
     def elsewhere(self, x):
-        """Return ``x`` in a random sharding."""
+        """Return ``x`` in a random sharding, with partial values of any op that its dtype has."""
         sharding = draw_sharding(self.chance, self.mesh, x.ndim)
-        if x.dtype.kind == "c" and any(op == "max" for _, op in sharding.partial_dims):
-            sharding = sharding.reduced()
-        return x.redistribute(sharding)
+        op = self.chance.choice(["sum", "sum", "avg", "product", "min", "max"])
+        if (op in ("min", "max") and x.dtype.kind == "c") or (
+            op == "avg" and x.dtype.kind in "biu"
+        ):
+            op = "sum"
+        partial = [(i, op) for i, _ in sharding.partial_dims]
+        return x.redistribute(Sharding.of_positions(self.mesh, sharding.dims, partial))
 
     def pick(self, ok=lambda whole: True):
         """Return the number of an array for which ``ok``; a new array where there is none."""

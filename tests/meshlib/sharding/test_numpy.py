@@ -341,7 +341,7 @@ def test_read_only_parts_are_gathered():
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     mesh=st.sampled_from(MESHES),
     seed=st.integers(0, 2**32),
