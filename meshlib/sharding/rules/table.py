@@ -151,7 +151,10 @@ def apply_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if rule is None:
         raise ShardingError(f"{name} {_INSTEAD}")
     parameters = _parameters(func, rule)
-    given = parameters.bind(*args, **kwargs).arguments
+    try:
+        given = parameters.bind(*args, **kwargs).arguments
+    except TypeError as error:  # of the rule's own list
+        raise ShardingError(f"{name}: {error}; it {_INSTEAD}") from None
     for parameter in parameters.parameters.values():
         if parameter.kind is Parameter.VAR_KEYWORD:
             given |= given.pop(parameter.name, {})

