@@ -70,17 +70,21 @@ def full(
 ) -> DArray:
     """Return a global array of ``fill_value``; every rank makes its own part, and nothing is sent.
 
-    ``dtype`` is that of the value by default. On a rank outside the mesh it has no local array.
-    Raises ValueError for a shape with fewer dims than the spec.
+    ``fill_value`` is a single value or, the same on all ranks, an array that broadcasts to
+    ``shape``; ``dtype`` is that of the value by default. On a rank outside the mesh it has no local
+    array. Raises ValueError for a shape with fewer dims than the spec, and for a value that does
+    not broadcast to it.
     """
     check_sharding(sharding)
+    lengths = sharding.check_shape(shape)
     wanted = np.asarray(fill_value).dtype if dtype is None else np.dtype(dtype)
+    values = np.broadcast_to(fill_value, lengths) if np.ndim(fill_value) else None
 
     def make(box: Box) -> Array:
         module = module_for(sharding.mesh.device_type)
-        return module.full(shape_of(box), fill_value, wanted)
+        return module.full(shape_of(box), fill_value if values is None else values[box], wanted)
 
-    return _made(shape, sharding, wanted, make)
+    return _made(lengths, sharding, wanted, make)
 
 
 def random(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, overload
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from meshlib.arrays.checks import check_op
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.local import Array
 from meshlib.sharding.redistribution.execute import begin, carry_out
 from meshlib.sharding.redistribution.plan import plan
 from meshlib.sharding.sharding import PartialDims, Sharding
+from meshlib.sharding.spec import REDUCTIONS
 
 if TYPE_CHECKING:
     import jax
@@ -79,11 +81,14 @@ class DArray(NDArrayOperatorsMixin):
         sent, and without a ``shape`` the parts are taken for even.
 
         Raises ValueError when ``local`` has another shape than its part of ``shape``, and on a rank
-        outside the mesh; TypeError unless it is a NumPy or CuPy array.
+        outside the mesh; TypeError unless it is a NumPy or CuPy array, of a dtype to which the op
+        of its partial values applies.
         """
         from meshlib.sharding.parts import agreed_shape, own_shape
 
         lengths = (agreed_shape if run_check else own_shape)(local, sharding, shape)
+        for _, op in sharding.partial_dims:
+            check_op(REDUCTIONS[op], local.dtype)
         return cls(local, sharding, lengths, local.dtype)
 
     # ------------------------------------------------------------------ asked
@@ -239,8 +244,16 @@ class DArray(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.item())
 
-    def astype(self, dtype: Any) -> Self:
-        """Return the array in another dtype, a copy; partial values are reduced first."""
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def astype(self, dtype: Any, copy: bool = True) -> Self:
+        """Return the array in another dtype, a copy; partial values are reduced first.
+
+        Without ``copy`` an array that has the dtype is returned itself, partial values as they are.
+        """
+        if not copy and self.dtype == np.dtype(dtype):
+            return self
         x = self.reduced()
         local = None if x._local is None else x._local.astype(dtype)
         return type(self)(local, x.sharding, x.shape, dtype)
@@ -252,15 +265,11 @@ class DArray(NDArrayOperatorsMixin):
 
     def reshape(self, *shape: Any) -> DArray:
         """Return the array in another shape, where each part of it is a part of the result."""
-        from meshlib.sharding.rules.shapes import reshape
-
-        return reshape(self, shape[0] if len(shape) == 1 else shape)
+        return cast("DArray", np.reshape(self, shape[0] if len(shape) == 1 else shape))
 
     def transpose(self, *axes: Any) -> DArray:
         """Return the array with its dims in another order (default: reversed)."""
-        from meshlib.sharding.rules.shapes import transpose
-
-        return transpose(self, axes[0] if len(axes) == 1 else axes or None)
+        return cast("DArray", np.transpose(self, axes[0] if len(axes) == 1 else axes or None))
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
         """Return the sum, partial along the mesh dims that split ``axis``."""

@@ -78,7 +78,9 @@ def neutral(op: str, array: Array) -> Array:
     """Return what changes nothing where ``op`` reduces it with ``array``, of its shape."""
     module = array_module(array)
     if op == "sum":
-        return module.zeros(array.shape, array.dtype)
+        zeros = module.zeros(array.shape, array.dtype)
+        # Of floats -0.0 is neutral: -0.0 + 0.0 is 0.0.
+        return zeros if array.dtype.kind in "biu" else module.negative(zeros, out=zeros)
     if op == "product":
         return module.ones(array.shape, array.dtype)
     return array.copy()  # of equal values average, least and greatest are that value

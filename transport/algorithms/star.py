@@ -70,8 +70,9 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
     if team.rank != _CENTRE:
         _ask(team, call, as_bytes(own), as_bytes(total))
         start = 0
-        for output in outputs:
-            output[:] = total[start : start + output.size]
+        for place, output in enumerate(outputs):
+            if place != team.rank:
+                output[:] = total[start : start + output.size]
             start += output.size
         return
     others = _others(team, call)

@@ -253,7 +253,7 @@ def _alone(step: Step) -> bool:
 
 def _check_ops(plan: Plan) -> None:
     for step in plan.steps:
-        if step.op is not None and not step.is_local:
+        if step.op is not None:
             check_op(REDUCTIONS[step.op], plan.dtype)
 
 

@@ -21,6 +21,7 @@ from meshlib.sharding.sharding import LINEAR, Sharding, dim_key
 
 Label = Hashable
 Split = tuple[int, ...]
+PartialPairs = tuple[tuple[int, str], ...]
 
 
 @dataclass(slots=True)
@@ -91,49 +92,40 @@ def one_mesh(name: str, operands: Sequence[DArray]) -> DeviceMesh:
     return mesh
 
 
-def settled(operands: Sequence[DArray]) -> tuple[list[DArray], tuple[tuple[int, str], ...]]:
-    """Return the operands of a product, and along which mesh dims the result is partial.
+def stays_partial(x: DArray, op: str, dtype: np.dtype[Any]) -> bool:
+    """Whether the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
 
-    Of one operand partial sums may stay, unless another is split along the same mesh dims; all
-    other partial values are reduced.
+    That holds for the same op and dtype: in a wider one, integers that wrapped around would differ.
+    Bools are no sums, and 16-bit floats overflow in parts of which the sum does not.
     """
-    pending = [x for x in operands if x.sharding.partial_dims]
-    if len(pending) == 1:
-        (x,) = pending
-        along = {i for i, _ in x.sharding.partial_dims}
-        others = {i for y in operands if y is not x for dim in y.sharding.dims for i in dim}
-        if is_linear(x) and not along & others:
-            return list(operands), x.sharding.partial_dims
-    return [x.reduced() for x in operands], ()
+    ops = LINEAR if op == "sum" else {op}
+    wide = dtype.kind in "iu" or (dtype.kind in "fc" and dtype.itemsize >= 4)
+    exact = wide or op in ("max", "min")
+    return exact and x.dtype == dtype and all(own in ops for _, own in x.sharding.partial_dims)
 
 
-def settled_alike(operands: Sequence[DArray]) -> tuple[list[DArray], tuple[tuple[int, str], ...]]:
-    """Return the operands of a sum, or of what joins them, and what of the result is partial.
+def together(operands: Sequence[DArray], stay: bool) -> tuple[list[DArray], PartialPairs]:
+    """Return the operands of one operation, and what of its result is partial.
 
-    Partial values stay where all operands have the same ones, and are reduced elsewhere.
+    Partial values stay if they may ``stay`` and all operands have the same ones; otherwise they are
+    reduced.
     """
     partial = operands[0].sharding.partial_dims
-    if all(x.sharding.partial_dims == partial and x.mesh == operands[0].mesh for x in operands):
+    if stay and all(x.sharding.partial_dims == partial for x in operands):
         return list(operands), partial
     return [x.reduced() for x in operands], ()
 
 
-def wraps(x: DArray) -> bool:
-    """Whether ``x`` is partial in integers: then each part may have wrapped around."""
-    return bool(x.sharding.partial_dims) and x.dtype.kind in "iu"
+def summed_as(op: str, dtype: np.dtype[Any], split: bool) -> tuple[str, np.dtype[Any]]:
+    """Return how values of ``dtype`` that ``op`` reduces are partial where a dim is ``split``.
 
-
-def unwrapped(operands: Sequence[DArray], dtype: Any) -> list[DArray]:
-    """Return the operands of what gives ``dtype``; integers that it widens are not partial.
-
-    Parts of a sum wrap around as the sum does, but in another dtype that does not come out.
+    The results are the op and the dtype of the parts. The sum of bools is their "or"; sums of
+    floats of 16 bits or fewer are made in float32 and rounded once.
     """
-    return [x.reduced() if wraps(x) and x.dtype != dtype else x for x in operands]
-
-
-def is_linear(x: DArray) -> bool:
-    """Whether all partial values of ``x`` are sums or averages."""
-    return all(op in LINEAR for _, op in x.sharding.partial_dims)
+    if dtype == np.bool_:
+        return {"sum": "max", "product": "min"}.get(op, op), dtype
+    narrow = op in ("sum", "product") and dtype.kind in "fV" and dtype.itemsize < 4
+    return op, np.dtype(np.float32) if split and narrow else dtype
 
 
 def check_plain(name: str, value: Any, mesh: DeviceMesh) -> Any:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.local import as_array
-from meshlib.sharding.rules.align import Label, align, belongs_nowhere, one_mesh, settled, unwrapped
+from meshlib.sharding.local import as_array, dim_of
+from meshlib.sharding.rules.align import (
+    Label,
+    align,
+    belongs_nowhere,
+    one_mesh,
+    stays_partial,
+    summed_as,
+    together,
+)
 
 
 def contract(
@@ -18,27 +26,35 @@ def contract(
     operands: Sequence[DArray],
     labels: Sequence[Sequence[Label]],
     result: Sequence[Label],
+    repeated: Collection[Label] = (),
 ) -> DArray:
-    """Return ``function`` of ``operands``, summed over the labels that ``result`` lacks."""
-    arrays, partial = settled(unwrapped(operands, np.result_type(*(x.dtype for x in operands))))
-    one_mesh(name, arrays)
+    """Return ``function`` of ``operands``, summed over the labels that ``result`` lacks.
+
+    Dims of length 1 with one of the ``repeated`` labels are repeated along longer ones.
+    """
+    one_mesh(name, operands)
     lengths: dict[Label, int] = {}
-    for x, own in zip(arrays, labels, strict=True):
+    for x, own in zip(operands, labels, strict=True):
         for label, length in zip(own, x.shape, strict=True):
             known = lengths.setdefault(label, length)
-            if known == 1:
+            if known == 1 and label in repeated:
                 lengths[label] = length
-            elif length not in (1, known):
+            elif length != known and not (length == 1 and label in repeated):
                 raise ValueError(
-                    f"{name}: shapes {[x.shape for x in arrays]} do not fit: {known} and {length}"
+                    f"{name}: shapes {[x.shape for x in operands]} do not fit: {known} and {length}"
                     " are to run together"
                 )
+    dtype = np.result_type(*(x.dtype for x in operands))
+    # Sums of one operand are made of its parts. Products are not: zero times infinity is no number.
+    single = len(operands) == 1 and stays_partial(operands[0], "sum", dtype)
+    arrays, partial = together(operands, single)
     aligned = align(name, arrays, labels)
-    local = as_array(function(*aligned.locals))
     summed = [i for label, split in aligned.splits.items() if label not in result for i in split]
-    left = (*partial, *((i, "sum") for i in summed))
-    sharding = aligned.sharding(result, left)
-    return DArray(local, sharding, [lengths[label] for label in result], local.dtype)
+    op, wide = summed_as("sum", dtype, bool(summed))
+    local = as_array(function(*(x.astype(wide, copy=False) for x in aligned.locals)))
+    sharding = aligned.sharding(result, (*partial, *((i, op) for i in summed)))
+    whole = DArray(local, sharding, [lengths[label] for label in result], local.dtype)
+    return whole.astype(dtype, copy=False)
 
 
 def matmul(a: Any, b: Any) -> DArray:
@@ -48,74 +64,81 @@ def matmul(a: Any, b: Any) -> DArray:
         raise ValueError("matmul: an operand has no dims; use *")
     left = ("k",) if a.ndim == 1 else (*_stacked(a.ndim - 2), "m", "k")
     right = ("k",) if b.ndim == 1 else (*_stacked(b.ndim - 2), "k", "n")
-    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        raise ValueError(f"matmul: shapes {a.shape} and {b.shape} do not fit")
     stacked = _stacked(max(a.ndim, b.ndim) - 2)
     result = (*stacked, *(("m",) if a.ndim > 1 else ()), *(("n",) if b.ndim > 1 else ()))
-    return contract("matmul", np.matmul, (a, b), (left, right), result)
+    return contract("matmul", np.matmul, (a, b), (left, right), result, stacked)
 
 
 def dot(a: Any, b: Any) -> Any:
     """Return ``np.dot(a, b)``: as ``matmul`` for vectors and matrices, ``*`` for single values."""
     if np.ndim(a) == 0 or np.ndim(b) == 0:
-        return np.multiply(a, b)
+        # Unlike ``*``, it takes a Python number for one of NumPy's, with a dtype.
+        first, second = (x if isinstance(x, DArray) else np.asarray(x) for x in (a, b))
+        return np.multiply(first, second)
     if np.ndim(a) > 2 or np.ndim(b) > 2:
         raise ShardingError("dot: of more than 2 dims it has no rule; use matmul or einsum")
     return matmul(a, b)
 
 
-def einsum(subscripts: str, *operands: Any) -> DArray:
-    """Return ``np.einsum(subscripts, *operands)``, subscripts as letters, without an ellipsis."""
-    if not isinstance(subscripts, str) or "." in subscripts:  # pyright: ignore[reportUnnecessaryIsInstance]
+def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
+    """Return ``np.einsum(*operands)``, subscripts as letters, without an ellipsis."""
+    subscripts, *given = operands
+    if not isinstance(subscripts, str) or "." in subscripts:
         raise ShardingError(
             f"einsum: {subscripts!r} has no rule; write a letter for each dim, as in 'ij,jk->ik'"
         )
-    text = subscripts.replace(" ", "")
-    left, arrow, right = text.partition("->")
+    arrays = _arrays("einsum", given)
+    # NumPy checks the letters, on arrays of one element each.
+    np.einsum(subscripts, *(np.ones((1,) * x.ndim) for x in arrays))
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
     labels = left.split(",")
-    arrays = _arrays("einsum", operands)
-    if [len(own) for own in labels] != [x.ndim for x in arrays]:
-        raise ValueError(
-            f"einsum: {subscripts!r} does not fit the shapes {[x.shape for x in arrays]}"
-        )
+    for x, own in zip(arrays, labels, strict=True):
+        if len({*zip(own, x.shape, strict=True)}) > len({*own}):
+            raise ValueError(f"einsum: dims of {x!r} have one letter in {left!r} and other lengths")
     if not arrow:
         letters = "".join(labels)
         right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     whole = f"{left}->{right}"
+    # BLAS adds up the same products where both of two operands have what is summed over.
+    summed = {*left} - {*right, ","}
+    optimize = optimize or (len(labels) == 2 and all(summed <= {*own} for own in labels))
 
     def function(*locals_: Any) -> Any:
-        return np.einsum(whole, *locals_, optimize=len(locals_) > 1)
+        return np.einsum(whole, *locals_, optimize=optimize)
 
-    return contract("einsum", function, arrays, labels, right)
+    return contract("einsum", function, arrays, labels, right, left)
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
     """Return ``np.tensordot(a, b, axes)``."""
     a, b = _arrays("tensordot", (a, b))
-    if isinstance(axes, int):
-        pairs = list(zip(range(a.ndim - axes, a.ndim), range(axes), strict=True))
-    else:
-        first, second = (np.atleast_1d(own).tolist() for own in axes)
-        pairs = [(i % a.ndim, j % b.ndim) for i, j in zip(first, second, strict=True)]
+    if np.ndim(axes) == 0:
+        axes = (list(range(-axes, 0)), list(range(axes)))
+    first, second = (
+        [dim_of(one, x.ndim) for one in np.atleast_1d(own).tolist()]
+        for x, own in zip((a, b), axes, strict=True)
+    )
+    if len(first) != len(second) or len({*first}) < len(first) or len({*second}) < len(second):
+        raise ValueError(f"tensordot: axes {axes}; expected as many of one operand, each once")
     left: list[Label] = [("a", i) for i in range(a.ndim)]
     right: list[Label] = [("b", j) for j in range(b.ndim)]
-    for i, j in pairs:
+    for i, j in zip(first, second, strict=True):
         right[j] = left[i]
-    over = {left[i] for i, _ in pairs}
-    result = [label for label in (*left, *right) if label not in over]
-    where = ([i for i, _ in pairs], [j for _, j in pairs])
+    result = [label for label in (*left, *right) if label not in left or label not in right]
 
     def function(x: Any, y: Any) -> Any:
-        return np.tensordot(x, y, where)
+        return np.tensordot(x, y, (first, second))
 
     return contract("tensordot", function, (a, b), (left, right), result)
 
 
-def vdot(a: Any, b: Any) -> Any:
+def vdot(a: Any, b: Any) -> DArray:
     """Return the sum of the products of the elements of ``a``, conjugated, and ``b``."""
-    products = np.multiply(np.conjugate(a), b)
-    # NumPy's sum alone would be of a wider type.
-    return np.sum(products, dtype=None if products.dtype == bool else products.dtype)
+    a, b = _arrays("vdot", (a, b))
+    if a.shape != b.shape:
+        a, b = np.ravel(a), np.ravel(b)
+    dims = range(a.ndim)
+    return contract("vdot", np.vdot, (a, b), (dims, dims), ())
 
 
 def _stacked(count: int) -> tuple[int, ...]:

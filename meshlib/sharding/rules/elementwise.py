@@ -8,21 +8,12 @@ from typing import Any
 import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.local import as_array
-from meshlib.sharding.rules.align import (
-    align,
-    check_plain,
-    is_linear,
-    one_mesh,
-    settled,
-    settled_alike,
-    unwrapped,
-    wraps,
-)
+from meshlib.sharding.local import array_module, as_array
+from meshlib.sharding.rules.align import align, check_plain, one_mesh, stays_partial, together
 from meshlib.sharding.sharding import Sharding
 
-_SUMS = frozenset({np.add, np.subtract})
-_UNARY_LINEAR = frozenset({np.negative, np.positive, np.conjugate})
+_SUMS = frozenset({np.add, np.positive})
+_INTEGER_SUMS = _SUMS | {np.subtract, np.negative}
 
 
 def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -30,7 +21,7 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) -
     out = kwargs.pop("out", None)
     if kwargs.pop("where", True) is not True:
         raise ShardingError(f"{ufunc.__name__}: where= has no rule; use np.where on the results")
-    return elementwise(ufunc.__name__, ufunc, inputs, kwargs, partial=_partial_rule(ufunc), out=out)
+    return elementwise(ufunc.__name__, ufunc, inputs, kwargs, out)
 
 
 def elementwise(
@@ -38,33 +29,32 @@ def elementwise(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
-    partial: str = "reduced",
     out: Sequence[Any] | None = None,
 ) -> Any:
-    """Return ``function`` of DArrays and single values, element by element.
-
-    ``partial`` says what partial sums allow: ``"sum"``, where all have the same, ``"product"``,
-    where one has some, ``"quotient"``, where the first has some; otherwise they are reduced.
-    """
+    """Return ``function`` of DArrays and single values, element by element."""
+    options = dict(kwargs or {})
     arrays = [x for x in inputs if isinstance(x, DArray)]
     mesh = one_mesh(name, arrays)
-    plain = [check_plain(name, x, mesh) for x in inputs if not isinstance(x, DArray)]
-    if any(map(wraps, arrays)):
-        arrays = unwrapped(arrays, _dtype_of(function, inputs, kwargs or {}))
-    left: tuple[tuple[int, str], ...] = ()
-    if partial == "sum" and not plain and all(map(is_linear, arrays)):
-        arrays, left = settled_alike(arrays)
-    elif partial == "product" or (partial == "quotient" and _only_first_is_partial(inputs)):
-        arrays, left = settled(arrays)
-    else:
-        arrays = [x.reduced() for x in arrays]
+    for x in inputs:
+        if not isinstance(x, DArray):
+            check_plain(name, x, mesh)
+    # What NumPy refuses of one element it refuses on all ranks, also on those that have none.
+    ones = (_one(x) if isinstance(x, DArray) else x for x in inputs)
+    with np.errstate(all="ignore"):
+        made = function(*ones, **options)
+    signed = isinstance(inputs[-1], DArray) and inputs[-1].dtype.kind == "i"
+    if function is np.power and signed and made.dtype.kind == "i":
+        raise ShardingError(
+            "power: integers with signed exponents have no rule, as only the ranks that have a"
+            " negative one would raise; use astype on one of them"
+        )
+    arrays, left = together(arrays, _of_parts(function, inputs, made, out))
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
     labels = [range(len(shape) - x.ndim, len(shape)) for x in arrays]
     aligned = align(name, arrays, labels)
     sharding = aligned.sharding(range(len(shape)), left)
     parts = iter(aligned.locals)
     locals_ = [next(parts) if isinstance(x, DArray) else x for x in inputs]
-    options = dict(kwargs or {})
     if out is not None:
         for one in out:
             if not isinstance(one, DArray) or one.sharding != sharding or one.shape != shape:
@@ -72,34 +62,48 @@ def elementwise(
                     f"{name}: the result is {shape} in {sharding}, but out is {one!r}; expected a"
                     " DArray that lies so (without out, the result is a new one)"
                 )
-        options["out"] = tuple(one.local for one in out)
-        function(*locals_, **options)
-        return out[0] if len(out) == 1 else tuple(out)
+        written = tuple(one.local for one in out)
+        function(*locals_, **options, out=written if len(out) > 1 else written[0])
+        return tuple(out) if len(out) > 1 else out[0]
     result = function(*locals_, **options)
     if isinstance(result, tuple):
         return tuple(_made(one, sharding, shape) for one in result)
     return _made(result, sharding, shape)
 
 
-def _dtype_of(function: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    result = function(
-        *(np.empty(0, x.dtype) if isinstance(x, DArray) else x for x in inputs), **kwargs
-    )
-    return (result[0] if isinstance(result, tuple) else result).dtype
+def _of_parts(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    made: Any,
+    out: Sequence[Any] | None,
+) -> bool:
+    """Whether ``function`` of the parts of sums gives the parts of the sum, but for rounding.
+
+    The result has the dtype of ``made``. Integers wrap around in parts as in sums. A float's part
+    may be infinite or overflow where the sum does not, and zeros have signs: only sums stay in
+    parts, and multiples that do not grow.
+    """
+    if function not in _INTEGER_SUMS and function not in (np.multiply, np.true_divide):
+        return False
+    dtype = made.dtype
+    arrays = [x for x in inputs if isinstance(x, DArray)]
+    if len(arrays) == len(inputs):
+        of_parts = function in (_INTEGER_SUMS if dtype.kind in "iu" else _SUMS)
+    elif dtype.kind != "f":
+        of_parts = False
+    elif function is np.multiply:
+        of_parts = 0 < inputs[isinstance(inputs[0], DArray)] <= 1
+    else:
+        of_parts = function is np.true_divide and inputs[0] is arrays[0] and 1 <= inputs[1] < np.inf
+    alike = [stays_partial(x, "sum", dtype) for x in arrays] + [x.dtype == dtype for x in out or ()]
+    return of_parts and all(alike)
+
+
+def _one(x: DArray) -> Any:
+    """Return an array of one element that stands for ``x``, or none where ``x`` has none."""
+    return array_module(x.local).ones(min(x.size, 1), x.dtype)
 
 
 def _made(local: Any, sharding: Sharding, shape: Sequence[int]) -> DArray:
     local = as_array(local)
     return DArray(local, sharding, shape, local.dtype)
-
-
-def _partial_rule(ufunc: np.ufunc) -> str:
-    if ufunc in _SUMS or ufunc in _UNARY_LINEAR:
-        return "sum"
-    if ufunc is np.multiply:
-        return "product"
-    return "quotient" if ufunc is np.true_divide else "reduced"
-
-
-def _only_first_is_partial(inputs: Sequence[Any]) -> bool:
-    return not any(isinstance(x, DArray) and x.sharding.partial_dims for x in inputs[1:])

@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.local import array_module, dim_of
-from meshlib.sharding.rules.align import wraps
-from meshlib.sharding.sharding import LINEAR, Sharding
+from meshlib.sharding.local import array_module
+from meshlib.sharding.rules.align import stays_partial, summed_as
+from meshlib.sharding.rules.contractions import vdot
+from meshlib.sharding.sharding import Sharding
 
 Axis = int | tuple[int, ...] | None
 
@@ -43,94 +44,114 @@ OF_UFUNCS: dict[np.ufunc, Reduction] = {
 
 
 def reduce(
-    rule: Reduction, x: DArray, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
+    rule: Reduction,
+    a: DArray,
+    axis: Axis = None,
+    dtype: Any = None,
+    keepdims: bool = False,
+    initial: Any = None,
 ) -> DArray:
-    """Return ``x`` reduced over ``axis``, partial along the mesh dims that split it."""
-    axes = _axes(x, axis)
-    ops = {op for _, op in x.sharding.partial_dims}
-    if not ops <= (LINEAR if rule.op == "sum" else {rule.op}) or rule.function in (np.any, np.all):
-        x = x.reduced()
-    if rule in (MAX, MIN) and any(x.shape[d] == 0 for d in axes):
-        raise ValueError(f"{rule.function.__name__} of nothing: {x!r} over axis {axis}")
-    if rule in (MAX, MIN) and x.dtype.kind == "c" and any(x.sharding.split_of(d) for d in axes):
+    """Return ``a`` reduced over ``axis``, partial along the mesh dims that split it.
+
+    ``dtype`` is for sums and products, ``initial`` for the greatest and the least.
+    """
+    options = {} if dtype is None else {"dtype": dtype}
+    options |= {} if initial is None else {"initial": initial}
+    for name in options:
+        if rule not in {"dtype": (SUM, PROD), "initial": (MAX, MIN)}[name]:
+            raise ShardingError(f"{rule.function.__name__}: {name}= has no rule for DArrays")
+    # NumPy checks the axis and finds the dtype, on an array of one element, or none as here.
+    one = np.ones([min(length, 1) for length in a.shape], a.dtype)
+    wanted = rule.function(one, axis=axis, **options).dtype
+    axes = _axes(a, axis)
+    split = [i for d in axes for i in a.sharding.split_of(d)]
+    if wanted.kind == "c" and rule in (MAX, MIN) and split:
         raise ShardingError(
-            f"{rule.function.__name__} of {x!r} over axis {axis}, which is split: complex numbers"
+            f"{rule.function.__name__} of {a!r} over axis {axis}, which is split: complex numbers"
             " have no order to reduce by; use full_array()"
         )
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-    local, module = x.local, array_module(x.local)
-    if rule in (MAX, MIN) and any(local.shape[d] == 0 for d in axes):
+    op, wide = summed_as(rule.op, wanted, bool(split))
+    if not stays_partial(a, op, wanted):
+        a = a.reduced()
+    local, module = a.local, array_module(a.local)
+    if wide != wanted:
+        local, options = local.astype(wanted, copy=False), {"dtype": wide}
+    if rule in (MAX, MIN) and initial is None and any(local.shape[d] == 0 for d in axes):
         # This rank has nothing to compare, so what it has must not count.
         options["initial"] = _bounds(local.dtype)[0 if rule is MAX else 1]
     result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
-    if wraps(x) and result.dtype != x.dtype:
-        return reduce(rule, x.reduced(), axis, dtype=dtype, keepdims=keepdims)
-    new = [(i, rule.op) for d in axes for i in x.sharding.split_of(d)]
-    dims: list[tuple[int, ...]] = []
-    shape: list[int] = []
-    for d in range(x.ndim):
-        if d not in axes:
-            dims.append(x.sharding.split_of(d))
-            shape.append(x.shape[d])
-        elif keepdims:
-            dims.append(())
-            shape.append(1)
-    sharding = Sharding.of_positions(x.mesh, dims, (*x.sharding.partial_dims, *new))
-    return DArray(result, sharding, shape, result.dtype)
+    kept = [d for d in range(a.ndim) if keepdims or d not in axes]
+    dims = [() if d in axes else a.sharding.split_of(d) for d in kept]
+    shape = [1 if d in axes else a.shape[d] for d in kept]
+    partial = (*a.sharding.partial_dims, *((i, op) for i in split))
+    sharding = Sharding.of_positions(a.mesh, dims, partial)
+    return DArray(result, sharding, shape, result.dtype).astype(wanted, copy=False)
 
 
-def mean(x: DArray, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> DArray:
+def mean(a: DArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DArray:
     """Return the mean over ``axis``: the sum, divided by how many there are."""
-    count = prod(x.shape[d] for d in _axes(x, axis))
-    if dtype is None and x.dtype == np.float16:
-        # As NumPy: the sum may be more than float16 holds.
-        wide = np.true_divide(reduce(SUM, x, axis, dtype="f4", keepdims=keepdims), count)
-        return cast(DArray, wide).reduced().astype(x.dtype)
-    return cast(DArray, np.true_divide(reduce(SUM, x, axis, dtype=dtype, keepdims=keepdims), count))
+    np.mean(np.ones((1,) * a.ndim), axis)  # which checks the axis
+    made = wide = a.dtype if dtype is None else np.dtype(dtype)
+    if dtype is None and a.dtype.kind in "biu":
+        made = wide = np.dtype(np.float64)
+    elif dtype is None and a.dtype == np.float16:
+        wide = np.dtype(np.float32)
+    total = reduce(SUM, a, axis, wide, keepdims)
+    return cast(DArray, np.true_divide(total, _count(a, axis))).astype(made, copy=False)
 
 
 def var(
-    x: DArray, axis: Axis = None, *, dtype: Any = None, ddof: float = 0, keepdims: bool = False
+    a: DArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DArray:
     """Return the variance over ``axis``, by way of the mean."""
-    x = x.reduced()
-    apart = x - mean(x, axis, dtype=dtype, keepdims=True)
-    count = prod(x.shape[d] for d in _axes(x, axis))
-    total = reduce(SUM, _squares(apart), axis, dtype=dtype, keepdims=keepdims)
-    return cast(DArray, np.true_divide(total, max(count - ddof, 0)))
+    if dtype is not None and np.dtype(dtype).kind in "biu":
+        raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float's")
+    if dtype is None and a.dtype.kind in "biu":
+        dtype = np.float64
+    a = a.reduced()
+    apart = cast(DArray, a - mean(a, axis, dtype, keepdims=True))
+    total = _squares(apart, lambda x: reduce(SUM, np.square(x), axis, dtype, keepdims))
+    return cast(DArray, np.true_divide(total, max(_count(a, axis) - ddof, 0)))
 
 
 def std(
-    x: DArray, axis: Axis = None, *, dtype: Any = None, ddof: float = 0, keepdims: bool = False
+    a: DArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DArray:
     """Return the standard deviation over ``axis``."""
-    return cast(DArray, np.sqrt(var(x, axis, dtype=dtype, ddof=ddof, keepdims=keepdims)))
+    return cast(DArray, np.sqrt(var(a, axis, dtype, ddof, keepdims)))
 
 
 def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DArray:
     """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
-    vectors = axis is None or np.ndim(axis) == 0
+    np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # which checks both
+    vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
     if x.dtype.kind in "biu":
         x = x.astype(float)  # whose squares do not overflow
-    if ord is None or (ord == 2 and vectors and (axis is not None or x.ndim == 1)):
-        return cast(DArray, np.sqrt(reduce(SUM, _squares(x), axis, keepdims=keepdims)))
-    if ord == np.inf and vectors and (axis is not None or x.ndim == 1):
-        return reduce(MAX, cast(DArray, np.abs(x)), axis, keepdims=keepdims)
-    raise ShardingError(f"linalg.norm: ord={ord!r} of {x!r} has no rule; use full_array()")
+    if ord == np.inf and vectors:
+        return reduce(MAX, cast(DArray, np.abs(x)), axis, keepdims=keepdims, initial=0)
+    if not (ord is None or (ord == 2 and vectors)):
+        raise ShardingError(f"linalg.norm: ord={ord!r} of {x!r} has no rule; use full_array()")
+    if axis is not None:
+        return cast(
+            DArray, np.sqrt(_squares(x, lambda x: reduce(SUM, np.square(x), axis, None, keepdims)))
+        )
+    whole = cast(DArray, np.sqrt(_squares(x, lambda x: vdot(x, x))))
+    return whole.reshape((1,) * x.ndim) if keepdims else whole
 
 
-def _axes(x: DArray, axis: Axis) -> tuple[int, ...]:
-    if axis is None:
-        return tuple(range(x.ndim))
-    found = tuple(dim_of(one, x.ndim) for one in (axis if isinstance(axis, tuple) else (axis,)))
-    if len(set(found)) < len(found):
-        raise ValueError(f"axis {axis} has a dim twice")
-    return found
+def _axes(a: DArray, axis: Axis) -> tuple[int, ...]:
+    """Return the dims that ``axis`` means: those of length 1 once NumPy has reduced over it."""
+    left = np.any(np.empty((0,) * a.ndim, bool), axis=axis, keepdims=True).shape
+    return tuple(d for d, length in enumerate(left) if length)
 
 
-def _squares(x: DArray) -> DArray:
-    """Return the squared magnitudes."""
-    return cast(DArray, np.square(np.abs(x)))
+def _count(a: DArray, axis: Axis) -> int:
+    return prod(a.shape[d] for d in _axes(a, axis))
+
+
+def _squares(x: DArray, total: Callable[[Any], DArray]) -> DArray:
+    """Return the sum of the squared magnitudes, given how a real array's is made."""
+    return total(np.real(x)) + total(np.imag(x)) if x.dtype.kind == "c" else total(x)
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from operator import index as to_int
 from typing import Any
@@ -11,97 +11,76 @@ import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import array_module, dim_of
-from meshlib.sharding.rules.align import align, settled_alike, unwrapped
+from meshlib.sharding.rules.align import align, together
 from meshlib.sharding.sharding import Sharding
 
 
-def transpose(x: DArray, axes: Any = None) -> DArray:
-    """Return ``x`` with its dims in another order."""
-    local = x.local.transpose(axes)  # which checks them
-    order = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))[::-1]
-    return _like(x, local, [x.sharding.split_of(d) for d in order], [x.shape[d] for d in order])
+def moved(function: Callable[..., Any]) -> Callable[..., DArray]:
+    """Return the rule of a function of NumPy's that moves whole dims, or adds some of length 1."""
+
+    def rule(a: DArray, **options: Any) -> DArray:
+        # NumPy checks the arguments, and moves dims whose lengths are their numbers, from 2.
+        numbered = np.broadcast_to(np.empty((), bool), range(2, a.ndim + 2))
+        came = [length - 2 for length in function(numbered, **options).shape]
+        dims = [a.sharding.split_of(d) if d >= 0 else () for d in came]
+        lengths = [a.shape[d] if d >= 0 else 1 for d in came]
+        return _like(a, function(a.local, **options), dims, lengths)
+
+    return rule
 
 
-def swapaxes(x: DArray, axis1: int, axis2: int) -> DArray:
-    """Return ``x`` with two dims in each other's place."""
-    order = list(range(x.ndim))
-    first, second = dim_of(axis1, x.ndim), dim_of(axis2, x.ndim)
-    order[first], order[second] = second, first
-    return transpose(x, order)
-
-
-def moveaxis(x: DArray, source: Any, destination: Any) -> DArray:
-    """Return ``x`` with some dims moved to other places."""
-    # NumPy finds the order on an array that has the dims' numbers as lengths, and no elements.
-    numbered = np.broadcast_to(np.empty(()), range(1, x.ndim + 1))
-    order = [n - 1 for n in np.moveaxis(numbered, source, destination).shape]
-    return transpose(x, order)
-
-
-def expand_dims(x: DArray, axis: Any) -> DArray:
-    """Return ``x`` with dims of length 1 put in at ``axis``."""
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    ndim = x.ndim + len(axes)
-    new = {to_int(one) % ndim for one in axes}
-    local = np.expand_dims(x.local, axis)  # which checks them
-    old = iter(range(x.ndim))
-    dims = [() if d in new else x.sharding.split_of(next(old)) for d in range(ndim)]
-    lengths = iter(x.shape)
-    return _like(x, local, dims, [1 if d in new else next(lengths) for d in range(ndim)])
-
-
-def squeeze(x: DArray, axis: Any = None) -> DArray:
-    """Return ``x`` without dims of length 1: all of them, or those at ``axis``."""
+def squeeze(a: DArray, axis: Any = None) -> DArray:
+    """Return ``a`` without dims of length 1: all of them, or those at ``axis``."""
+    np.squeeze(np.broadcast_to(np.empty((), bool), a.shape), axis)  # which checks the axis
     if axis is None:
-        gone = {d for d, length in enumerate(x.shape) if length == 1}
+        gone = {d for d, length in enumerate(a.shape) if length == 1}
     else:
-        gone = {dim_of(one, x.ndim) for one in (axis if isinstance(axis, tuple) else (axis,))}
+        gone = {one % a.ndim for one in (axis if isinstance(axis, tuple) else (axis,)) if a.ndim}
     for d in gone:
-        if x.shape[d] != 1:
-            raise ValueError(f"squeeze: dim {d} of {x!r} has length {x.shape[d]}; expected 1")
-        if x.sharding.split_of(d):
-            raise _split("squeeze", x, d)
-    kept = [d for d in range(x.ndim) if d not in gone]
-    local = x.local.reshape([x.local.shape[d] for d in kept])
-    return _like(x, local, [x.sharding.split_of(d) for d in kept], [x.shape[d] for d in kept])
+        if a.sharding.split_of(d):
+            raise _split("squeeze", a, d)
+    kept = [d for d in range(a.ndim) if d not in gone]
+    local = a.local.reshape([a.local.shape[d] for d in kept])
+    return _like(a, local, [a.sharding.split_of(d) for d in kept], [a.shape[d] for d in kept])
 
 
-def reshape(x: DArray, shape: Any, order: str = "C") -> DArray:
-    """Return ``x`` in another ``shape``, where each part of it is a part of the result.
+def reshape(a: DArray, shape: Any, order: str = "C") -> DArray:
+    """Return ``a`` in another ``shape``, where each part of it is a part of the result.
 
     Dims that become one, or come of one, may be split in the outermost of them alone, and evenly.
     """
     if order != "C":
         raise ShardingError(f"reshape: order={order!r} has no rule; only C order has")
-    wanted = _inferred(x, shape)
+    # NumPy checks the lengths, and finds the one that is left out.
+    wanted = np.broadcast_to(np.empty((), bool), a.shape).reshape(shape).shape
     dims: list[tuple[int, ...]] = [()] * len(wanted)
-    for olds, news in _runs(x.shape, wanted):
+    for olds, news in _runs(a.shape, wanted):
         # Dims of length 1 come and go without changing where an element lies.
-        first = next((d for d in olds if x.shape[d] != 1), olds[0] if olds else None)
+        first = next((d for d in olds if a.shape[d] != 1), olds[0] if olds else None)
         into = next((k for k in news if wanted[k] != 1), news[0] if news else None)
         for d in olds:
-            split = x.sharding.split_of(d)
+            split = a.sharding.split_of(d)
             if not split:
                 continue
-            n = prod(x.mesh.shape[i] for i in split)
-            same = into is not None and wanted[into] == x.shape[d]
-            even = into is not None and x.shape[d] % n == wanted[into] % n == 0
+            n = prod(a.mesh.shape[i] for i in split)
+            same = into is not None and wanted[into] == a.shape[d]
+            even = into is not None and a.shape[d] % n == wanted[into] % n == 0
             if d == first and into is not None and (same or even):
                 dims[into] = split
             else:
                 raise ShardingError(
-                    f"reshape: {x!r} to {wanted}: dim {d} is split {n} ways, and the parts are not"
+                    f"reshape: {a!r} to {wanted}: dim {d} is split {n} ways, and the parts are not"
                     f" parts of the result; redistribute it first so that dim {d} is not split,"
-                    f" such as to {_without(x, d)}"
+                    f" such as to {_without(a, d)}"
                 )
-    target = Sharding.of_positions(x.mesh, dims, x.sharding.partial_dims)
-    local = x.local.reshape(target.local_shape(wanted))
-    return DArray(local, target, wanted, x.dtype)
+    target = Sharding.of_positions(a.mesh, dims, a.sharding.partial_dims)
+    local = a.local.reshape(target.local_shape(wanted))
+    return DArray(local, target, wanted, a.dtype)
 
 
-def ravel(x: DArray, order: str = "C") -> DArray:
-    """Return ``x`` with one dim; see ``reshape``."""
-    return reshape(x, -1, order)
+def ravel(a: DArray, order: str = "C") -> DArray:
+    """Return ``a`` with one dim; see ``reshape``."""
+    return reshape(a, -1, order)
 
 
 def select(x: DArray, index: Any) -> DArray:
@@ -116,38 +95,28 @@ def select(x: DArray, index: Any) -> DArray:
                 f"indexing with {entry!r} has no rule; expected integers, slices, None and ..."
                 " (full_array() has the whole of it)"
             )
+    # NumPy checks the index, and finds the shape.
+    shape = np.broadcast_to(np.empty((), bool), x.shape)[index].shape
     given = sum(entry is not None and entry is not ... for entry in entries)
-    if given > x.ndim or entries.count(...) > 1:
-        raise IndexError(f"{index!r} has too many entries for {x!r}")
-    if ... not in entries:
-        entries.append(...)
-    at = entries.index(...)
+    at = entries.index(...) if ... in entries else len(entries)
     entries[at : at + 1] = [slice(None)] * (x.ndim - given)
     dims: list[tuple[int, ...]] = []
-    shape: list[int] = []
     here: list[Any] = []
     d = 0
     for entry in entries:
         if entry is None:
             dims.append(())
-            shape.append(1)
             here.append(None)
             continue
-        split = x.sharding.split_of(d)
-        if isinstance(entry, slice):
-            chosen = range(*entry.indices(x.shape[d]))
-            if split and chosen != range(x.shape[d]):
-                raise _split("indexing", x, d)
+        split, length = x.sharding.split_of(d), x.shape[d]
+        is_slice = isinstance(entry, slice)
+        is_whole = is_slice and range(*entry.indices(length)) == range(length)
+        if split and not is_whole:
+            raise _split("indexing", x, d)
+        if is_slice:
             dims.append(split)
-            shape.append(len(chosen))
-            # All of a dim is all of this rank's part of it.
-            here.append(slice(None) if chosen == range(x.shape[d]) else entry)
-        else:
-            if split:
-                raise _split("indexing", x, d)
-            if not -x.shape[d] <= entry < x.shape[d]:
-                raise IndexError(f"index {entry} is out of bounds for dim {d} of {x!r}")
-            here.append(entry)
+        # All of a dim is all of this rank's part of it.
+        here.append(slice(None) if is_whole else entry)
         d += 1
     return _like(x, x.local[(*here, ...)], dims, shape)
 
@@ -159,6 +128,13 @@ def assign(x: DArray, index: Any, value: Any) -> None:
     part = select(x, index)
     if isinstance(value, DArray):
         value = value.reduced()
+        entries = index if isinstance(index, tuple) else (index,)
+        element = not part.ndim and ... not in entries  # which NumPy sets to a single value alone
+        while value.ndim > part.ndim and value.shape[0] == 1 and not element:
+            value = value[0]
+        pairs = zip(value.shape[::-1], part.shape[::-1], strict=False)
+        if value.ndim > part.ndim or any(n not in (1, length) for n, length in pairs):
+            raise ValueError(f"assigning: {value!r} does not fit {part!r}")
         labels = [range(part.ndim), range(part.ndim - value.ndim, part.ndim)]
         aligned = align("assigning", [part, value], labels)
         if aligned.sharding(range(part.ndim)) != part.sharding:
@@ -174,11 +150,13 @@ def assign(x: DArray, index: Any, value: Any) -> None:
     part.local[...] = value
 
 
-def concatenate(arrays: Sequence[Any], axis: int = 0) -> DArray:
+def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DArray:
     """Return the arrays joined along ``axis``, which may not be split."""
     operands = _all_arrays("concatenate", arrays)
+    if axis is None:
+        operands, axis = [ravel(x) for x in operands], 0
     dtype = np.result_type(*(x.dtype for x in operands))
-    operands, partial = settled_alike(unwrapped(operands, dtype))
+    operands, partial = together(operands, all(x.dtype == dtype for x in operands))
     ndim = operands[0].ndim
     if not ndim:
         raise ValueError("concatenate: arrays without dims have none to be joined along")
@@ -204,7 +182,9 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> DArray:
 def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
     """Return the arrays, of one shape, joined along a new dim."""
     operands = _all_arrays("stack", arrays)
-    return concatenate([expand_dims(x, axis) for x in operands], dim_of(axis, operands[0].ndim + 1))
+    return concatenate(
+        [np.expand_dims(x, axis) for x in operands], dim_of(axis, operands[0].ndim + 1)
+    )
 
 
 def _like(x: DArray, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> DArray:
@@ -239,16 +219,6 @@ def _all_arrays(name: str, arrays: Sequence[Any]) -> list[DArray]:
     if not operands or not all(isinstance(x, DArray) for x in operands):
         raise ShardingError(f"{name}: expected a list of DArrays, got {operands!r}")
     return operands
-
-
-def _inferred(x: DArray, shape: Any) -> tuple[int, ...]:
-    lengths = [to_int(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))]
-    known = prod(n for n in lengths if n != -1)
-    if lengths.count(-1) == 1 and known and x.size % known == 0:
-        lengths[lengths.index(-1)] = x.size // known
-    if -1 in lengths or prod(lengths) != x.size:
-        raise ValueError(f"reshape: {x!r} has {x.size} elements, which do not fit {shape}")
-    return tuple(lengths)
 
 
 def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
