@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.checkpoint.checkpointer import Location, save
+from meshlib.checkpoint.checkpointer import save
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import find
+from meshlib.checkpoint.files.locations import Location
 from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_of, little_endian
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
