@@ -175,12 +175,13 @@ class Save:
         entry, storage = self._entry, self._storage
         if self._owner not in storage.claims(entry.name):
             return  # published, or taken away by another
-        if isinstance(error, DistError):
-            # Some rank may still be writing. Without a claim it is the next save's to remove.
-            storage.withdraw(entry.name)
-        else:
+        if isinstance(error, Exception) and not isinstance(error, DistError):
+            # All ranks have told, so none writes any more.
             storage.remove_unfinished(entry.name)
             sweep(storage, self._unfinished)
+        else:
+            # Some rank may still be writing. Without a claim it is the next save's to remove.
+            storage.withdraw(entry.name)
 
     # ------------------------------------------------------------------ writing
 
