@@ -114,19 +114,22 @@ class StageStates:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Copy what was loaded, in the layout of ``layout``, into the stage and its optimizer.
 
-        Raises KeyError for a state that lacks something, ValueError for one that does not fit.
+        What the optimizer kept before goes, also where nothing was saved. Raises KeyError for a
+        state that lacks something, when nothing is changed; ValueError for one that does not fit.
         """
         own = self._model.state_dict()
-        self._model.load_state_dict(
-            {path: _as(value, state["model"][path]) for path, value in own.items()}
-        )
-        for path, parameter in self._model.named_parameters():
-            saved = state["optimizer"].get(path)
-            if saved is not None:
-                self._optimizer.state[parameter] = {
-                    name: value.local.copy() if isinstance(value, DArray) else value
-                    for name, value in saved.items()
-                }
+        arrays = {path: _as(value, state["model"][path]) for path, value in own.items()}
+        saved = state["optimizer"]
+        kept = {
+            parameter: {
+                name: value.local.copy() if isinstance(value, DArray) else value
+                for name, value in saved[path].items()
+            }
+            for path, parameter in self._model.named_parameters()
+            if path in saved
+        }
+        self._model.load_state_dict(arrays)
+        self._optimizer.state = kept
 
     # ------------------------------------------------------------------ what there is
 

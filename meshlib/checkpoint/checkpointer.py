@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from functools import partial
 from typing import Any, Literal, Self
 
 from meshlib.checkpoint.agreement import Party
-from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.files.folder import entries_of, latest_step, read_description
-from meshlib.checkpoint.files.storage import Storage, open_storage
-from meshlib.checkpoint.files.zarr import DOCUMENT
+from meshlib.checkpoint.files.folder import entries_of, latest_step
+from meshlib.checkpoint.files.keeping import Keeping
+from meshlib.checkpoint.files.locations import Location, open_storage
+from meshlib.checkpoint.files.storage import Storage
 from meshlib.checkpoint.loading import load_like
 from meshlib.checkpoint.pieces import Room, Shares
 from meshlib.checkpoint.saving import Save
 from meshlib.job.current import Group
-from transport.checks import to_whole_number
-
-Location = str | os.PathLike[str]
 
 
 def save(
@@ -35,13 +31,15 @@ def save(
     It is there whole or not at all, whichever rank dies when; nobody returns before it is. Each
     byte is written by one rank. Partial values are reduced. A plain array is the same on all ranks,
     which share the work; what differs by rank is a ``DArray``. A step that is there already is
-    replaced when the new one is complete.
+    replaced when the new one is complete. What another job has left unfinished in the folder, or is
+    still writing at the end, is removed; that job gets a CheckpointError.
 
     Args:
         path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
         state: Dicts, lists, tuples and dataclasses of arrays (DArray, NumPy, CuPy, JAX) and of
             None, numbers, str and bytes; the same tree on all ranks.
-        step: A whole number of at least 0; the newest checkpoint is the one with the highest.
+        step: A whole number of at least 0. The newest checkpoint is the one that was begun last,
+            also where an earlier one has a higher step.
         group: The ranks that call: a mesh or a process group. By default all of the job; without
             a job this process.
         metric: What ``Checkpointer(keep_best=...)`` goes by; the same on all ranks.
@@ -53,15 +51,15 @@ def save(
 
     Raises:
         CheckpointError: On every rank, for trees, values or shapes that differ between ranks, or
-            another step or metric, named with both; and for a ``path`` that is not the same folder
-            on all of them.
-        TypeError: On every rank, for what cannot be kept, naming its path.
+            another step or metric, named with both; for a ``path`` that is not the same folder
+            on all of them; and where another job has removed the checkpoint meanwhile.
+        TypeError: On every rank, for what could not be restored as what it is, naming its path.
         ValueError: For a negative step or a metric that is not finite; on every rank.
         OSError: On every rank, if one cannot write. There is no new checkpoint then.
         RankFailedError: If a rank dies; as any collective's other errors.
     """
     storage = partial(open_storage, path, sync=sync)
-    return Save(Party(group), storage, state, step, metric).write()
+    return Save(Party(group), storage, state, step, metric).write(Keeping())
 
 
 def load(
@@ -117,8 +115,8 @@ class Checkpointer:
         path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
         group: The ranks: a mesh or a process group. By default all of the job; without a job
             this process. It gets a group of its own, so that its messages are apart.
-        keep_last: Keep so many of the newest checkpoints; None: all. With ``keep_best`` those
-            of either.
+        keep_last: Keep so many of the newest checkpoints, those that were begun last; None: all.
+            With ``keep_best`` those of either. What was saved just now is always kept.
         keep_best: Keep so many of those with the best ``metric``.
         better: Whether a metric is better when it is ``"lower"`` (a loss) or ``"higher"``.
         sync: Wait until the disk has it before a checkpoint counts as complete.
@@ -129,6 +127,7 @@ class Checkpointer:
     """
 
     _storage: Storage
+    _keeping: Keeping
 
     def __init__(
         self,
@@ -143,18 +142,12 @@ class Checkpointer:
         party = Party(group)
 
         def check() -> None:
-            for name, count in (("keep_last", keep_last), ("keep_best", keep_best)):
-                if count is not None and to_whole_number(count, name) < 1:
-                    raise ValueError(f"{name} is {count}; expected at least 1, or None for all")
-            if better not in ("lower", "higher"):
-                raise ValueError(f"better is {better!r}; expected 'lower' or 'higher'")
+            self._keeping = Keeping(keep_last, keep_best, better)
             self._storage = open_storage(path, sync=sync)
 
         party.gather(check)  # so that what is wrong on one rank is raised on all
         self._path = path
         self._party = party.apart()
-        self._keep_last, self._keep_best, self._better = keep_last, keep_best, better
-        self._metrics: dict[str, float | None] = {}
         self._room: Room | None = None
         self._shares: Shares | None = None
         self._thread: threading.Thread | None = None
@@ -170,7 +163,7 @@ class Checkpointer:
         raises what went wrong with it.
         """
         self.wait()
-        return self._begin(state, step, metric, detached=False).write(self._clean)
+        return self._begin(state, step, metric, detached=False).write(self._keeping)
 
     def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
         """Copy what this rank writes of ``state``, and write it while the program goes on.
@@ -186,7 +179,7 @@ class Checkpointer:
         def run() -> None:
             copied.wait()
             try:
-                self._outcome = begun.write(self._clean)
+                self._outcome = begun.write(self._keeping)
             except BaseException as error:  # noqa: BLE001 (raised by the next call)
                 self._outcome = error
 
@@ -254,7 +247,7 @@ class Checkpointer:
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, the oldest first."""
         self.wait()
-        return self._party.of_first(lambda: [e.step for e in entries_of(self._storage)[0]])
+        return self._party.of_first(lambda: [e.step for e in entries_of(self._storage).complete])
 
     def close(self) -> None:
         """Wait for the save under way, and give back the group. Idempotent."""
@@ -272,29 +265,3 @@ class Checkpointer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ------------------------------------------------------------------ keeping some
-
-    def _clean(self, storage: Storage) -> None:
-        """Remove what is not to be kept; on the first rank, when a new one is complete."""
-        if self._keep_last is None and self._keep_best is None:
-            return
-        complete, _ = entries_of(storage)
-        kept = set(complete[-(self._keep_last or 1) :])  # never the newest
-        if self._keep_best is not None:
-            metrics: dict[Any, float] = {}
-            for entry in complete:
-                if entry.name not in self._metrics:
-                    try:
-                        metric = read_description(storage, entry.name).metric
-                    except CheckpointError:
-                        metric = None
-                    self._metrics[entry.name] = metric
-                found = self._metrics[entry.name]
-                if found is not None:
-                    metrics[entry] = found
-            best = sorted(metrics, key=metrics.__getitem__, reverse=self._better == "higher")
-            kept.update(best[: self._keep_best])
-        for entry in complete:
-            if entry not in kept:
-                storage.remove(entry.name, DOCUMENT)

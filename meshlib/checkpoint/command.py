@@ -15,13 +15,16 @@ from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import (
     Description,
     Entry,
+    claim_entry,
     entries_of,
     find,
     make_document,
-    read_description,
+    new_owner,
+    read_entry,
 )
 from meshlib.checkpoint.files.layout import aligned, chunked
-from meshlib.checkpoint.files.storage import Storage, open_storage
+from meshlib.checkpoint.files.locations import open_storage
+from meshlib.checkpoint.files.storage import Storage
 from meshlib.checkpoint.files.zarr import (
     ChunkGrid,
     array_document,
@@ -30,8 +33,8 @@ from meshlib.checkpoint.files.zarr import (
 )
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
+from meshlib.checkpoint.nodes import array_of, decode, leaves_of, shown
 from meshlib.checkpoint.pieces import Piece, write_document
-from meshlib.checkpoint.tree import array_of, decode, leaves_of, shown
 from meshlib.command_line import OneLineParser, print_result
 from meshlib.mesh.config import MeshConfig
 from meshlib.plain_text import binary_size, columns
@@ -90,15 +93,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ls(given: argparse.Namespace) -> str:
     storage = open_storage(given.path)
-    complete, others = entries_of(storage)
-    if not complete and not others:
+    entries = entries_of(storage)
+    if not any(entries):
         raise CheckpointError(f"{given.path} has no checkpoints")
     rows = [["step", "arrays", "size", "metric", "folder"]]
-    for entry in sorted([*complete, *others]):
+    notes = dict.fromkeys(entries.replaced, "replaced")
+    notes |= dict.fromkeys(entries.unfinished, "never finished")
+    for entry in sorted((*entries.complete, *notes)):
         rows.append(
-            _row(read_description(storage, entry.name), entry)
-            if entry in complete
-            else [str(entry.step), "", "", "", f"{entry.name} (never finished, or replaced)"]
+            [str(entry.step), "", "", "", f"{entry.name} ({notes[entry]})"]
+            if entry in notes
+            else _row(read_entry(storage, entry), entry)
         )
     return "\n".join([*columns(rows), ""])
 
@@ -194,23 +199,24 @@ def _rewrite(found: Description, storage: Storage, grids: Mapping[str, ChunkGrid
     Returns the new path. Raises FileExistsError when the storage has the step already,
     CorruptCheckpointError for what is damaged.
     """
-    complete, others = entries_of(storage)
-    used = {entry.step for entry in (*complete, *others)}
-    entry = Entry(found.step, 0)
-    if found.step in used:
-        raise FileExistsError(17, "there is one of this step already", storage.path(entry.name))
+    taken = [entry for some in entries_of(storage) for entry in some if entry.step == found.step]
+    if taken:
+        raise FileExistsError(17, "there is one of this step already", storage.path(taken[0].name))
+    owner = new_owner()
+    entry = claim_entry(storage, found.step, owner)
     reader = ChunkReader(found)
+    checksums: dict[str, list[int]] = {name: [] for name in grids}
     for name, grid in grids.items():
         for index in grid.all_chunks():
             piece = Piece(name, index, grid, reader.read(name, grid.box(index)))
-            piece.write(storage, entry.name)
+            checksums[name].append(piece.write(storage, entry.name))
     documents = {name: array_document(grid, name) for name, grid in grids.items()}
     groups = groups_above(list(documents))
     below = {**documents, **{group: group_document({}, None) for group in groups}}
     for name, document in below.items():
         write_document(storage, f"{entry.name}/{name}", document)
-    top = make_document(found.step, found.metric, found.tree, documents, groups)
-    storage.publish(entry.document, top)
+    top = make_document(found.step, found.metric, found.tree, documents, groups, checksums)
+    storage.publish(entry.name, owner, top)
     return storage.path(entry.name)
 
 

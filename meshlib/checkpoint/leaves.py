@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -45,6 +46,12 @@ def check_saved(name: str, leaf: Any) -> None:
             raise TypeError(
                 f"array {name!r} holds JAX's random keys; expected jax.random.key_data(key)"
             )
+    kind: type[Any] = type(leaf)
+    if isinstance(leaf, np.ndarray) and kind not in (np.ndarray, np.memmap):
+        raise TypeError(
+            f"array {name!r} is a {kind.__module__}.{kind.__qualname__}, of which only the elements"
+            " would be kept; expected np.asarray(array)"
+        )
     dtype_name(leaf.dtype, f": array {name!r}")
 
 
@@ -74,7 +81,7 @@ def why_not_like(grid: ChunkGrid, leaf: Any) -> str | None:
     if not isinstance(leaf, Sharding):
         if tuple(leaf.shape) != grid.shape:
             return f"has shape {grid.shape}, not {tuple(leaf.shape)}"
-        if np.dtype(leaf.dtype) != grid.dtype:
+        if np.dtype(leaf.dtype).newbyteorder("=") != grid.dtype:
             return f"has dtype {grid.dtype}, not {np.dtype(leaf.dtype)}"
     sharding = sharding_of(leaf)
     if sharding is not None and len(grid.shape) < len(sharding.dims):
@@ -94,9 +101,12 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
     rank = mesh.get_rank()
     inside = mesh.coordinate_of(rank) is not None
 
+    # Where the leaf says so, of the other byte order.
+    dtype = grid.dtype if isinstance(leaf, Sharding) else np.dtype(leaf.dtype)
+
     def finish(host: Host | None) -> DArray:
-        local = None if host is None else module_for(mesh.device_type).asarray(host)
-        return DArray(local, landed, grid.shape, grid.dtype)
+        local = None if host is None else module_for(mesh.device_type).asarray(host, dtype=dtype)
+        return DArray(local, landed, grid.shape, dtype)
 
     return landed.slices(grid.shape, rank) if inside else None, finish
 
@@ -107,4 +117,5 @@ def _finisher(leaf: Any) -> Callable[[Host | None], Any]:
 
         return lambda host: jax.device_put(host, leaf.sharding)
     module = None if leaf is ... else array_module(leaf)
-    return (lambda host: host) if module is None else module.asarray
+    # With the dtype, which may be of the other byte order.
+    return (lambda host: host) if module is None else partial(module.asarray, dtype=leaf.dtype)

@@ -11,7 +11,8 @@ from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import Description, check_step, find
 from meshlib.checkpoint.files.layout import Index
-from meshlib.checkpoint.files.storage import BLOCK, Reader, open_storage
+from meshlib.checkpoint.files.locations import open_storage
+from meshlib.checkpoint.files.storage import BLOCK
 from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file
 from meshlib.checkpoint.leaves import Host, Target, target_like
 from meshlib.checkpoint.tree import Maker, Matching
@@ -28,7 +29,7 @@ def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, ve
         make = matching.match(found.tree, like)
         matching.check(found.path)
         return make, {
-            name: target_like(matching.grid(name), leaf) for name, leaf in matching.wanted.items()
+            name: target_like(found.grids[name], leaf) for name, leaf in matching.wanted.items()
         }
 
     own: list[tuple[Maker, dict[str, Target]]] = []
@@ -88,10 +89,28 @@ class ChunkReader:
         Raises CorruptCheckpointError that names array, chunk and file.
         """
         grid = self._found.grids[name]
+        chunks = list(grid.overlapping(box))
+        # Before there is memory for them: what is claimed may be more than anybody has.
+        for index in chunks:
+            self._check_size(name, grid, index)
         result = np.empty(shape_of(box), grid.dtype)
-        for index in grid.overlapping(box):
+        for index in chunks:
             self._read_chunk(name, grid, index, box, result)
         return result
+
+    def _check_size(self, name: str, grid: ChunkGrid, index: Index) -> None:
+        expected = grid.chunk_bytes + CHECKSUM_BYTES
+        file = chunk_file(name, index)
+        try:
+            size = self._found.storage.size(file)
+        except FileNotFoundError:
+            raise self._wrong(name, index, "is missing") from None
+        if size != expected:
+            raise self._wrong(name, index, f"is torn: it has {size} bytes, not {expected}")
+
+    def _wrong(self, name: str, index: Index, what: str) -> CorruptCheckpointError:
+        path = self._found.storage.path(chunk_file(name, index))
+        return CorruptCheckpointError(f"array {name!r}, chunk {list(index)}: {path} {what}")
 
     def _read_chunk(self, name: str, grid: ChunkGrid, index: Index, box: Box, result: Host) -> None:
         has = grid.box(index)
@@ -123,33 +142,29 @@ class ChunkReader:
         self, octets: memoryview, offset: int, name: str, grid: ChunkGrid, index: Index
     ) -> None:
         """Read a chunk's bytes from ``offset`` on; what is wrong with its file names that."""
-        storage, called = self._found.storage, self._found.file(chunk_file(name, index))
+        crc, stored = 0, bytearray(CHECKSUM_BYTES)
         try:
-            with storage.open(called) as file:
-                wrong = self._read_file(file, octets, offset, grid.chunk_bytes)
+            with self._found.storage.open(chunk_file(name, index)) as file:
+                for begin in range(0, len(octets), BLOCK):
+                    block = octets[begin : begin + BLOCK]
+                    file.read_into(block, offset + begin)
+                    if self._verify:
+                        crc = crc32c(block, crc)
+                self.bytes_read += len(octets)
+                if not self._verify:
+                    return
+                file.read_into(memoryview(stored), grid.chunk_bytes)
         except FileNotFoundError:
-            wrong = "is missing"
-        if wrong is not None:
-            where = f"array {name!r}, chunk {list(index)}: {storage.path(called)}"
-            raise CorruptCheckpointError(f"{where} {wrong}")
-
-    def _read_file(self, file: Reader, octets: memoryview, offset: int, size: int) -> str | None:
-        """Read from the file of a chunk of ``size`` bytes; return what is wrong with it."""
-        if file.size != size + CHECKSUM_BYTES:
-            return f"is torn: it has {file.size} bytes, not {size + CHECKSUM_BYTES}"
-        crc = 0
-        for begin in range(0, len(octets), BLOCK):
-            block = octets[begin : begin + BLOCK]
-            file.read_into(block, offset + begin)
-            if self._verify:
-                crc = crc32c(block, crc)
-        self.bytes_read += len(octets)
-        if self._verify:
-            stored = bytearray(CHECKSUM_BYTES)
-            file.read_into(memoryview(stored), size)
-            if int.from_bytes(stored, "little") != crc:
-                return "was changed: its checksum is another one"
-        return None
+            raise self._wrong(name, index, "is missing") from None
+        if int.from_bytes(stored, "little") != crc:
+            raise self._wrong(name, index, "was changed: its checksum is another one")
+        if self._found.checksum(name, index) != crc:
+            raise self._wrong(
+                name,
+                index,
+                "is not the chunk that was saved: it is of another step, array or place, or another"
+                " job wrote it",
+            )
 
     def check(self, name: str) -> Iterator[CorruptCheckpointError]:
         """Read all of an array; yield what is wrong with each of its chunks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -42,8 +42,8 @@ class Piece:
     grid: ChunkGrid
     data: Host
 
-    def write(self, storage: Storage, folder: str) -> None:
-        """Write it, padded with zeros to the size of a chunk, and its checksum."""
+    def write(self, storage: Storage, folder: str) -> int:
+        """Write it, padded with zeros to the size of a chunk, and its checksum; return that."""
         data = little_endian(self.data)
         if data.shape != self.grid.chunk_shape:
             whole = np.zeros(self.grid.chunk_shape, data.dtype)
@@ -51,17 +51,22 @@ class Piece:
             data = whole
         data = np.ascontiguousarray(data)
         octets = data.reshape(-1).view(np.uint8).data
-        storage.write(f"{folder}/{chunk_file(self.array, self.index)}", _with_checksum(octets))
+        crc = 0
+
+        def parts() -> Iterator[memoryview]:
+            nonlocal crc
+            for begin in range(0, len(octets), BLOCK):
+                block = octets[begin : begin + BLOCK]
+                crc = crc32c(block, crc)
+                yield block
+            yield memoryview(crc.to_bytes(CHECKSUM_BYTES, "little"))
+
+        storage.write(f"{folder}/{chunk_file(self.array, self.index)}", parts())
+        return crc
 
 
-def _with_checksum(octets: memoryview) -> Iterator[memoryview]:
-    """Yield the blocks of a chunk and then its checksum, which is computed as they go by."""
-    crc = 0
-    for begin in range(0, len(octets), BLOCK):
-        block = octets[begin : begin + BLOCK]
-        crc = crc32c(block, crc)
-        yield block
-    yield memoryview(crc.to_bytes(CHECKSUM_BYTES, "little"))
+Checksums = dict[str, dict[Index, int]]
+"""The checksum of each chunk by its index, by array."""
 
 
 class Kept(NamedTuple):
@@ -107,10 +112,11 @@ class Shares:
             )
         self.arrays = arrays
         self.documents: dict[str, Any] = {}
+        self._grids: dict[str, ChunkGrid] = {}
         self.first_chunks: list[str] = []
         self.moved: dict[str, Sharding] = {}
         # By array: the chunks that this rank writes, and where they lie in its part of the array.
-        self._chunks: dict[str, tuple[ChunkGrid, list[tuple[Index, tuple[Any, ...]]]]] = {}
+        self._chunks: dict[str, list[tuple[Index, tuple[Any, ...]]]] = {}
         writers = Writers(party.ranks, party.rank)
         for kept in arrays:
             self._deal(writers, party, kept)
@@ -125,13 +131,13 @@ class Shares:
             sharding = landed
             count = sharding.replica_count * sharding.mesh.slice_count
         grid = chunked(shape, dtype, sharding, count)
+        self._grids[name] = grid
         self.documents[name] = array_document(grid, name)
         indices = list(writers.deal(grid, sharding))
         if not indices:
             return
         origin = sharding.slices(shape, party.rank) if sharding is not None else grid.whole
-        own = [(index, relative(grid.box(index), origin)) for index in indices]
-        self._chunks[name] = grid, own
+        self._chunks[name] = [(index, relative(grid.box(index), origin)) for index in indices]
         if not any(indices[0]):
             self.first_chunks.append(name)
 
@@ -150,21 +156,21 @@ class Shares:
             moved = self.moved.get(name)
             landed = leaf if moved is None else leaf.redistribute(moved)
             if name in self._chunks:
-                grid, chunks = self._chunks[name]
-                host = to_host(landed)
+                grid, host = self._grids[name], to_host(landed)
                 assert host is not None
-                pieces += [Piece(name, index, grid, host[box]) for index, box in chunks]
+                pieces += [Piece(name, index, grid, host[box]) for index, box in self._chunks[name]]
         return pieces
 
     def write(
         self, pieces: Sequence[Piece], storage: Storage, folder: str, *, first: bool
-    ) -> str | None:
-        """Write what is this rank's; return the name of one of its chunks, None if it has none.
+    ) -> Checksums:
+        """Write what is this rank's; return the checksums of its chunks.
 
         The ``first`` rank also writes what belongs to no chunk.
         """
+        checksums: Checksums = {}
         for piece in pieces:
-            piece.write(storage, folder)
+            checksums.setdefault(piece.array, {})[piece.index] = piece.write(storage, folder)
         for name in self.first_chunks:
             write_document(storage, f"{folder}/{name}", self.documents[name])
         if first:
@@ -173,10 +179,18 @@ class Shares:
                     write_document(storage, f"{folder}/{name}", document)
             for group in groups_above(list(self.documents)):
                 write_document(storage, f"{folder}/{group}", group_document({}, None))
-        if not pieces:
-            return None
-        last = pieces[-1]
-        return f"{folder}/{chunk_file(last.array, last.index)}"
+        return checksums
+
+    def in_order(self, told: Iterable[Checksums]) -> dict[str, list[int]]:
+        """Return the checksums of all chunks of each array, in C order, from those of each rank."""
+        found: Checksums = {name: {} for name in self._grids}
+        for one in told:
+            for name, checksums in one.items():
+                found[name].update(checksums)
+        return {
+            name: [found[name][index] for index in grid.all_chunks()]
+            for name, grid in self._grids.items()
+        }
 
 
 def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:

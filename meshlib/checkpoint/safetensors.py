@@ -3,7 +3,9 @@
 The format (https://github.com/huggingface/safetensors#format): 8 bytes, the length of the header,
 little-endian; the header, JSON: for each name ``dtype``, ``shape`` and ``data_offsets``, begin and
 end in what follows; then the elements of all, in C order, little-endian, without gaps. Several
-files are listed in ``model.safetensors.index.json``: ``weight_map`` has each name's file.
+files are listed in ``model.safetensors.index.json``: ``weight_map`` has each name's file, and
+nothing is read from another one. Shards without their index are what an export left that was
+killed, and are not read.
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshlib.checkpoint.checkpointer import Location, save
+from meshlib.checkpoint.checkpointer import save
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import find
+from meshlib.checkpoint.files.locations import Location
 from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_of, little_endian
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
@@ -29,6 +33,7 @@ SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000  # as the reference implementation has it
+_SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -64,7 +69,8 @@ def export_safetensors(
     Args:
         path: A checkpoint, or a folder of them.
         folder: Where the files go, made if need be: ``model.safetensors``, or several of them
-            (``model-00001-of-00002.safetensors``) with an index.
+            (``model-00001-of-00002.safetensors``) with an index. What an earlier export has left
+            under such names is replaced or removed; other files stay.
         step: Which one of a folder; by default the newest.
         prefix: Only arrays below it, ``"model/"``; names are without it, and what else is ``/``
             in them becomes ``.``.
@@ -128,15 +134,38 @@ def _write_files(
         for number in range(1, count + 1)
     ]
     for file, shard in zip(files, shards, strict=True):
-        _write_file(top / file, reader, shard)
-    if count > 1:
-        weight_map = {
-            name: file for file, shard in zip(files, shards, strict=True) for name in shard
-        }
-        total = sum(grid.nbytes for _, grid in arrays.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (top / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        _write_file(_unfinished(top / file), reader, shard)
+    weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    total = sum(grid.nbytes for _, grid in arrays.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    _unfinished(top / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    _replace(top, files)
     return files
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _replace(top: Path, files: Sequence[str]) -> None:
+    """Put what was written in the place of what an earlier export has left.
+
+    At any moment what can be read is of one export: the old one, the new one, or none.
+    """
+    if len(files) > 1:
+        # Without an index no shard is read.
+        (top / SINGLE).unlink(missing_ok=True)
+        (top / INDEX).unlink(missing_ok=True)
+    for file in files:
+        _unfinished(top / file).replace(top / file)
+    if len(files) > 1:
+        _unfinished(top / INDEX).replace(top / INDEX)
+    else:
+        (top / INDEX).unlink(missing_ok=True)  # from now on the single file is read
+        _unfinished(top / INDEX).unlink()
+    for path in top.iterdir():
+        if _SHARD.fullmatch(path.name) and path.name not in files:
+            path.unlink()
 
 
 def _write_file(path: Path, reader: ChunkReader, arrays: Mapping[str, _Array]) -> None:
@@ -151,46 +180,36 @@ def _write_file(path: Path, reader: ChunkReader, arrays: Mapping[str, _Array]) -
         begin = end
     data = json.dumps(header, separators=(",", ":")).encode()
     data += b" " * (-len(data) % _ALIGNMENT)
-    unfinished = path.with_name(f"{path.name}.part")
-    with unfinished.open("wb") as file:
+    with path.open("wb") as file:
         file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         for _, (name, grid) in ordered:
             array = np.ascontiguousarray(little_endian(reader.read(name, grid.whole)))
             file.write(array.reshape(-1).view(np.uint8).data)
-    unfinished.replace(path)
 
 
 class SafetensorsFiles(Mapping[str, Host]):
     """The arrays in a safetensors file, or in a folder of them, by name: mapped, not read.
 
     Args:
-        path: A file, or a folder with an index or with ``*.safetensors`` files.
+        path: A file, or a folder with an index, with ``model.safetensors``, or with
+            ``*.safetensors`` files of other names.
 
     Raises:
         CorruptCheckpointError: For a file that is torn, or no safetensors; it names it.
-        CheckpointError: Where there is none, or an index names what is not there.
+        CheckpointError: Where there is none, an index names what is not in the folder, or shards
+            have no index.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._arrays: dict[str, Host] = {}
         top = Path(path)
-        weight_map: dict[str, str] = {}
-        if top.is_file():
-            files: Iterable[Path] = [top]
-        elif (top / INDEX).is_file():
-            weight_map = json.loads((top / INDEX).read_text())["weight_map"]
-            files = [top / name for name in dict.fromkeys(weight_map.values())]
+        if (top / INDEX).is_file():
+            self._arrays = _map_indexed(top, _weight_map(top / INDEX))
         else:
-            files = sorted(top.glob("*.safetensors"))
-        for file in files:
-            self._arrays.update(_map_file(file))
+            for file in _files_without_index(top):
+                self._arrays.update(_map_file(file))
         if not self._arrays:
             raise CheckpointError(f"{path} is no safetensors file and has none")
-        missing = [name for name in weight_map if name not in self._arrays]
-        if missing:
-            raise CheckpointError(
-                f"{top / INDEX} names {missing[0]!r}, which is in none of its files"
-            )
 
     def __getitem__(self, name: str) -> Host:
         return self._arrays[name]
@@ -202,7 +221,53 @@ class SafetensorsFiles(Mapping[str, Host]):
         return len(self._arrays)
 
 
+def _files_without_index(top: Path) -> list[Path]:
+    if top.is_file():
+        return [top]
+    if (top / SINGLE).is_file():
+        return [top / SINGLE]
+    files = sorted(top.glob("*.safetensors"))
+    shards = [file.name for file in files if _SHARD.fullmatch(file.name)]
+    if shards:
+        raise CheckpointError(
+            f"{top} has {shards[0]}, but no {INDEX}: an export that was not finished"
+        )
+    return files
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Return the file of each name, as an index has it: one in its folder."""
+    try:
+        weight_map = json.loads(path.read_bytes())["weight_map"]
+        wrong = [
+            (name, file)
+            for name, file in weight_map.items()
+            if not isinstance(file, str) or Path(file).name != file or "\0" in file
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} is torn, or no index: {error}") from None
+    if wrong:
+        name, file = wrong[0]
+        raise CheckpointError(
+            f"{path} says that {name!r} is in {file!r}; expected the name of a file beside it"
+        )
+    return weight_map
+
+
+def _map_indexed(top: Path, weight_map: Mapping[str, str]) -> dict[str, Host]:
+    files = {file: _map_file(top / file) for file in dict.fromkeys(weight_map.values())}
+    missing = [name for name, file in weight_map.items() if name not in files[file]]
+    if missing:
+        name = missing[0]
+        raise CheckpointError(
+            f"{top / INDEX} says that {name!r} is in {weight_map[name]!r}, which does not have it"
+        )
+    return {name: files[file][name] for name, file in weight_map.items()}
+
+
 def _map_file(path: Path) -> dict[str, Host]:
+    if not path.is_file():  # a pipe would block the call
+        raise CheckpointError(f"{path} is missing, or no file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -213,9 +278,7 @@ def _map_file(path: Path) -> dict[str, Host]:
         header.pop("__metadata__", None)
         begin = _LENGTH_BYTES + length
         return {name: _map_array(path, begin, size, name, one) for name, one in header.items()}
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path} is torn, or no safetensors file: {error}") from None
 
 
@@ -225,6 +288,8 @@ def _map_array(path: Path, begin: int, size: int, name: str, one: Mapping[str, A
     dtype = dtype_of(_DTYPES[one["dtype"]]).newbyteorder("<")
     shape: Sequence[int] = tuple(one["shape"])
     start, stop = one["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+        raise ValueError(f"{name!r} has the shape {shape} and the bytes {start} to {stop}")
     if stop - start != math.prod(shape) * dtype.itemsize or not 0 <= start <= stop <= size - begin:
         raise ValueError(f"{name!r} of shape {shape} has the bytes {start} to {stop}")
     if start == stop:

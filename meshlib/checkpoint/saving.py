@@ -1,10 +1,11 @@
 """Saving: agree on the tree, write one's chunks, and make it all be there at once.
 
 1. Each rank flattens its state; digests are compared, and where they differ the first difference
-   is named. The first rank says which folder it will be.
+   is named. The first rank claims a folder.
 2. Each rank writes the chunks that are its own (``meshlib.checkpoint.files.layout``).
-3. When all have told that theirs are on the disk, the first rank writes the ``zarr.json`` at the
-   top, under another name, and renames it: that is when the checkpoint is there.
+3. When all have told that theirs are on the disk, and their checksums, the first rank writes the
+   ``zarr.json`` at the top, under another name, and renames it: that is when the checkpoint is
+   there. At the end it removes what it found unfinished at the beginning and still is.
 """
 
 from __future__ import annotations
@@ -13,16 +14,33 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshlib.checkpoint.agreement import Party, first_difference
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.files.folder import Entry, check_step, entries_of, make_document
+from meshlib.checkpoint.files.folder import (
+    Entry,
+    check_step,
+    claim_entry,
+    entries_of,
+    make_document,
+    new_owner,
+    sweep,
+)
+from meshlib.checkpoint.files.keeping import Keeping
 from meshlib.checkpoint.files.storage import Storage
-from meshlib.checkpoint.files.zarr import DOCUMENT, groups_above
-from meshlib.checkpoint.pieces import Kept, Piece, Room, Shares, detach
-from meshlib.checkpoint.tree import array_of, encode, leaves_of, shown
+from meshlib.checkpoint.files.zarr import chunk_file, groups_above
+from meshlib.checkpoint.nodes import array_of, leaves_of, shown
+from meshlib.checkpoint.pieces import Checksums, Kept, Piece, Room, Shares, detach
+from meshlib.checkpoint.tree import encode
 from transport.errors import DistError
+
+
+class _Written(NamedTuple):
+    """What a rank has written: where its storage leads, and the checksums of its chunks."""
+
+    place: str
+    checksums: Checksums
 
 
 class Save:
@@ -36,6 +54,7 @@ class Save:
 
     _storage: Storage
     _tree: Any
+    _entry: Entry | None = None
     shares: Shares | None = None
     """Which chunks this rank writes; None as long as that cannot be said."""
 
@@ -52,7 +71,8 @@ class Save:
     ) -> None:
         self._party = party
         self._step, self._metric = -1, metric
-        self._entry: Entry | None = None
+        self._owner = new_owner()
+        self._unfinished: list[Entry] = []
         # What is wrong here is raised on all ranks when they next tell each other something.
         self._wrong: Exception | None = None
         self._failed: Exception | None = None
@@ -73,9 +93,10 @@ class Save:
         try:
             if self.shares is not None:
                 self._pieces = self.shares.pieces(arrays)
-        except DistError:
-            raise
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if isinstance(error, DistError) or not isinstance(error, Exception):
+                self._give_up(error)
+                raise
             self._wrong = self._wrong or error
 
     def detach(self, room: Room | None) -> Room | None:
@@ -119,18 +140,24 @@ class Save:
             if self._wrong is not None:
                 raise self._wrong
             digest = sha256(json.dumps(self._lines()).encode()).hexdigest()
-            entry = self._new_entry() if party.is_first else None
-            return f"{digest} step {self._step} metric {self._metric}", entry
+            if party.is_first:
+                self._unfinished = entries_of(self._storage).unfinished
+                self._entry = claim_entry(self._storage, self._step, self._owner)
+            return f"{digest} step {self._step} metric {self._metric}", self._entry
 
-        told = party.gather(tell)
-        self._entry = told[0][1]
-        if any(digest != told[0][0] for digest, _ in told):
-            own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
-            difference = first_difference(party.ranks, party.gather(lambda: own))
-            raise CheckpointError(
-                f"{difference}; expected the same tree on all ranks (what differs by rank is a"
-                " DArray, or not in it)"
-            )
+        try:
+            told = party.gather(tell)
+            self._entry = told[0][1]
+            if any(digest != told[0][0] for digest, _ in told):
+                own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
+                difference = first_difference(party.ranks, party.gather(lambda: own))
+                raise CheckpointError(
+                    f"{difference}; expected the same tree on all ranks (what differs by rank is a"
+                    " DArray, or not in it)"
+                )
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def _lines(self) -> dict[str, str]:
         """Return what must be the same on all ranks: a line for each leaf, by its path."""
@@ -141,82 +168,85 @@ class Save:
             lines[shown(path)] = json.dumps(leaf) if name is None else self.shares.lines[name]
         return lines
 
-    def _new_entry(self) -> Entry:
-        """Return a folder that is not there yet, after removing what others left unfinished."""
-        complete, others = entries_of(self._storage)
-        used = [e.generation for e in (*complete, *others) if e.step == self._step]
-        for entry in others:
-            self._storage.remove(entry.name, DOCUMENT)
-        return Entry(self._step, max(used, default=-1) + 1)
+    def _give_up(self, error: BaseException) -> None:
+        """Remove what there is of it, on the first rank, and what other jobs have left."""
+        if self._entry is None or not self._party.is_first:
+            return
+        entry, storage = self._entry, self._storage
+        if self._owner not in storage.claims(entry.name):
+            return  # published, or taken away by another
+        if isinstance(error, Exception) and not isinstance(error, DistError):
+            # All ranks have told, so none writes any more.
+            storage.remove_unfinished(entry.name)
+            sweep(storage, self._unfinished)
+        else:
+            # Some rank may still be writing. Without a claim it is the next save's to remove.
+            storage.withdraw(entry.name)
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, committed: Callable[[Storage], None] | None = None) -> str:
+    def write(self, keeping: Keeping) -> str:
         """Write this rank's chunks; return the path when the checkpoint is complete.
 
-        The first rank then calls ``committed``, before the others go on.
+        The first rank then removes what ``keeping`` does not keep, before the others go on.
         """
         if self._failed is not None:
             raise self._failed
         if self._entry is None:
             self._agree()
-        storage, folder, shares = self._storage, self.entry.name, self.shares
+        storage, entry, shares = self._storage, self.entry, self.shares
         assert shares is not None
 
-        def write_own() -> tuple[str, str | None]:
+        def write_own() -> _Written:
             if self._wrong is not None:
                 raise self._wrong
-            last = shares.write(self._pieces, storage, folder, first=self._party.is_first)
-            storage.sync()
-            return storage.place, last
+            first = self._party.is_first
+            try:
+                checksums = shares.write(self._pieces, storage, entry.name, first=first)
+                storage.sync()
+            except FileNotFoundError:
+                raise storage.taken(entry.name) from None
+            return _Written(storage.place, checksums)
 
         def commit() -> None:
             self._check_seen(written)
             groups = groups_above(list(shares.documents))
-            document = make_document(self._step, self._metric, self._tree, shares.documents, groups)
+            checksums = shares.in_order(one.checksums for one in written)
+            document = make_document(
+                self._step, self._metric, self._tree, shares.documents, groups, checksums
+            )
             try:
-                storage.publish(self.entry.document, document)
-            except Exception:
-                # Nobody writes any more. It may be there whole, but perhaps not for good.
-                storage.forget()
-                storage.remove(folder, DOCUMENT)
+                storage.publish(entry.name, self._owner, document)
+            except OSError:
+                # It may be there whole, but perhaps not for good.
+                storage.remove(entry.name)
                 raise
-            complete, others = entries_of(storage)
-            for entry in others:
-                # This step's earlier ones, which this one replaces.
-                if entry.step == self._step and self.entry in complete:
-                    storage.remove(entry.name, DOCUMENT)
-            if committed is not None:
-                committed(storage)
+            keeping.clean(storage, entry)
+            sweep(storage, self._unfinished)
 
         try:
             written = self._party.gather(write_own)
-        except Exception as error:
-            storage.forget()
-            # Of a rank that told; none writes any more. What a dead one leaves the next save finds.
-            if self._party.is_first and not isinstance(error, DistError):
-                storage.remove(folder, DOCUMENT)
-            raise
-        try:
             self._party.of_first(commit)
-        except Exception:
+        except BaseException as error:
             storage.forget()
+            self._give_up(error)
             raise
-        return storage.path(folder)
+        return storage.path(entry.name)
 
-    def _check_seen(self, written: Sequence[tuple[str, str | None]]) -> None:
+    def _check_seen(self, written: Sequence[_Written]) -> None:
         """Raise CheckpointError unless the first rank finds what the others say they have written.
 
         It looks for one file of each place: a folder on a machine's own disk has the same path
         on all of them, and each would keep a part of a checkpoint that counts as complete.
         """
         ranks, storage = self._party.ranks, self._storage
-        files = {
-            place: (rank, file) for rank, (place, file) in zip(ranks, written, strict=True) if file
-        }
+        files: dict[str, tuple[int, str]] = {}
+        for rank, (place, checksums) in zip(ranks, written, strict=True):
+            for array, chunks in checksums.items():
+                file = f"{self.entry.name}/{chunk_file(array, next(iter(chunks)))}"
+                files[place] = rank, file
         for rank, file in files.values():
             if not storage.exists(file):
-                storage.remove(self.entry.name, DOCUMENT)
                 raise CheckpointError(
                     f"rank {rank} has written {file}, but rank {ranks[0]} finds no"
                     f" {storage.path(file)}; expected a path that leads to one folder on all ranks"

@@ -1,31 +1,34 @@
-"""The tree of a state: what is an array is taken out, the rest becomes JSON; and back.
+"""The tree of a state: what is an array is taken out, the rest becomes nodes; and back.
 
 A tree is made of dicts (keys: str, int), lists, tuples, named tuples and dataclass instances. Its
-leaves are arrays and values: None, bool, int, float, complex, str, bytes and NumPy's scalars. In
-JSON a value of the usual kinds is itself; everything else is an object of one member that says what
-it is: ``{"dict": [[key, node], ...]}``, ``{"array": "model/weight"}``, ``{"float": "nan"}``.
+leaves are arrays and values: None, bool, int, float, complex, str, bytes and NumPy's scalars.
 """
 
 from __future__ import annotations
 
-import base64
+import copy
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from hashlib import sha256
 from types import FunctionType, MethodType
 from typing import Any, cast
 from urllib.parse import quote
 
-import numpy as np
-
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_name, dtype_of
+from meshlib.checkpoint.files.zarr import DOCUMENT, ChunkGrid
 from meshlib.checkpoint.leaves import is_array, is_wanted_array, why_not_like
-
-Node = Any
-"""JSON: a value, or an object of one member."""
+from meshlib.checkpoint.nodes import (
+    DEEPEST,
+    Node,
+    array_of,
+    decode,
+    encode_value,
+    items_of,
+    kind_of,
+    leaves_of,
+    shown,
+)
 
 Maker = Callable[[Callable[[str], Any]], Any]
 """Makes a tree, given a function that returns the array of a name."""
@@ -37,7 +40,8 @@ _SHOWN_DIFFERENCES = 8
 def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
 
-    Raises TypeError, naming the path, for what is neither a tree, nor a value, nor an array.
+    Raises TypeError, naming the path, for what is neither a tree, nor a value, nor an array, and
+    for a part of the tree that could not be made again from its items.
     """
     arrays: dict[str, Any] = {}
     names = _Names()
@@ -47,10 +51,14 @@ def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
             name = names.name(path)
             arrays[name] = node
             return {"array": name}
-        children = children_of(node)
+        children = children_of(node, path)
         if children is None:
-            return _encode_value(node, path)
+            return encode_value(node, path)
+        if len(path) >= DEEPEST:
+            raise TypeError(f"state{shown(path)} is deeper than {DEEPEST} levels")
         kind, items = children
+        if type(node) not in (dict, list, tuple):
+            _check_made_again(node, items, path)
         encoded = [(key, walk(child, (*path, str(key)))) for key, child in items]
         if kind in ("list", "tuple"):
             return {kind: [child for _, child in encoded]}
@@ -59,26 +67,87 @@ def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     return walk(tree, ()), arrays
 
 
-def children_of(node: Any) -> tuple[str, list[tuple[Any, Any]]] | None:
+Items = list[tuple[Any, Any]]
+
+
+def children_of(node: Any, path: Sequence[Any] = ()) -> tuple[str, Items] | None:
     """Return a kind of tree (dict, fields, list, tuple) and its children by key; None for a leaf.
 
-    Raises TypeError for a dict with keys that are neither str nor int.
+    Raises TypeError, naming the ``path``, for a dict with keys that are neither str nor int.
     """
     if isinstance(node, Mapping):
         items = list(cast("Mapping[Any, Any]", node).items())
         for key, _ in items:
-            if not isinstance(key, str | int) or isinstance(key, bool):
-                raise TypeError(f"a dict of the state has the key {key!r}; expected str or int")
+            if type(key) not in (str, int):
+                raise TypeError(f"state{shown(path)} has the key {key!r}; expected str or int")
         return "dict", items
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        names = cast("Any", node)._fields
-        return "fields", list(zip(names, cast("tuple[Any, ...]", node), strict=True))
+    names = _fields_of(node)
+    if names is not None:
+        return "fields", [(name, getattr(node, name)) for name in names]
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"
         return kind, list(enumerate(cast("Sequence[Any]", node)))
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        return "fields", [(f.name, getattr(node, f.name)) for f in dataclasses.fields(node)]
     return None
+
+
+def _fields_of(node: Any) -> tuple[str, ...] | None:
+    if isinstance(node, tuple):
+        return getattr(node, "_fields", None)
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return tuple(field.name for field in dataclasses.fields(node))
+    return None
+
+
+def _check_made_again(node: Any, items: Items, path: Sequence[Any]) -> None:
+    """Raise TypeError unless ``made_like`` gives a part of a tree back that is not a plain one."""
+    kind: type[Any] = type(node)
+    # An immutable mapping keeps its items in attributes of its own.
+    if isinstance(node, dict | list | tuple) or dataclasses.is_dataclass(node):
+        more = vars(node).keys() - {key for key, _ in items} if hasattr(node, "__dict__") else ()
+        why = f"it has the attributes {sorted(more)} besides" if more else ""
+    else:
+        why = "it is more than its items" if isinstance(node, MutableMapping) else ""
+    if not why:
+        try:
+            made = made_like(node, items)
+            again = cast("Any", children_of(made))[1]
+            pairs = zip(items, again, strict=True)
+            same = type(made) is kind and all(k == q and v is w for (k, v), (q, w) in pairs)
+            why = "" if same else "that gives another one"
+        except Exception as error:  # noqa: BLE001 (of any class of the user's)
+            why = f"{type(error).__name__}: {error}"
+    if why:
+        raise TypeError(
+            f"state{shown(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be made"
+            f" again from its items ({why}); expected a dict, list, tuple or dataclass"
+        )
+
+
+def made_like(like: Any, items: Items) -> Any:
+    """Return a part of a tree of the type of ``like``, with other children."""
+    kind: type[Any] = type(like)
+    values = [value for _, value in items]
+    if kind in (dict, list, tuple):
+        return kind(items) if kind is dict else kind(values)
+    if isinstance(like, dict):
+        made = copy.copy(cast("dict[Any, Any]", like))  # with the factory of a defaultdict
+        made.clear()
+        for key, value in items:
+            made[key] = value
+        return made
+    if isinstance(like, list):
+        made = copy.copy(cast("list[Any]", like))
+        made[:] = values
+        return made
+    if isinstance(like, Mapping):
+        return kind(dict(items))
+    if isinstance(like, tuple):
+        return cast("Any", kind)._make(values) if hasattr(kind, "_fields") else kind(values)
+    # Past the constructor, which takes not all fields, and computes some; and past frozen ones.
+    made = object.__new__(kind)
+    for name, value in items:
+        object.__setattr__(made, name, value)
+    return made
 
 
 class _Names:
@@ -106,98 +175,13 @@ class _Names:
 
 
 def _file_name(key: str) -> str:
-    name = quote(key, safe=" ~+=,@()[]") or "%"
-    if name.startswith("__") or not name.strip("."):
+    name = quote(key, safe=" ~+=,@()[]", errors="surrogatepass") or "%"
+    if name.startswith("__") or not name.strip(".") or name == DOCUMENT:
         name = f"%{ord(name[0]):02X}{name[1:]}"
     if len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[: _LONGEST_NAME - 20]}~{sha256(key.encode()).hexdigest()[:16]}"
-
-
-# ---------------------------------------------------------------------------- values
-
-
-def _encode_value(value: Any, path: tuple[str, ...]) -> Node:
-    if isinstance(value, np.generic):
-        data = base64.b64encode(np.asarray(value).tobytes()).decode()
-        return {"scalar": [dtype_name(value.dtype, shown(path)), data]}
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    raise TypeError(
-        f"state{shown(path)} is a {type(value).__module__}.{type(value).__qualname__}; expected an"
-        " array, None, a number, str, bytes, or a dict, list, tuple or dataclass of them"
-    )
-
-
-def _decode_value(node: Node) -> Any:
-    if not isinstance(node, dict):
-        return node
-    ((kind, data),) = cast("dict[str, Any]", node).items()
-    if kind == "float":
-        return float(data)
-    if kind == "complex":
-        return complex(*(float.fromhex(part) for part in data))
-    if kind == "bytes":
-        return base64.b64decode(data)
-    if kind == "scalar":
-        return np.frombuffer(base64.b64decode(data[1]), dtype_of(data[0]))[0]
-    raise CheckpointError(f"the checkpoint has a node of the kind {kind!r}, which is not known")
-
-
-def shown(path: Sequence[Any]) -> str:
-    """Return a path as a program writes it: ``['model']['weight']``."""
-    return "".join(f"[{key!r}]" for key in path)
-
-
-def _kind(node: Node) -> tuple[str, Any]:
-    """Return what a node is ("value" for all values) and what it holds."""
-    if isinstance(node, dict):
-        ((kind, data),) = cast("dict[str, Any]", node).items()
-        if kind in ("array", "dict", "fields", "list", "tuple"):
-            return kind, data
-    return "value", node
-
-
-def items_of(node: Node) -> list[tuple[Any, Node]] | None:
-    """Return the children of a node by key, None for a leaf."""
-    kind, data = _kind(node)
-    if kind in ("dict", "fields"):
-        return [(key, child) for key, child in data]
-    return list(enumerate(data)) if kind in ("list", "tuple") else None
-
-
-def leaves_of(node: Node, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Node]]:
-    """Yield the path and node of each leaf: arrays and values."""
-    items = items_of(node)
-    if items is None:
-        yield path, node
-    for key, child in items or ():
-        yield from leaves_of(child, (*path, key))
-
-
-def array_of(node: Node) -> str | None:
-    """Return the name of the array that a node stands for, None for anything else."""
-    kind, data = _kind(node)
-    return data if kind == "array" else None
-
-
-def decode(node: Node, array: Callable[[str], Any]) -> Any:
-    """Return the tree of ``node`` with ``array(name)`` for each array; fields come as a dict."""
-    kind, data = _kind(node)
-    if kind == "array":
-        return array(data)
-    if kind in ("dict", "fields"):
-        return {key: decode(child, array) for key, child in data}
-    if kind in ("list", "tuple"):
-        children = [decode(child, array) for child in data]
-        return children if kind == "list" else tuple(children)
-    return _decode_value(node)
+    digest = sha256(key.encode(errors="surrogatepass")).hexdigest()
+    return f"{name[: _LONGEST_NAME - 20]}~{digest[:16]}"
 
 
 # ---------------------------------------------------------------------------- a tree like another
@@ -216,14 +200,6 @@ class Matching:
         self.wanted: dict[str, Any] = {}
         self.differences: list[str] = []
 
-    def grid(self, name: str) -> ChunkGrid:
-        """Return an array's grid. Raises CheckpointError where it has no description."""
-        if name not in self._grids:
-            raise CheckpointError(
-                f"the checkpoint's tree has array {name!r}, but not its description"
-            )
-        return self._grids[name]
-
     def check(self, where: str) -> None:
         """Raise CheckpointError that lists the differences, if there are any."""
         if not self.differences:
@@ -238,16 +214,16 @@ class Matching:
         if like is ... or isinstance(like, FunctionType | MethodType):
             self._lay_out(node, like, path)
             return partial(decode, node)
-        kind, data = _kind(node)
+        kind, data = kind_of(node)
         if is_wanted_array(like):
             if kind != "array":
                 return self._differ(path, f"is {_described(node)}, not an array")
-            wrong = why_not_like(self.grid(data), like)
+            wrong = why_not_like(self._grids[data], like)
             if wrong is not None:
                 return self._differ(path, wrong)
             self.wanted[data] = like
             return partial(decode, node)
-        children = children_of(like)
+        children = children_of(like, path)
         if children is None:
             if kind != "value":
                 return self._differ(path, f"is {_described(node)}, not a value")
@@ -260,18 +236,18 @@ class Matching:
             name = array_of(leaf)
             if name is None:
                 continue
-            self.wanted[name] = chosen = ... if like is ... else like(below, self.grid(name).shape)
+            self.wanted[name] = chosen = (
+                ... if like is ... else like(below, self._grids[name].shape)
+            )
             if chosen is ...:
                 continue
             wrong = f"is to be like {chosen!r}, says {like!r}; expected a Sharding or ..."
             if is_wanted_array(chosen):
-                wrong = why_not_like(self.grid(name), chosen)
+                wrong = why_not_like(self._grids[name], chosen)
             if wrong is not None:
                 self._differ((*path, *below), wrong)
 
-    def _match_children(
-        self, node: Node, like: Any, wanted: list[tuple[Any, Any]], path: tuple[Any, ...]
-    ) -> Maker:
+    def _match_children(self, node: Node, like: Any, wanted: Items, path: tuple[Any, ...]) -> Maker:
         items = items_of(node)
         if items is None:
             return self._differ(path, f"is {_described(node)}, not a {type(like).__name__}")
@@ -293,18 +269,11 @@ class Matching:
 
 
 def _made(like: Any, makers: list[tuple[Any, Maker]], array: Callable[[str], Any]) -> Any:
-    items = [(key, make(array)) for key, make in makers]
-    if isinstance(like, Mapping):
-        return dict(items) if type(cast("Any", like)) is dict else type(cast("Any", like))(items)
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(cast("Any", like))(**dict(items))
-    if isinstance(like, list | tuple):
-        return type(cast("Any", like))(value for _, value in items)
-    return dataclasses.replace(like, **dict(items))
+    return made_like(like, [(key, make(array)) for key, make in makers])
 
 
 def _described(node: Node) -> str:
-    kind, data = _kind(node)
+    kind, data = kind_of(node)
     if kind == "value":
         return f"the value {data!r}"
     return {"array": "an array", "fields": "a named tuple"}.get(kind, f"a {kind}")

@@ -101,6 +101,23 @@ def test_a_checkpoint_loads_on_other_stages(shape, names, cuts, tmp_path):
     assert loaded.keys() == saved.keys()
 
 
+def test_restoring_a_state_without_moments_leaves_none():
+    def program():
+        mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
+        fresh = make_model(1)
+        saved = StageStates(fresh, optim.AdamW(fresh.parameters()), mesh).state()
+        part, optimizer, states = make_stage(mesh, [], seed=0)
+        before = part.state_dict()["0.weight"].copy()
+        with pytest.raises(KeyError, match="optimizer"):
+            states.restore({"model": saved["model"]})
+        np.testing.assert_array_equal(part.state_dict()["0.weight"], before)
+        states.restore(saved)
+        np.testing.assert_array_equal(part.state_dict()["0.weight"], fresh.state_dict()["0.weight"])
+        return len(optimizer.state)
+
+    assert run_ranks(program, 1) == [0]
+
+
 def test_a_mesh_without_the_dim_is_named():
     def program():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))

@@ -1,8 +1,10 @@
 """The checkpoints in a folder: ``step-100``, each complete or not there.
 
 A checkpoint is complete when the ``zarr.json`` at its top is there, which is written last. What has
-none is what a job left that was killed while it wrote. A step that is saved again gets a folder of
-its own, ``step-100.1``; when that is complete, the one before it goes.
+none is still being written, or is what a job left that was killed. The newest checkpoint is the one
+that was begun last. Where that is not the one of the highest step, because a run went back or saved
+a step again, its name says so: ``step-100.1`` is newer than ``step-300``, and ``step-200.1`` is
+newer than both.
 """
 
 from __future__ import annotations
@@ -10,27 +12,42 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.files.storage import Storage, open_storage
-from meshlib.checkpoint.files.zarr import DOCUMENT, ChunkGrid, grid_of, group_document
+from meshlib.checkpoint.files.locations import open_storage
+from meshlib.checkpoint.files.storage import Storage
+from meshlib.checkpoint.files.zarr import (
+    DOCUMENT,
+    ChunkGrid,
+    check_name,
+    grid_of,
+    group_document,
+)
+from meshlib.checkpoint.nodes import check_node
 from transport.checks import to_whole_number
 from transport.crc32c import crc32c
 
-FORMAT = 1
-_NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
+FORMAT = 2
+_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([1-9][0-9]{0,17}))?")
+_LONGEST_DOCUMENT = 1 << 30
+
+_PROGRAM = uuid.uuid4().hex
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One checkpoint of a folder; they sort from the oldest step to the newest."""
+    """One checkpoint of a folder; they sort from the oldest to the newest.
 
-    step: int
+    ``generation`` counts how often the job in this folder went back to an earlier step.
+    """
+
     generation: int
+    step: int
 
     @property
     def name(self) -> str:
@@ -43,17 +60,57 @@ class Entry:
         return f"{self.name}/{DOCUMENT}"
 
 
-def entries_of(storage: Storage) -> tuple[list[Entry], list[Entry]]:
-    """Return the complete checkpoints and the others, sorted; of a step the newest one only."""
-    found = [
-        Entry(int(match[1]), int(match[2] or 0))
+class Entries(NamedTuple):
+    """What is in a folder, each from the oldest to the newest."""
+
+    complete: list[Entry]
+    """The checkpoints, of each step the newest one."""
+    replaced: list[Entry]
+    """Complete ones of steps that were saved again."""
+    unfinished: list[Entry]
+
+
+def entries_of(storage: Storage) -> Entries:
+    """Return what is in a folder of checkpoints."""
+    found = sorted(
+        Entry(int(match[2] or 0), int(match[1]))
         for match in map(_NAME.fullmatch, storage.folders())
         if match
-    ]
-    complete = [entry for entry in sorted(found) if storage.exists(entry.document)]
-    by_step = {entry.step: entry for entry in complete}  # the last generation of each
-    kept = list(by_step.values())
-    return kept, sorted(set(found) - set(kept))
+    )
+    complete = [entry for entry in found if storage.exists(entry.document)]
+    newest = {entry.step: entry for entry in complete}
+    return Entries(
+        sorted(newest.values()),
+        [entry for entry in complete if newest[entry.step] != entry],
+        sorted(set(found) - set(complete)),
+    )
+
+
+def _process() -> str:
+    """Return how the names of all writers of this process begin; a forked one is another."""
+    return f"{_PROGRAM}-{os.getpid()}-"
+
+
+def new_owner() -> str:
+    """Return a name for a writer, which no other has."""
+    return f"{_process()}{uuid.uuid4().hex}"
+
+
+def claim_entry(storage: Storage, step: int, owner: str) -> Entry:
+    """Make the folder of a new checkpoint, which is newer than all complete ones."""
+    complete = entries_of(storage).complete
+    newest = complete[-1] if complete else Entry(0, -1)
+    entry = Entry(newest.generation + (step <= newest.step), step)
+    while not storage.claim(entry.name, owner):
+        entry = Entry(entry.generation + 1, step)
+    return entry
+
+
+def sweep(storage: Storage, unfinished: Iterable[Entry]) -> None:
+    """Remove what other processes have left unfinished. What this one is writing stays."""
+    for entry in unfinished:
+        if not any(owner.startswith(_process()) for owner in storage.claims(entry.name)):
+            storage.remove_unfinished(entry.name)
 
 
 @dataclass(frozen=True)
@@ -61,27 +118,35 @@ class Description:
     """What the ``zarr.json`` at the top of a checkpoint says."""
 
     storage: Storage
-    folder: str
-    """Its name in the storage, "" where that is the checkpoint itself."""
+    """The checkpoint's folder."""
     step: int
     metric: float | None
     tree: Any
     arrays: dict[str, dict[str, Any]]
     """The documents of the arrays, by name."""
+    checksums: dict[str, list[int]]
+    """The CRC-32C of each chunk of an array, in C order, by the array's name."""
 
     @property
     def path(self) -> str:
         """Where it lies."""
-        return self.storage.path(self.folder) if self.folder else self.storage.location
+        return self.storage.location
 
     @cached_property
     def grids(self) -> dict[str, ChunkGrid]:
         """How the arrays are cut, by name. Raises CheckpointError for what is not known here."""
-        return {name: grid_of(document, name) for name, document in self.arrays.items()}
+        grids = {name: grid_of(document, name) for name, document in self.arrays.items()}
+        for name, grid in grids.items():
+            if len(self.checksums[name]) != grid.chunk_count:
+                raise CheckpointError(
+                    f"array {name!r} has {grid.chunk_count} chunks, but checksums of"
+                    f" {len(self.checksums[name])}"
+                )
+        return grids
 
-    def file(self, name: str) -> str:
-        """Return the name in the storage of one of its files."""
-        return f"{self.folder}/{name}" if self.folder else name
+    def checksum(self, name: str, index: Sequence[int]) -> int:
+        """Return the CRC-32C of a chunk's elements."""
+        return self.checksums[name][self.grids[name].number_of(index)]
 
 
 def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
@@ -91,14 +156,14 @@ def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
     """
     storage = open_storage(path)
     if storage.exists(DOCUMENT):
-        found = read_description(storage, "")
+        found = read_description(storage)
         if step is not None and found.step != step:
             raise CheckpointError(f"{path} is the checkpoint of step {found.step}, not {step}")
         return found
-    complete, unfinished = entries_of(storage)
+    complete, _, unfinished = entries_of(storage)
     chosen = [entry for entry in complete if step is None or entry.step == step]
     if chosen:
-        return read_description(storage, chosen[-1].name)
+        return read_entry(storage, chosen[-1])
     there = ", ".join(str(entry.step) for entry in complete)
     left = f" ({len(unfinished)} that were never finished)" if unfinished else ""
     if step is not None and complete:
@@ -109,17 +174,29 @@ def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
 def latest_step(path: str | os.PathLike[str]) -> int | None:
     """Return the step of the newest complete checkpoint in the folder ``path``, or None.
 
-    Raises ImportError for a URL without fsspec.
+    The newest is the one that was begun last, which need not have the highest step. Raises
+    ImportError for a URL without fsspec.
     """
-    complete, _ = entries_of(open_storage(path))
+    complete = entries_of(open_storage(path)).complete
     return complete[-1].step if complete else None
 
 
 def make_document(
-    step: int, metric: float | None, tree: Any, arrays: Mapping[str, Any], groups: Sequence[str]
+    step: int,
+    metric: float | None,
+    tree: Any,
+    arrays: Mapping[str, Any],
+    groups: Sequence[str],
+    checksums: Mapping[str, Sequence[int]],
 ) -> bytes:
     """Return the ``zarr.json`` of a checkpoint, with those of its ``arrays`` and ``groups``."""
-    own = {"format": FORMAT, "step": step, "metric": metric, "tree": tree}
+    own = {
+        "format": FORMAT,
+        "step": step,
+        "metric": metric,
+        "tree": tree,
+        "checksums": dict(checksums),
+    }
     members = {**{name: group_document({}, None) for name in groups}, **arrays}
     document = group_document({"meshlib": own}, members)
     own["crc32c"] = crc32c(_canonical(document))
@@ -130,28 +207,61 @@ def _canonical(document: Any) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
 
 
-def read_description(storage: Storage, folder: str) -> Description:
-    """Return what the document of a complete checkpoint says; raise CorruptCheckpointError."""
-    name = f"{folder}/{DOCUMENT}" if folder else DOCUMENT
-    path = storage.path(name)
+def read_entry(storage: Storage, entry: Entry) -> Description:
+    """Return what the document of a checkpoint in a folder says, as ``read_description`` does."""
+    found = read_description(storage.below(entry.name))
+    if found.step != entry.step:
+        raise CorruptCheckpointError(f"{found.path} is the checkpoint of step {found.step}")
+    return found
+
+
+def read_description(storage: Storage) -> Description:
+    """Return what the document of a complete checkpoint says.
+
+    Raises CorruptCheckpointError where it is torn or was changed, CheckpointError where it is of
+    something else or says what no ``save`` writes.
+    """
+    path = storage.path(DOCUMENT)
+    if storage.size(DOCUMENT) > _LONGEST_DOCUMENT:
+        raise CheckpointError(f"{path} has {storage.size(DOCUMENT)} bytes; expected 1 GiB at most")
     try:
-        document = json.loads(storage.read(name))
-    except ValueError as error:
-        raise CorruptCheckpointError(f"{path} is torn or was changed: {error}") from None
-    try:
+        document = json.loads(storage.read(DOCUMENT))
         own = document["attributes"]["meshlib"]
         members = document["consolidated_metadata"]["metadata"]
-        version, step, tree = own["format"], own["step"], own["tree"]
-    except (KeyError, TypeError):
+        told, found = own.pop("crc32c", None), crc32c(_canonical(document))
+    except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path} is of a Zarr group, but not of a checkpoint") from None
-    if own.pop("crc32c", None) != crc32c(_canonical(document)):
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} is torn or was changed: {error}") from None
+    if told != found:
         raise CorruptCheckpointError(f"{path} was changed: its checksum is another one")
-    if version != FORMAT:
+    if own.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {version}; expected {FORMAT}: another meshlib wrote it"
+            f"{path} has format {own.get('format')!r}; expected {FORMAT}: another meshlib wrote it"
         )
-    arrays = {key: one for key, one in members.items() if one["node_type"] == "array"}
-    return Description(storage, folder, int(step), own.get("metric"), tree, arrays)
+    try:
+        return _described(storage, own, members)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{path} says what no checkpoint does: {error}") from None
+
+
+def _described(storage: Storage, own: Mapping[str, Any], members: Mapping[str, Any]) -> Description:
+    arrays = {name: one for name, one in members.items() if one["node_type"] == "array"}
+    checksums = own["checksums"]
+    for name in arrays:
+        check_name(name)
+        if not isinstance(checksums[name], list):
+            raise ValueError(f"the checksums of array {name!r} are {checksums[name]!r}")
+    metric = own["metric"]
+    check_node(own["tree"], set(arrays))
+    return Description(
+        storage,
+        check_step(own["step"]),
+        None if metric is None else float(metric),
+        own["tree"],
+        arrays,
+        checksums,
+    )
 
 
 def check_step(step: Any) -> int:

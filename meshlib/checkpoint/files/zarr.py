@@ -25,6 +25,9 @@ DOCUMENT = "zarr.json"
 CHECKSUM_BYTES = 4
 
 _KINDS = frozenset("biufc")
+_MOST_DIMS = 64  # NumPy's
+_MOST_BYTES = (1 << 63) - 1
+_SHOWN = 100
 
 
 def dtype_name(dtype: np.dtype[Any], where: str) -> str:
@@ -40,19 +43,31 @@ def dtype_name(dtype: np.dtype[Any], where: str) -> str:
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype of this name. Raises CheckpointError for one that is not known."""
+    found = _numpy_dtype(name)
+    try:
+        if found is not None and dtype_name(found, "") == name:
+            return found
+    except TypeError:  # of objects, text, structures
+        pass
+    raise CheckpointError(
+        f"the checkpoint has arrays of {name!r}, for which there is no dtype here (bfloat16 and its"
+        " kind need the package ml_dtypes)"
+    )
+
+
+def _numpy_dtype(name: Any) -> np.dtype[Any] | None:
+    if not isinstance(name, str):
+        return None
     try:
         return np.dtype(name)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         pass
     try:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError, TypeError):
-        raise CheckpointError(
-            f"the checkpoint has arrays of {name}, for which there is no dtype here (bfloat16 and"
-            " its kind need the package ml_dtypes)"
-        ) from None
+        return None
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,11 @@ class ChunkGrid:
         """How many chunks there are along each dim."""
         pairs = zip(self.shape, self.chunk_shape, strict=True)
         return tuple(-(-length // chunk) for length, chunk in pairs)
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks there are."""
+        return math.prod(self.counts)
 
     @property
     def chunk_bytes(self) -> int:
@@ -101,6 +121,13 @@ class ChunkGrid:
                 for part, chunk in zip(box, self.chunk_shape, strict=True)
             )
         )
+
+    def number_of(self, index: Sequence[int]) -> int:
+        """Return which chunk in C order, from 0, the one at ``index`` is."""
+        number = 0
+        for i, count in zip(index, self.counts, strict=True):
+            number = number * count + i
+        return number
 
     def all_chunks(self) -> Iterator[tuple[int, ...]]:
         """Yield all chunks, in C order."""
@@ -145,16 +172,47 @@ def grid_of(document: Mapping[str, Any], name: str) -> ChunkGrid:
     Raises CheckpointError for what is not written as ``array_document`` says.
     """
     try:
-        shape, chunks = document["shape"], document["chunk_grid"]["configuration"]["chunk_shape"]
-        grid = ChunkGrid(tuple(shape), tuple(chunks), dtype_of(document["data_type"]))
-        good = all(map(document.__contains__, ("codecs", "fill_value")))
-        if good and array_document(grid, name)["codecs"] == document["codecs"]:
-            return grid
-    except (KeyError, TypeError) as error:
+        dtype, codecs = dtype_of(document["data_type"]), document["codecs"]
+        shape = _lengths(document["shape"], least=0)
+        chunk_shape = _lengths(document["chunk_grid"]["configuration"]["chunk_shape"], least=1)
+    except KeyError as error:
         raise CheckpointError(f"array {name!r} has no {error} in its description") from None
-    raise CheckpointError(
-        f"array {name!r} has the codecs {document.get('codecs')}; expected bytes and crc32c"
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"array {name!r} has a bad description: {error}") from None
+    fits = len(shape) == len(chunk_shape) and all(
+        chunk <= max(length, 1) for length, chunk in zip(shape, chunk_shape, strict=False)
     )
+    size = math.prod(max(length, 1) for length in shape) * dtype.itemsize
+    if not fits or len(shape) > _MOST_DIMS or size > _MOST_BYTES:
+        raise CheckpointError(
+            f"array {name!r} has the shape {_short(shape)} and chunks of {_short(chunk_shape)};"
+            f" expected as many lengths, chunks no longer than the array, at most {_MOST_DIMS} dims"
+            f" and 2**63 bytes"
+        )
+    grid = ChunkGrid(shape, chunk_shape, dtype)
+    if array_document(grid, name)["codecs"] != codecs:
+        raise CheckpointError(f"array {name!r} has the codecs {codecs}; expected bytes and crc32c")
+    return grid
+
+
+def _lengths(value: Any, *, least: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(n) is int and n >= least for n in value):
+        raise ValueError(f"{_short(value)} are no whole numbers of at least {least}")
+    return tuple(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def check_name(name: str) -> None:
+    """Raise CheckpointError for an array's name that leads out of the checkpoint's folder."""
+    if not all(part.strip(".") for part in name.split("/")) or "\0" in name or "\\" in name:
+        raise CheckpointError(
+            f"the checkpoint has an array of the name {name!r}; expected parts with / between"
+            " them, none empty or of dots alone"
+        )
 
 
 def group_document(

@@ -23,7 +23,7 @@ def gate(monkeypatch):
 
     def waiting(self, *args):
         assert opened.wait(60)
-        write(self, *args)
+        return write(self, *args)
 
     monkeypatch.setattr(Piece, "write", waiting)
     yield opened
@@ -128,7 +128,7 @@ def test_an_error_surfaces_at_the_next_call_on_all_ranks(tmp_path, monkeypatch):
     def failing(self, storage, folder):
         if dist_rank() == 1 and folder == "step-2":
             raise OSError(28, "No space left on device")
-        write(self, storage, folder)
+        return write(self, storage, folder)
 
     mesh = named_mesh(2)
     ranks = {}

@@ -40,7 +40,7 @@ def test_ls_and_show(run, capsys):
         ["step", "arrays", "size", "metric", "folder"],
         ["3", "2", "780", "B", "step-3"],
         ["20", "2", "780", "B", "1.5", "step-20"],
-        ["30", "step-30", "(never", "finished,", "or", "replaced)"],
+        ["30", "step-30", "(never", "finished)"],
     ]
     code, text = told(capsys, "show", "run")
     assert code == 0

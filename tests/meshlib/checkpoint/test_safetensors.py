@@ -1,7 +1,9 @@
 """Safetensors: what we write the reference reads, and the other way; names, shards and index."""
 
 import json
+import os
 import struct
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -141,3 +143,99 @@ def test_several_ranks_share_an_import(tmp_path, checkpoint):
         lambda: import_safetensors(tmp_path / "out", tmp_path / f"in{dist.get_world_size()}"), 3
     )
     same(load(tmp_path / "in3")["model"], MODEL)
+
+
+def exported(run, out, value, most):
+    save(run, {name: np.full(4, value) for name in "abc"}, step=1)
+    return export_safetensors(run, out, max_shard_bytes=most)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 10**6), (10**6, 1), (1, 1), (1, 70), (70, 1)])
+def test_an_export_replaces_the_one_before(tmp_path, before, after):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    exported(tmp_path / "run", out, 1.0, before)
+    files = exported(tmp_path / "run", out, 2.0, after)
+    read = SafetensorsFiles(out)
+    assert {name: x.tolist() for name, x in read.items()} == dict.fromkeys("abc", [2.0] * 4)
+    index = ["model.safetensors.index.json"] if len(files) > 1 else []
+    assert sorted(path.name for path in out.iterdir()) == sorted(["config.json", *files, *index])
+
+
+@pytest.mark.parametrize("before", [1, 10**6])
+@pytest.mark.parametrize("after", [1, 10**6])
+def test_an_export_that_dies_leaves_one_or_none(tmp_path, monkeypatch, before, after):
+    """Whatever it does last: the old arrays, the new ones, or an error, never some of each."""
+    replace, unlink, steps = Path.replace, Path.unlink, []
+
+    def counted(method):
+        def call(self, *args, **options):
+            if self.parent.name.startswith("out"):
+                steps.append(self.name)
+                if len(steps) > most:
+                    raise KeyboardInterrupt
+            return method(self, *args, **options)
+
+        return call
+
+    seen, most = set(), 10**6
+    for most in range(20):
+        out = tmp_path / f"out{most}"
+        exported(tmp_path / "run", out, 1.0, before)
+        steps.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", counted(replace))
+            patch.setattr(Path, "unlink", counted(unlink))
+            try:
+                exported(tmp_path / "run", out, 2.0, after)
+                ended = True
+            except KeyboardInterrupt:
+                ended = False
+        try:
+            read = {name: x[0] for name, x in SafetensorsFiles(out).items()}
+        except CheckpointError:
+            seen.add("none")
+        else:
+            assert sorted(read) == ["a", "b", "c"]
+            assert len(set(read.values())) == 1, (steps, read)
+            seen.add(float(read["a"]))
+        if ended:
+            break
+    assert ended
+    assert seen >= {1.0, 2.0}
+
+
+def test_an_array_is_read_from_the_file_that_the_index_says(tmp_path):
+    for value, most in [(1.0, 10**6), (2.0, 70)]:
+        exported(tmp_path / "run", tmp_path / f"out{value}", value, most)
+    out = tmp_path / "out2.0"
+    # Another file has arrays of the same names, and comes later.
+    other = out / "zzz.safetensors"
+    other.write_bytes((tmp_path / "out1.0" / "model.safetensors").read_bytes())
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {"a": index["weight_map"]["a"], "c": "zzz.safetensors"}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert {name: x[0] for name, x in SafetensorsFiles(out).items()} == {"a": 2.0, "c": 1.0}
+
+
+def test_a_hostile_index_or_file_is_named(tmp_path):
+    exported(tmp_path / "run", tmp_path / "out", 1.0, 10**6)
+    out = tmp_path / "out"
+    (tmp_path / "secret.safetensors").write_bytes((out / "model.safetensors").read_bytes())
+    index = out / "model.safetensors.index.json"
+    os.mkfifo(out / "pipe.safetensors")
+    for weight_map, message in [
+        ({"a": "../secret.safetensors"}, r"'a' is in '../secret.safetensors'"),
+        ({"a": str(tmp_path / "secret.safetensors")}, r"'a' is in '/"),
+        ({"a": 5}, r"'a' is in 5"),
+        ({"a": "pipe.safetensors"}, r"pipe.safetensors is missing, or no file"),
+        ({"x": "model.safetensors"}, r"'x' is in 'model.safetensors', which does not have it"),
+        ([], r"is torn, or no index"),
+    ]:
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(CheckpointError, match=message):
+            SafetensorsFiles(out)
+    index.write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="is torn, or no index"):
+        SafetensorsFiles(out)

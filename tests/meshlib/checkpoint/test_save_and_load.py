@@ -15,7 +15,7 @@ from meshlib.checkpoint import CheckpointError, checkpointer, latest_step, load,
 from meshlib.checkpoint.files import layout
 from meshlib.checkpoint.files.folder import find
 from meshlib.checkpoint.files.layout import aligned
-from meshlib.checkpoint.files.storage import LocalStorage
+from meshlib.checkpoint.files.local import LocalStorage
 from meshlib.checkpoint.loading import ChunkReader
 from meshlib.sharding import DArray, P, Sharding, full, ones, zeros
 from meshlib.testing import RankError, run_ranks
@@ -330,7 +330,7 @@ def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
     def failing(self, *args):
         if dist.get_rank() == 1:
             raise OSError(28, "No space left on device")
-        write(self, *args)
+        return write(self, *args)
 
     mesh = named_mesh(2)
 
@@ -413,9 +413,9 @@ def test_a_bad_argument_of_one_rank_is_named_on_all(tmp_path):
 def test_a_disk_that_fails_at_the_end_leaves_nothing(tmp_path, monkeypatch):
     publish = LocalStorage.publish
 
-    def fails(self, name, data):
-        publish(self, name, data)  # all is there, but for the last sync
-        if name.startswith("step-2"):
+    def fails(self, folder, owner, data):
+        publish(self, folder, owner, data)  # all is there, but for the last sync
+        if folder.startswith("step-2"):
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(LocalStorage, "publish", fails)
@@ -445,9 +445,9 @@ def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, faili
     write = Piece.write
 
     def breaks(self, *args):
-        write(self, *args)
         if dist.get_rank() == failing and self.data.flat[0] == 2:
             raise MemoryError("no memory")
+        return write(self, *args)
 
     monkeypatch.setattr(Piece, "write", breaks)
     mesh = named_mesh(2)
