@@ -105,6 +105,6 @@ def _finisher(leaf: Any) -> Callable[[Host | None], Any]:
     if _is_jax(leaf):
         import jax
 
-        return lambda host: jax.device_put(host, leaf.sharding)
+        return lambda host: jax.device_put(host, leaf.sharding if leaf.committed else None)
     module = None if leaf is ... else array_module(leaf)
     return (lambda host: host) if module is None else module.asarray
