@@ -17,6 +17,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the README as ``index.md``, and what lies outside of ``docs`` under ``source/``."""
     readme = (ROOT / "README.md").read_text()
     files.append(File.generated(config, "index.md", content=readme))
+    style = Path(__file__).with_name("site.css")
+    files.append(File.generated(config, style.name, abs_src_path=str(style)))
     linked = {_target(match[1], "README.md") for match in _LINK.finditer(readme)}
     for file in files.documentation_pages():
         for match in _LINK.finditer(file.content_string):

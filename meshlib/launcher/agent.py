@@ -20,7 +20,7 @@ from meshlib.launcher.ranks.starting import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Ending, Worker, WorkerGroup
 from meshlib.launcher.signals import SignalPipe
-from meshlib.trace import RECORDS
+from meshlib.trace import HOW_TO_KEEP, RECORDS
 from transport import environment
 
 STDOUT = 1
@@ -283,7 +283,7 @@ class Agent:
             return 128 + signal.SIGPIPE  # | head has seen enough
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
-        tell(report.text() + (self._where_to_look() if report.code else ""))
+        tell(report.text() + (self._where_to_look(verdict) if report.code else ""))
         if self._unwritten is not None and not report.code:
             _say(
                 f"not all that the ranks have printed could be written: {self._unwritten.strerror}"
@@ -291,13 +291,17 @@ class Agent:
             return 1
         return report.code
 
-    def _where_to_look(self) -> str:
+    def _where_to_look(self, verdict: Verdict) -> str:
         """Return a line with the command that explains this run's flight records, if it left any.
 
-        Records of other runs may be where the user has told the ranks to write.
+        Records of other runs may be where the user has told the ranks to write. Where nobody has,
+        the line names the flag, if ranks have failed in calls, which records explain.
         """
         given = self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
-        found = Path(given).glob(RECORDS) if given else ()
+        if given is None:
+            in_calls = any(item.error and item.error.is_of_calls for item in verdict.exits)
+            return f"{HOW_TO_KEEP}\n" if in_calls else ""
+        found = Path(given).glob(RECORDS)
         if not any(path.stat().st_mtime >= self._begun for path in found):
             return ""
         command = shlex.join(["meshlib", "trace", str(given)])
