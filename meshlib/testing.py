@@ -7,7 +7,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from glob import glob
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
 # How long threads that were told to stop may take to do so.
 GRACE_SECONDS = 5.0
-# What XLA takes for the number of cores when it starts; and threads for the ranks of most tests.
+# What a client of XLA takes for the number of cores when it begins, and enough for most tests.
 _XLA_THREADS, _ENOUGH_THREADS = "NPROC", 16
 
 
@@ -154,7 +154,7 @@ def _told() -> int:
 
 @contextmanager
 def _started_with(threads: int) -> Generator[int]:
-    """Have clients of XLA that are made in the block begin with ``threads``, or as the user says."""
+    """Have clients of XLA that begin in the block have at least ``threads``; give how many."""
     told = os.environ.get(_XLA_THREADS)
     threads = max(_told(), len(os.sched_getaffinity(0)), threads)
     os.environ[_XLA_THREADS] = str(threads)
