@@ -118,8 +118,10 @@ class _ThreadsOfXla:
             yield None
         elif not _count_threads():
             with _started_with(needed) as threads:
-                yield None
-            self._own = threads if _count_threads() else 0
+                try:
+                    yield None
+                finally:
+                    self._own = threads if _count_threads() else 0
         else:
             yield None if self._has_enough(2 * size) else self._device(needed)
 
