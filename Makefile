@@ -31,7 +31,8 @@ demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 demo-4d: $(DEMO)  ## train a GPT on 8 ranks: 2 stages of a pipeline, each sharded by 2 and split by 2
 	$(BIN)/meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt
 
-test: $(STAMP)  ## run all tests
+test: $(STAMP)  ## run all tests, in some 10 minutes on 2 cores
+	@echo "make test: all tests, some 10 minutes on 2 cores and less on more"
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-meshes: $(STAMP)  ## train the example GPT on every mesh of one and two dims, and larger ones

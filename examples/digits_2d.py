@@ -93,7 +93,6 @@ class Saving:
     """Checkpoints of a run: ``every`` so many steps one is begun; ``stop_after`` cuts the run."""
 
     checkpoints: Checkpointer
-    dp: DeviceMesh
     every: int
     stop_after: int | None
 
@@ -118,9 +117,9 @@ class Saving:
     ) -> None:
         """Save if it is time to; the step after it begins when the state was copied."""
         if len(losses) % self.every == 0:
-            mean = self.dp.all_reduce(np.array(losses), op=dist.ReduceOp.AVG)
-            state = {**global_state(model, optimizer), "sampler": cursor, "losses": mean}
-            self.checkpoints.async_save(state, step=len(losses), metric=mean[-1])
+            until = {"sampler": cursor, "losses": np.array(losses)}
+            state = {**global_state(model, optimizer), **until}
+            self.checkpoints.async_save(state, step=len(losses), metric=losses[-1])
         if len(losses) == self.stop_after:
             self.checkpoints.close()
             raise SystemExit(f"stopped after {len(losses)} steps")
@@ -133,9 +132,10 @@ def train(
     settings: Training,
     progress: Progress,
     title: str,
+    dp: DeviceMesh | None = None,
     saving: Saving | None = None,
 ) -> list[float]:
-    """Train ``model`` on this replica's share of ``data``; return the loss of each step."""
+    """Train ``model`` on this replica's share of ``data``; return the loss of each whole batch."""
     optimizer = optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     loss_function = nn.CrossEntropyLoss()
     local_batch = settings.batch_size // sampler.num_replicas
@@ -150,6 +150,8 @@ def train(
             loss = loss_function(model(data.images[batch]), data.labels[batch])
             model.backward(loss_function.backward())
             optimizer.step()
+            if dp is not None:  # the shares of a batch have one size
+                loss = float(dp.all_reduce(np.array(loss), op=dist.ReduceOp.AVG))
             losses.append(loss)
             advance(f"loss {loss:.3f}")
             if saving:
@@ -189,7 +191,7 @@ def largest_difference(model: nn.Module, other: nn.Module) -> float:
     return max(float(np.abs(a.data - b.data).max()) for a, b in pairs)
 
 
-def plot(losses: np.ndarray, reference: list[float], path: Path) -> None:
+def plot(losses: list[float], reference: list[float], path: Path) -> None:
     """Draw both runs' losses into a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -234,13 +236,11 @@ def main() -> None:
         saving = None
         if args.checkpoints is not None:
             checkpoints = Checkpointer(args.checkpoints, keep_last=2, keep_best=1)
-            saving = Saving(checkpoints, dp, args.save_every, args.stop_after)
-        losses = np.array(
-            train(ddp, training, sampler, settings, progress, mesh.described(), saving)
-        )
+            saving = Saving(checkpoints, args.save_every, args.stop_after)
+        title = mesh.described()
+        losses = train(ddp, training, sampler, settings, progress, title, dp, saving)
         if saving is not None:
             saving.checkpoints.close()
-        dp.all_reduce(losses, op=dist.ReduceOp.AVG)
 
         share = DistributedSampler(test.labels, mesh=dp, evaluation=True)
         correct = dp.all_reduce(np.array(count_correct(model, test, list(share))))

@@ -7,7 +7,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from glob import glob
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
 # How long threads that were told to stop may take to do so.
 GRACE_SECONDS = 5.0
-# What XLA takes for the number of cores when it starts; and threads for the ranks of most tests.
+# What a client of XLA takes for the number of cores when it begins, and enough for most tests.
 _XLA_THREADS, _ENOUGH_THREADS = "NPROC", 16
 
 
@@ -60,8 +60,9 @@ def run_ranks(
 
     ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the default deadline of the
     calls inside (``timeout`` if None). Any backend will do: over ``tcp`` the threads talk through
-    real sockets. If ``fn`` uses JAX, import it before this is called, and let its first use be
-    inside, or set ``NPROC`` to at least ``world_size`` before that: all ranks share XLA's threads.
+    real sockets. If ``fn`` uses JAX, import it before this is called. Where JAX has begun with too
+    few threads for the ranks, their arrays and programs are on a CPU device of another client of
+    XLA's: JAX's default device (``jax.default_device``) in each rank's thread.
 
     Raises ``RankError`` for the rank that failed first, with its exception as the cause: a rank
     that failed because another one did is never named. Raises ``CollectiveTimeoutError`` when the
@@ -72,54 +73,109 @@ def run_ranks(
     if to_whole_number(world_size, "world_size") < 1:
         raise ValueError(f"world_size is {world_size}; expected at least 1")
     run = _Run(fn, args, world_size, backend, to_seconds(timeout), call_timeout)
-    with _threads_for_xla(world_size):
-        return run.results()
-
-
-def _own_traces() -> AbstractContextManager[object]:
-    """Keep this thread's traces by ``jax.jit`` from other threads.
-
-    A trace contains the rank and its groups; JAX keeps one for all threads that call a function,
-    unless this, the metadata that XLA's operations get, differs.
-    """
-    if "jax" not in sys.modules:
-        return nullcontext()
-    from jax.experimental.xla_metadata import set_xla_metadata
-
-    return set_xla_metadata(meshlib_rank=secrets.token_hex(8))
+    with _threads_of_xla.for_ranks(world_size) as device:
+        return run.results(device)
 
 
 @contextmanager
-def _threads_for_xla(size: int) -> Generator[None]:
-    """Have XLA start with more threads than ``size`` ranks, if it starts meanwhile.
+def _jax_of_a_rank(device: Any) -> Generator[None]:
+    """Have JAX compute on ``device`` (None: its own choice) with traces of this thread's own.
 
-    It has as many as there are cores, for all ranks; and in some programs (those of
-    ``parallel.jax.DistributedDataParallel``) one that waits for the others holds one.
+    A trace by ``jax.jit`` contains the rank and its groups; JAX keeps one for all threads that
+    call a function, unless this, the metadata that XLA's operations get, differs.
     """
-    if "jax" not in sys.modules or _XLA_THREADS in os.environ:
+    if "jax" not in sys.modules:
         yield
         return
-    cores = len(os.sched_getaffinity(0))
-    os.environ[_XLA_THREADS] = str(max(cores, 2 * size, _ENOUGH_THREADS))
-    try:
+    import jax
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    on_device = nullcontext() if device is None else jax.default_device(device)
+    with on_device, set_xla_metadata(meshlib_rank=secrets.token_hex(8)):
         yield
+
+
+class _ThreadsOfXla:
+    """Gives XLA more threads than there are ranks.
+
+    A client of XLA begins with a thread for each core, and a rank that waits for the others holds
+    one, in some programs (those of ``parallel.jax.DistributedDataParallel``) two.
+    """
+
+    def __init__(self) -> None:
+        self._own = 0  # of the client that JAX began inside of run_ranks
+        self._others: dict[int, Any] = {}  # clients made here, by their threads
+
+    @contextmanager
+    def for_ranks(self, size: int) -> Generator[Any]:
+        """Give the device that the ranks' programs are for; None: JAX's own choice will do.
+
+        JAX that begins in the block does so with threads enough. Where it has begun with fewer,
+        the device is that of another client: arrays move there as between any two devices.
+        """
+        needed = max(2 * size, _ENOUGH_THREADS)
+        if "jax" not in sys.modules:
+            yield None
+        elif not _count_threads():
+            with _started_with(needed) as threads:
+                try:
+                    yield None
+                finally:
+                    self._own = threads if _count_threads() else 0
+        else:
+            yield None if self._has_enough(2 * size) else self._device(needed)
+
+    def _has_enough(self, needed: int) -> bool:
+        told = _told() or len(os.sched_getaffinity(0))
+        return max(self._own, min(told, _count_threads())) >= needed
+
+    def _device(self, needed: int) -> Any:
+        from jax.extend.backend import get_default_device
+        from jaxlib import xla_client
+
+        default: Any = get_default_device()
+        if default.platform != "cpu":
+            return None
+        if needed not in self._others:
+            with _started_with(needed):
+                self._others[needed] = xla_client.make_cpu_client(
+                    num_devices=default.client.local_device_count()
+                )
+        devices = self._others[needed].local_devices()
+        return next(device for device in devices if device.id == default.id)
+
+
+_threads_of_xla = _ThreadsOfXla()
+
+
+def _told() -> int:
+    """Return the number of threads that the user wants a client of XLA to have; 0 for none."""
+    told = os.environ.get(_XLA_THREADS, "")
+    return int(told) if told.isdecimal() else 0
+
+
+@contextmanager
+def _started_with(threads: int) -> Generator[int]:
+    """Have clients of XLA that begin in the block have at least ``threads``; give how many."""
+    told = os.environ.get(_XLA_THREADS)
+    threads = max(_told(), len(os.sched_getaffinity(0)), threads)
+    os.environ[_XLA_THREADS] = str(threads)
+    try:
+        yield threads
     finally:
-        os.environ.pop(_XLA_THREADS, None)
+        if told is None:
+            os.environ.pop(_XLA_THREADS, None)
+        else:
+            os.environ[_XLA_THREADS] = told
 
 
-def _too_few_threads(size: int) -> str:
-    """Return what is to be said if XLA has fewer threads than ``size`` ranks may hold."""
+def _count_threads() -> int:
+    """Return how many threads the clients of XLA in this process have, at least."""
     count = 0
     for name in glob("/proc/self/task/*/comm"):
         with suppress(OSError), open(name, encoding="utf-8") as file:  # the thread may end
             count += file.read().strip() == "tf_XLAEigen"
-    if not 0 < count < size:
-        return ""
-    return (
-        f"; {size} ranks share the {count} threads that XLA began with, and may wait for each other"
-        f" for ever: use JAX inside of run_ranks first, or set {_XLA_THREADS} to at least {size}"
-        " before it is used"
-    )
+    return count
 
 
 class _Run:
@@ -152,7 +208,9 @@ class _Run:
         ]
         self._lock = threading.Lock()
 
-    def results(self) -> list[Any]:
+    def results(self, device: Any) -> list[Any]:
+        for mine in self._ranks:
+            mine.jax_device = device
         threads = [
             threading.Thread(target=self._rank, args=(rank,), name=f"rank-{rank}", daemon=True)
             for rank in range(self._size)
@@ -184,7 +242,7 @@ class _Run:
             )
             install(world, thread_only=True)
             mine.provided = True
-            with _own_traces():
+            with _jax_of_a_rank(mine.jax_device):
                 self._results[rank] = self._fn(*self._args)
         except BaseException as error:  # noqa: BLE001 (re-raised by the caller's thread)
             with self._lock:
@@ -205,7 +263,7 @@ class _Run:
                         self._failures.append((rank, error))
 
     def _stop(self, late: list[int]) -> None:
-        why = f"the run ended: {self._timeout:g} s are over{_too_few_threads(self._size)}"
+        why = f"the run ended: {self._timeout:g} s are over"
         for rank in late:
             world = self._ranks[rank].world
             if world is not None:
@@ -220,7 +278,6 @@ class _Run:
         if late and primary is failures:
             raise CollectiveTimeoutError(
                 f"ranks {late} of {self._size} were not done after {self._timeout:g} s"
-                f"{_too_few_threads(self._size)}"
             ) from (primary[0][1] if primary else None)
         if primary:
             rank, error = primary[0]

@@ -94,7 +94,9 @@ class _Jax:
         flat = np.array(array).reshape(-1) if keep else np.empty(array.size, array.dtype)
 
         def finish() -> Any:
-            return sys.modules["jax"].device_put(flat.reshape(shape), array.sharding)
+            # An array that its user has put nowhere is not put anywhere by a call either.
+            where = array.sharding if array.committed else None
+            return sys.modules["jax"].device_put(flat.reshape(shape), where)
 
         return Adapted(flat, shape, "cpu", finish, returned_only=True)
 

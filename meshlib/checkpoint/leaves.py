@@ -115,7 +115,7 @@ def _finisher(leaf: Any) -> Callable[[Host | None], Any]:
     if _is_jax(leaf):
         import jax
 
-        return lambda host: jax.device_put(host, leaf.sharding)
+        return lambda host: jax.device_put(host, leaf.sharding if leaf.committed else None)
     module = None if leaf is ... else array_module(leaf)
     # With the dtype, which may be of the other byte order.
     return (lambda host: host) if module is None else partial(module.asarray, dtype=leaf.dtype)

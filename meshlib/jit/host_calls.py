@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.device_buffers import on_program_stream
 from meshlib.jit.program import Callback, HostFunction, Program
+from meshlib.job.thread_rank import thread_rank
 
 _TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
@@ -167,6 +168,8 @@ def _lower(
     (platform,) = module.platforms
     if platform == "cuda" and not on_gpu:
         _refuse(ctx)
+    if platform == "cpu":
+        _require_threads(module)
     views = on_program_stream if platform == "cuda" else None
     program = _program_of(module)
     if group is not None:
@@ -197,6 +200,20 @@ _ONE_DEVICE = (
     " call outside of jit on the program's results. For one program over the devices of all ranks"
     " see mesh.to_jax()."
 )
+
+
+def _require_threads(module: mlir.ModuleContext) -> None:
+    """Refuse a program of a rank that is a thread where XLA has too few threads for all ranks."""
+    rank = thread_rank()
+    if rank is None or rank.jax_device is None or module.backend is rank.jax_device.client:
+        return
+    raise RuntimeError(
+        f"rank {rank.rank} has put arrays of this program on a device of JAX as it was before"
+        f" run_ranks: there XLA has too few threads for {rank.size} ranks that are threads, which"
+        " would wait for each other for ever. Leave arrays where JAX puts them, or use"
+        " jax.extend.backend.get_default_device() inside of the rank in place of jax.devices(), or"
+        f" set the environment variable NPROC to at least {2 * rank.size} before JAX is first used."
+    )
 
 
 def _device_count(axis_context: Any) -> int:

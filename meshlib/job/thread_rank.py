@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transport.rendezvous.seats import take_turn
 from transport.store.base import Store
@@ -23,7 +23,8 @@ class ThreadRank:
 
     ``store`` is for all its worlds, one after the other; ``backend`` and ``timeout`` are what
     ``init_process_group`` takes where it is given none. ``provided``: ``world`` was there before
-    the program began, which may initialise its own in place of it.
+    the program began, which may initialise its own in place of it. ``jax_device``: the device for
+    its programs where JAX's own would have too few threads for all ranks.
     """
 
     store: Store
@@ -33,6 +34,7 @@ class ThreadRank:
     timeout: float
     world: World | None = None
     provided: bool = False
+    jax_device: Any = None
 
     def join(self, rank: int = -1, size: int = -1) -> tuple[Store, int, int]:
         """Return the store of this rank's next World, its rank and the number of ranks.

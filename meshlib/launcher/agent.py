@@ -20,7 +20,7 @@ from meshlib.launcher.ranks.starting import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Ending, Worker, WorkerGroup
 from meshlib.launcher.signals import SignalPipe
-from meshlib.trace import RECORDS
+from meshlib.trace import HOW_TO_KEEP, RECORDS
 from transport import environment
 
 STDOUT = 1
@@ -283,7 +283,10 @@ class Agent:
             return 128 + signal.SIGPIPE  # | head has seen enough
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
-        tell(report.text() + (self._where_to_look() if report.code else ""))
+        if report.code:  # the cause comes last
+            tell(self._how_to_keep_records(verdict) + report.text() + self._where_to_look())
+        else:
+            tell(report.text())
         if self._unwritten is not None and not report.code:
             _say(
                 f"not all that the ranks have printed could be written: {self._unwritten.strerror}"
@@ -291,13 +294,25 @@ class Agent:
             return 1
         return report.code
 
+    @property
+    def _records(self) -> str | Path | None:
+        """Where the user has told the ranks to write their flight records."""
+        return self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
+
+    def _how_to_keep_records(self, verdict: Verdict) -> str:
+        """Return a line with the flag for that, if there is none and records would tell more."""
+        in_calls = any(item.error and item.error.is_of_calls for item in verdict.exits)
+        return f"{HOW_TO_KEEP}\n" if in_calls and not self._records else ""
+
     def _where_to_look(self) -> str:
         """Return a line with the command that explains this run's flight records, if it left any.
 
-        Records of other runs may be where the user has told the ranks to write.
+        Records of other runs may be in the same place.
         """
-        given = self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
-        found = Path(given).glob(RECORDS) if given else ()
+        given = self._records
+        if not given:
+            return ""
+        found = Path(given).glob(RECORDS)
         if not any(path.stat().st_mtime >= self._begun for path in found):
             return ""
         command = shlex.join(["meshlib", "trace", str(given)])

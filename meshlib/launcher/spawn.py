@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 from meshlib.launcher.ranks.bootstrap import describe_error, die_with_parent
@@ -37,7 +39,8 @@ def spawn(
 
     Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``,
     TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list and ``nprocs``
-    that is no number, and what ``pickle`` raises for what it cannot pickle.
+    that is no number, and what ``pickle`` raises for what it cannot pickle: ``PicklingError`` for
+    what a notebook's cell, a prompt or ``python -c`` defines, which other processes cannot import.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -50,6 +53,8 @@ def spawn(
             f"start_method must be 'spawn', got {start_method!r}: a forked rank would inherit"
             " threads and connections that are not its own"
         )
+    for value in (fn, *args):
+        _check_importable(value)
     from meshlib.launcher.process_context import (
         ProcessContext,  # only who spawns pays for multiprocessing
     )
@@ -65,6 +70,24 @@ def spawn(
     finally:
         context.close()
     return None
+
+
+def _check_importable(value: object) -> None:
+    """Refuse what the new processes would look for in a ``__main__`` that they do not have."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) or getattr(main, "__spec__", None):
+        return  # which multiprocessing imports there under another name
+    if getattr(value, "__module__", None) != "__main__":
+        return
+    cls = type(value)
+    name = getattr(value, "__qualname__", None) or f"an instance of {cls.__qualname__}"
+    raise PicklingError(
+        f"{name} is defined in a notebook's cell, at a prompt or in python -c: it is in no file"
+        " that a new process could import it from. Write it into a module and import it from"
+        " there (in a notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks"
+        " import ...`); or have ranks that are threads, which may call anything:"
+        " meshlib.testing.run_ranks(function, world_size)"
+    )
 
 
 class ProcessException(DistError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -66,16 +65,13 @@ def _initialize(world: World) -> None:
     if world.rank == 0:
         store.set(_ADDRESS_KEY, _free_address(world).encode())
     address = store.get(_ADDRESS_KEY).decode()
-    options: dict[str, Any] = {"shutdown_timeout_seconds": _SHUTDOWN_SECONDS}
-    # JAX before 0.8 has no such setting.
-    known = inspect.signature(jax.distributed.initialize).parameters
     jax.distributed.initialize(
         address,
         world.size,
         world.rank,
         initialization_timeout=_START_SECONDS,
         coordinator_bind_address=address,
-        **{name: value for name, value in options.items() if name in known},
+        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
     world.on_close(jax.distributed.shutdown)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from meshlib.command_line import OneLineParser, print_result
+from meshlib.trace import HOW_TO_KEEP
 from meshlib.trace.chains import describe
 from meshlib.trace.dump import find, read
 from meshlib.trace.merge import verdict
@@ -22,10 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "directory",
-        help="where the ranks wrote rank0.json, rank1.json, …; or what meshrun --log-dir was given,"
-        " of which the newest run is taken",
+        metavar="DIR",
+        help="what meshrun --log-dir was given when the job failed, of which the newest run is"
+        " taken; or where the ranks wrote rank0.json, rank1.json, … (meshrun --trace-dir,"
+        " MESHLIB_TRACE_DIR)",
     )
     parser.add_argument("-o", "--output", help="where to write (default: beside the records)")
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.error(f"DIR is missing: {HOW_TO_KEEP}")
     options = parser.parse_args(argv)
 
     def make() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshlib.diagnosis.recorder import COLLECTIVE
-from meshlib.trace import RECORDS
+from meshlib.trace import HOW_TO_KEEP, RECORDS
 from meshlib.trace.writing import FORMAT
 
 
@@ -143,7 +143,10 @@ def find(directory: str | Path) -> Path:
         paths = list(folder.glob(pattern))
         if paths:
             return max(paths, key=lambda path: path.stat().st_mtime).parent
-    raise FileNotFoundError(f"{directory} has no flight records ({RECORDS}), nor a run below it")
+    lacks = f"has no flight records ({RECORDS}), nor a run below it"
+    raise FileNotFoundError(
+        f"{directory} {lacks if folder.is_dir() else 'is no folder'}; {HOW_TO_KEEP}"
+    )
 
 
 def read(directory: str | Path) -> list[RankDump]:

@@ -133,6 +133,8 @@ def copies_of_rank_0(arrays: Sequence[Any], group: ProcessGroup) -> list[jax.Arr
     hosts = [np.array(array) for array in arrays]
     broadcast_coalesced(hosts, group)
     return [
-        jax.device_put(host, array.sharding) if isinstance(array, jax.Array) else jnp.asarray(host)
+        jax.device_put(host, array.sharding)
+        if isinstance(array, jax.Array) and array.committed
+        else jnp.asarray(host)
         for host, array in zip(hosts, arrays, strict=True)
     ]

@@ -67,7 +67,9 @@ def test_digits_2d(tmp_path):
     picture = tmp_path / "out" / "digits_2d.png"
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "short.toml"]
-    assert re.search(r"^dp=2 × tp=2: 264 of 264, loss \d\.\d+, \d+ s$", out, re.M), out
+    last = re.findall(r"^(.*): 264 of 264, loss (\d\.\d+), \d+ s$", out, re.M)
+    assert [title for title, _ in last] == ["dp=2 × tp=2", "one process"], out
+    assert last[0][1] == last[1][1]  # both of the whole batch
 
 
 @pytest.mark.timeout(3 * DEADLINE)  # three runs

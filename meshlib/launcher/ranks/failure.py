@@ -71,6 +71,11 @@ class ErrorRecord:
         """Whether another rank's failure is the reason."""
         return not ECHOES.isdisjoint(self.types)
 
+    @property
+    def is_of_calls(self) -> bool:
+        """Whether a call or a group of the rank failed, of which its flight record tells more."""
+        return "DistError" in self.types
+
     def summary(self) -> str:
         """Return the exception on one line."""
         first = self.message.strip().split("\n", 1)[0]

@@ -256,6 +256,17 @@ def test_the_report_of_a_failure_ends_with_the_command_to_type(meshrun):
     assert "Rank 0 ended with ValueError: boom." in said.out, said.err
 
 
+def test_the_report_of_a_failed_call_names_the_flag_that_keeps_records(meshrun):
+    script = meshrun.script("""
+        import meshlib as dist, numpy as np
+        dist.init_process_group("tcp")
+        dist.all_reduce(np.ones(3 + dist.get_rank()))
+    """)
+    result = meshrun.run("-n", "2", script)
+    assert "CollectiveMismatchError" in result.err
+    assert result.err.startswith("meshrun --log-dir DIR keeps")  # the cause comes last
+
+
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_a_reader_that_has_seen_enough_is_no_failure(meshrun, ranks):
     script = meshrun.script("while True: print('more')")

@@ -87,3 +87,12 @@ def test_a_traced_array_is_refused():
         return dist.all_reduce(array.array("d", [1.0]))[0]
 
     assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_results_are_put_where_the_user_put_the_operand_and_else_nowhere():
+    def body():
+        x = jnp.ones(2)
+        placed = jax.device_put(x, jax.devices()[0])
+        return dist.all_reduce(x).committed, dist.all_reduce(placed).committed
+
+    assert run_ranks(body, 2) == [(False, True)] * 2

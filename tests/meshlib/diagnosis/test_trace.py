@@ -231,7 +231,14 @@ def test_data_cannot_end_the_script_element(tmp_path):
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    assert "no flight records" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no flight records" in told
+    assert "meshrun --log-dir DIR keeps" in told
+    assert main([str(tmp_path / "none")]) == 2
+    assert "none is no folder; meshrun --log-dir DIR keeps" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
+    assert "DIR is missing: meshrun --log-dir DIR keeps" in capsys.readouterr().err
     (tmp_path / "rank0.json").write_text("{}")
     assert main([str(tmp_path)]) == 2
     assert "rank0.json: not a flight record" in capsys.readouterr().err

@@ -279,3 +279,26 @@ def test_bad_arguments(arguments, error, words):
 def test_what_cannot_be_pickled_leaves_nothing():
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"):
         spawn(lambda rank: None, nprocs=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("spawn(train, nprocs=2)", "train"),
+        ("spawn(print, (Settings(),), nprocs=2)", "an instance of Settings"),
+    ],
+)
+def test_what_has_no_file_is_refused_with_what_to_do(call, name):
+    program = f"""
+from meshlib import spawn
+def train(rank): pass
+class Settings: pass
+{call}
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"_pickle.PicklingError: {name} is defined in a notebook's cell")
+    assert "Write it into a module" in last
+    assert "run_ranks" in last

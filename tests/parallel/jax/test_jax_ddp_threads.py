@@ -1,4 +1,4 @@
-"""Ranks that are threads share XLA's threads: there are enough, or the error says otherwise."""
+"""Ranks that are threads share XLA's threads: there are enough, or a program is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("jax")
 
-# 6 ranks on 2 cores, whatever the machine has.
-STEP = """
+# 2 cores, whatever the machine has.
+STEPS = """
 import os
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 import jax, jax.numpy as jnp, numpy as np
@@ -19,33 +19,33 @@ from meshlib.testing import run_ranks
 from parallel.jax import DistributedDataParallel
 
 SIZES = {"large": 300_007, "odd": 50_001, "small": 7}
-
-def job():
-    model = DistributedDataParallel({name: jnp.zeros(size) for name, size in SIZES.items()})
-    weights = {name: jnp.ones(size) for name, size in SIZES.items()}
+def zeros(): return {name: jnp.zeros(size) for name, size in SIZES.items()}
+def ones(): return {name: jnp.ones(size) for name, size in SIZES.items()}
+def train(params, weights):
+    model = DistributedDataParallel(params)
     loss = lambda params, weights: sum((params[name] * weights[name]).sum() for name in params)
     step = jax.jit(model.value_and_grad(loss))
     return [float(np.asarray(step(model.params, weights)[1]["odd"])[0]) for _ in range(20)]
+"""
 
-assert run_ranks(job, 6, timeout=20) == [[1.0] * 20] * 6
+JAX_BEGINS_INSIDE = """
+assert run_ranks(lambda: train(zeros(), ones()), 6, timeout=30) == [[1.0] * 20] * 6
 assert "NPROC" not in os.environ
 """
 
-# JAX has begun with 2 threads, and a rank is not done in time.
-LATE = """
-import time
-import jax.numpy as jnp, numpy as np
-import meshlib as dist
-from meshlib.testing import run_ranks
+# JAX has begun with the two threads of two cores, and the ranks use arrays of then.
+JAX_BEGAN_BEFORE = """
+before, weights = zeros(), ones()
+for size in (3, 6, 10):
+    assert run_ranks(train, size, before, weights, timeout=30) == [[1.0] * 20] * size
+assert "NPROC" not in os.environ
+assert (weights["small"] + 1).devices() == {jax.devices()[0]}
+"""
 
-jnp.ones(3).block_until_ready()
-def job():
-    if dist.get_rank() == 0:
-        dist.recv(np.zeros(3), src=1)
-    else:
-        time.sleep(3)
-
-run_ranks(job, 3, timeout=1)
+# The user insists on the device whose threads are too few.
+PUT_THERE = """
+weights = jax.device_put(ones(), jax.devices()[0])
+run_ranks(train, 3, zeros(), weights, timeout=30)
 """
 
 
@@ -56,17 +56,18 @@ def run(program: str, **settings: str) -> subprocess.CompletedProcess[str]:
         env={**environment, "JAX_PLATFORMS": "cpu", **settings},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 
 
-def test_six_ranks_train_on_two_cores():
-    ended = run(STEP)
+@pytest.mark.parametrize("program", [JAX_BEGINS_INSIDE, JAX_BEGAN_BEFORE])
+def test_ranks_train_on_two_cores(program):
+    ended = run(STEPS + program)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_run_that_may_have_had_too_few_threads_says_so():
-    ended = run(LATE, NPROC="2")
-    assert "3 ranks share the 2 threads that XLA began with" in ended.stderr
-    assert "were not done after" in ended.stderr
+def test_a_program_on_a_device_with_too_few_threads_is_refused():
+    ended = run(STEPS + PUT_THERE)
+    assert "has put arrays of this program on a device of JAX as it was before" in ended.stderr
+    assert "too few threads for 3 ranks" in ended.stderr
