@@ -17,6 +17,7 @@ from typing import Any
 
 from meshlib.calls.work import collect_all
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.torch.not_compiled import not_compiled
 from meshlib.torch.tensors import Array, array, arrays, reduction
 from meshlib.torch.works import Continuations, TorchWork
 
@@ -35,7 +36,6 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
     def decorate(method: Call) -> Call:
         name, last = method.__name__, method.__code__.co_argcount - 2
 
-        @wraps(method)
         def call(self: TensorCollectives, *arguments: Any, **named: Any) -> Any:
             if options:
                 if len(arguments) > last:
@@ -49,7 +49,7 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
                     return getattr(self.elsewhere(device), name)(*arguments, **named)
             return method(self, *arguments, **named)
 
-        return call
+        return wraps(method)(not_compiled(call))
 
     return decorate
 
