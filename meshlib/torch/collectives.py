@@ -17,9 +17,11 @@ from typing import Any
 
 from meshlib.calls.work import collect_all
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.torch.finishing import Finish, apart, average_of_integers, finished
 from meshlib.torch.not_compiled import not_compiled
 from meshlib.torch.tensors import Array, array, arrays, reduction
 from meshlib.torch.works import Continuations, TorchWork
+from transport.operands.reduce_op import ReduceOp
 
 _c10d: Any = import_module("torch._C._distributed_c10d")
 
@@ -68,15 +70,28 @@ class TensorCollectives:
         """Return the process group for tensors on ``device``."""
         raise NotImplementedError
 
-    def _issue(self, outputs: Tensors, opts: Any, calls: Sequence[Call]) -> TorchWork:
-        """Make ``calls``, one after the other, as one Work for ``outputs``."""
+    def _reduction(
+        self, opts: Any, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> tuple[ReduceOp, Finish | None]:
+        """Return the op for ``inputs``, and what is done to ``outputs`` after the call."""
+        op = reduction(opts.reduceOp)
+        return average_of_integers(op, inputs, outputs, self.mesh_group.size())
+
+    def _issue(
+        self, outputs: Tensors, opts: Any, calls: Sequence[Call], finish: Finish | None = None
+    ) -> TorchWork:
+        """Make ``calls``, one after the other, then ``finish()``, as one Work for ``outputs``."""
         timeout = opts.timeout if opts.timeout > _UNSET else None
         if not opts.asyncOp:
             for call in calls:
                 call(timeout=timeout)
+            if finish is not None:
+                finish()
             return TorchWork(None, outputs, self.continuations)
         works = [call(async_op=True, timeout=timeout) for call in calls]
         work = works[0] if len(works) == 1 else collect_all(works)
+        if finish is not None:
+            work = finished(work, finish)
         return TorchWork(work, outputs, self.continuations)
 
     # ------------------------------------------------------------------ to all
@@ -88,20 +103,24 @@ class TensorCollectives:
 
     @_c10ds("AllreduceOptions")
     def allreduce(self, tensors: Tensors, opts: Any) -> Any:
-        make = partial(self.mesh_group.all_reduce, op=reduction(opts.reduceOp))
-        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+        xs = arrays(tensors)
+        op, finish = self._reduction(opts, xs, xs)
+        make = partial(self.mesh_group.all_reduce, op=op)
+        return self._issue(tensors, opts, [partial(make, x) for x in xs], finish)
 
     @_c10ds("AllreduceCoalescedOptions")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        op = reduction(opts.reduceOp)
-        make = partial(self.mesh_group.all_reduce_coalesced, arrays(tensors), op)
-        return self._issue(tensors, opts, [make])
+        xs = arrays(tensors)
+        op, finish = self._reduction(opts, xs, xs)
+        make = partial(self.mesh_group.all_reduce_coalesced, xs, op)
+        return self._issue(tensors, opts, [make], finish)
 
     @_c10ds("AllgatherOptions", of=1)
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         outputs, x = _only(output_lists, "output_tensors"), _only(inputs, "input_tensors")
-        make = partial(self.mesh_group.all_gather, arrays(outputs), array(x))
-        return self._issue(outputs, opts, [make])
+        parts, finish = apart(arrays(outputs))
+        make = partial(self.mesh_group.all_gather, parts, array(x))
+        return self._issue(outputs, opts, [make], finish)
 
     @_c10ds("AllgatherOptions", of=1)
     def allgather_coalesced(
@@ -139,9 +158,10 @@ class TensorCollectives:
 
     @_c10ds("ReduceOptions")
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
-        op = reduction(opts.reduceOp)
+        xs = arrays(tensors)
+        op, finish = self._reduction(opts, xs, xs if self.rank() == opts.rootRank else ())
         make = partial(self.mesh_group.reduce, op=op, group_dst=opts.rootRank)
-        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+        return self._issue(tensors, opts, [partial(make, x) for x in xs], finish)
 
     @_c10ds("GatherOptions", of=1)
     def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
@@ -180,9 +200,10 @@ class TensorCollectives:
     @_c10ds("ReduceScatterOptions")
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         out, inputs = _only(outputs, "output_tensors"), _only(input_lists, "input_tensors")
-        op = reduction(opts.reduceOp)
-        make = partial(self.mesh_group.reduce_scatter, array(out), arrays(inputs), op)
-        return self._issue(outputs, opts, [make])
+        to, parts = array(out), arrays(inputs)
+        op, finish = self._reduction(opts, parts, [to])
+        make = partial(self.mesh_group.reduce_scatter, to, parts, op)
+        return self._issue(outputs, opts, [make], finish)
 
     @_c10ds("ReduceScatterOptions", of=1)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
@@ -191,13 +212,13 @@ class TensorCollectives:
     @_c10ds("ReduceScatterOptions", of=1)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
-        op = reduction(opts.reduceOp)
+        op, finish = self._reduction(opts, ins, outs)
         if len(ins) > 1 and _of_one_dtype(ins):
             make = partial(group.reduce_scatter_tensor_coalesced, outs, ins, op)
-            return self._issue(outputs, opts, [make])
+            return self._issue(outputs, opts, [make], finish)
         pairs = zip(outs, ins, strict=True)
         calls = [partial(group.reduce_scatter_tensor, out, x, op) for out, x in pairs]
-        return self._issue(outputs, opts, calls)
+        return self._issue(outputs, opts, calls, finish)
 
     @_c10ds("AllToAllOptions", of=1)
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
