@@ -123,8 +123,8 @@ class Future(Generic[T]):
             raise DistBackendError(why)
         if self.is_blocked():
             raise DistBackendError(
-                f"{what()} comes after a call that this thread is in the middle of: a signal handler"
-                " cannot wait for it; expected the handler to return first"
+                f"{what()} comes after a call that this thread is in the middle of: a signal"
+                " handler cannot wait for it; expected the handler to return first"
             )
         deadline = None if timeout is None else Deadline.after(timeout)
         lane = _lane_of_this_thread()

@@ -159,7 +159,7 @@ class TensorCollectives:
     @_c10ds("ReduceOptions")
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         xs = arrays(tensors)
-        op, finish = self._reduction(opts, xs, xs if self.rank() == opts.rootRank else ())
+        op, finish = self._reduction(opts, xs, xs if self.mesh_group.rank() == opts.rootRank else ())
         make = partial(self.mesh_group.reduce, op=op, group_dst=opts.rootRank)
         return self._issue(tensors, opts, [partial(make, x) for x in xs], finish)
 

@@ -29,10 +29,10 @@ def average_of_integers(
     def divide() -> None:
         for x in outputs:
             if np.issubdtype(x.dtype, np.integer):
-                x -= np.fmod(x, size)
-                x //= size
+                np.subtract(x, np.fmod(x, size), out=x)
+                np.floor_divide(x, size, out=x)
             else:  # coalesced with integers
-                x /= size
+                np.divide(x, size, out=x)
 
     return ReduceOp.SUM, divide
 
