@@ -17,6 +17,7 @@ from typing import Any
 
 from meshlib.calls.work import collect_all
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.torch.around import Around
 from meshlib.torch.finishing import Finish, apart, average_of_integers, finished
 from meshlib.torch.not_compiled import not_compiled
 from meshlib.torch.tensors import Array, array, arrays, reduction
@@ -31,8 +32,10 @@ _UNSET = timedelta(0)  # c10d's own marks are this and less
 
 
 def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
-    """Make a method of it that c10d calls: argument ``of``, a tensor or a list of them, says whose
-    call it is, and ``opts``, the last argument, is c10d's default for those named ``options``.
+    """Make a method of it that c10d calls, with what is around calls.
+
+    Argument ``of``, a tensor or a list of them, says which device's backend makes the call;
+    ``opts``, the last argument, is c10d's default for those named ``options``.
     """
 
     def decorate(method: Call) -> Call:
@@ -49,7 +52,11 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
                 first = tensors[:1] if isinstance(tensors, (list, tuple)) else [tensors]
                 if first and (device := first[0].device.type) != "cpu":
                     return getattr(self.elsewhere(device), name)(*arguments, **named)
-            return method(self, *arguments, **named)
+            if self.around.is_empty():
+                return method(self, *arguments, **named)
+            both = ((), ()) if of is None else (arguments[0], arguments[of])
+            make = partial(method, self, *arguments, **named)
+            return self.around.make(name, *both, named.get("opts"), make)
 
         return wraps(method)(not_compiled(call))
 
@@ -60,6 +67,7 @@ class TensorCollectives:
     """The calls of a process group on tensors; ``mesh_group`` makes those on the CPU."""
 
     continuations: Continuations
+    around: Around
 
     @property
     def mesh_group(self) -> ProcessGroup:
@@ -133,10 +141,13 @@ class TensorCollectives:
 
     @_c10ds("AllgatherOptions", of=1)
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return self._all_gather_each([output], [input], opts)
 
     @_c10ds("AllgatherOptions", of=1)
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._all_gather_each(outputs, inputs, opts)
+
+    def _all_gather_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
         if len(ins) > 1 and _of_one_dtype(ins):
             make = partial(group.all_gather_into_tensor_coalesced, outs, ins)
@@ -159,7 +170,8 @@ class TensorCollectives:
     @_c10ds("ReduceOptions")
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         xs = arrays(tensors)
-        op, finish = self._reduction(opts, xs, xs if self.mesh_group.rank() == opts.rootRank else ())
+        at_root = self.mesh_group.rank() == opts.rootRank
+        op, finish = self._reduction(opts, xs, xs if at_root else ())
         make = partial(self.mesh_group.reduce, op=op, group_dst=opts.rootRank)
         return self._issue(tensors, opts, [partial(make, x) for x in xs], finish)
 
@@ -207,10 +219,13 @@ class TensorCollectives:
 
     @_c10ds("ReduceScatterOptions", of=1)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return self._reduce_scatter_each([output], [input], opts)
 
     @_c10ds("ReduceScatterOptions", of=1)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._reduce_scatter_each(outputs, inputs, opts)
+
+    def _reduce_scatter_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
         op, finish = self._reduction(opts, ins, outs)
         if len(ins) > 1 and _of_one_dtype(ins):

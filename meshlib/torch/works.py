@@ -15,6 +15,7 @@ _c10d: Any = import_module("torch.distributed")
 _futures: Any = import_module("torch.futures")
 
 NO_TIMEOUT = timedelta(0)
+_JOIN_SECONDS = 1.0
 
 
 class Continuations:
@@ -45,6 +46,13 @@ class Continuations:
             task()
 
         lane.submit(run)
+
+    def close(self) -> None:
+        """Let the threads end as soon as they are idle, and wait a moment for that."""
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.join(_JOIN_SECONDS)
 
 
 class TorchWork(_c10d.Work):
@@ -93,6 +101,10 @@ class TorchWork(_c10d.Work):
 
     def synchronize(self) -> None:
         """Make the result usable by the caller: the same as ``wait()``."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Have what follows in the caller's stream come after the call: on the CPU, wait for it."""
         self.wait()
 
     def result(self) -> list[Any]:
