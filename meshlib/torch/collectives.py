@@ -95,12 +95,12 @@ class TensorCollectives:
                 call(timeout=timeout)
             if finish is not None:
                 finish()
-            return TorchWork(None, outputs, self.continuations)
+            return TorchWork(None, outputs, self.continuations, self.mesh_group, timeout=timeout)
         works = [call(async_op=True, timeout=timeout) for call in calls]
         work = works[0] if len(works) == 1 else collect_all(works)
         if finish is not None:
             work = finished(work, finish)
-        return TorchWork(work, outputs, self.continuations)
+        return TorchWork(work, outputs, self.continuations, self.mesh_group, timeout=timeout)
 
     # ------------------------------------------------------------------ to all
 
@@ -260,7 +260,7 @@ class TensorCollectives:
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         work = self.mesh_group.isend(array(_only(tensors, "tensors")), group_dst=dst, tag=tag)
         assert work is not None  # this rank is a member
-        return TorchWork(work, tensors, self.continuations)
+        return TorchWork(work, tensors, self.continuations, self.mesh_group)
 
     @_c10ds()
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
@@ -274,7 +274,7 @@ class TensorCollectives:
         into = array(_only(tensors, "tensors"))
         work = self.mesh_group.irecv(into, group_src=src, tag=tag)
         assert work is not None  # this rank is a member
-        return TorchWork(work, tensors, self.continuations, self.mesh_group.group_rank)
+        return TorchWork(work, tensors, self.continuations, self.mesh_group, receives=True)
 
     # ------------------------------------------------------------------ c10d's former names
 

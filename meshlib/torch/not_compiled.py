@@ -21,7 +21,8 @@ def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         disabled = getattr(function, "disabled", None)
         if disabled is None:
             compiler: Any = import_module("torch.compiler")
-            function.disabled = disabled = compiler.disable(function)  # type: ignore[attr-defined]
+            disabled = compiler.disable(function)
+            setattr(function, "disabled", disabled)  # noqa: B010 (a function has none by its type)
         return disabled(*arguments, **named)
 
     return call
