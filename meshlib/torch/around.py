@@ -58,7 +58,7 @@ class Around:
             said.root = getattr(opts, "rootRank", -1)
             for hook in list(self.before.values()):
                 hook(said)
-        work = _with_event(name, async_op, call)
+        work = _with_event(name, call)
         if self.after:
             said = self._hook_arguments(_c10d.PostHookArgs(), name, number, async_op)
             said.work = work
@@ -72,17 +72,18 @@ class Around:
         return said
 
 
-def _with_event(name: str, async_op: bool, call: Callable[[], Any]) -> Any:
-    """Return ``call()``, with an event from its begin to its end if PyTorch's profiler runs."""
+def _with_event(name: str, call: Callable[[], Any]) -> Any:
+    """Return ``call()``, with an event if PyTorch's profiler runs.
+
+    The event of an asynchronous call is its issue: one that ended with a future would be ended in
+    C++ after the profiler, and crash.
+    """
     if not _torch.autograd._profiler_enabled():
         return call()
     kind, _, rest = name.partition("_")
     title = "_".join(filter(None, (_SPELLED_OUT.get(kind, kind), rest)))
-    with _torch.autograd.profiler.record_function(f"meshlib:{title}") as event:
-        work = call()
-        if async_op:
-            event._call_end_callbacks_on_future(work.get_future())
-    return work
+    with _torch.autograd.profiler.record_function(f"meshlib:{title}"):
+        return call()
 
 
 def _flat(tensors: Any) -> list[Any]:
