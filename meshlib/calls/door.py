@@ -56,8 +56,7 @@ class Door:
         """The number of the last collective, and the hash of all."""
         self.shortcut: Shortcut | None = None
         """Makes usual small calls by itself, once the members have met."""
-        # Held while a call is numbered and gets its place in a lane: the compiled core, which does
-        # not wait for locks, looks at it.
+        # Held while a call is numbered and queued; the compiled core looks at it without waiting.
         self._numbering = Lock()
         name = members.group_desc or members.id
         self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)

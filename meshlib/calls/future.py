@@ -96,8 +96,8 @@ class Future(Generic[T]):
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
         Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
-        for which this future itself waits, ``DistBackendError`` in a fork of the process that made
-        the call, and in a signal handler that has interrupted a call which comes before it.
+        for which this future itself waits. Raises ``DistBackendError`` in a fork of the process
+        that made the call, and in a signal handler that has interrupted an earlier call.
         """
         self.block(timeout, lambda: "the future")
         exception = self.exception()

@@ -99,7 +99,7 @@ class Lane:
                     let_go(self._turn)
 
     def is_mine(self) -> bool:
-        """Whether the calling thread runs a task of this lane, or is in what it entered."""
+        """Whether the calling thread has the turn."""
         return has(self._turn)
 
     def _notify(self) -> None:

@@ -81,7 +81,7 @@ class TensorCollectives:
     def _reduction(
         self, opts: Any, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> tuple[ReduceOp, Finish | None]:
-        """Return the op for ``inputs``, and what is done to ``outputs`` after the call."""
+        """Return the op for ``inputs``, and the step that finishes ``outputs`` after the call."""
         op = reduction(opts.reduceOp)
         return average_of_integers(op, inputs, outputs, self.mesh_group.size())
 
