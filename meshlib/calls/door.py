@@ -102,11 +102,7 @@ class Door:
             run = self._observed(spec)
         numbered_here = has(fate.lock)
         with fate.lock:
-            if fate.error is not None or fate.destroyed:
-                self._failure.note_told()
-                raise fate.unusable()
-            if numbered_here:
-                raise self._interrupted(kind)
+            self._check_usable(kind, numbered_here)
             lanes = self.lanes
             message = peer != COLLECTIVE
             lane = lanes.of_peer(kind, peer, spec.extra) if message else lanes.collectives
@@ -216,6 +212,17 @@ class Door:
             lambda: f"{record.kind}, {record.site},",
             blocked=partial(self._is_blocked, lane),
         )
+
+    def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
+        """Raise what a call of ``kind`` raises on a group that takes none now.
+
+        ``numbered_here``: the calling thread is just numbering another one.
+        """
+        if not self._fate.usable:
+            self._failure.note_told()
+            raise self._fate.unusable()
+        if numbered_here:
+            raise self._interrupted(kind)
 
     def _is_blocked(self, lane: Lane) -> bool:
         """Whether the calling thread is in the middle of a call for which one on ``lane`` waits."""
