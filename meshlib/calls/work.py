@@ -36,9 +36,8 @@ class Work(Generic[T]):
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
-    ``told()`` is called when somebody sees an exception. ``where()`` says which line of the program
-    makes such calls. ``blocked()`` says whether the calling thread is itself in the middle of an
-    earlier call.
+    A thread that sees an exception calls ``told()``. Messages name the program's line by ``where()``.
+    A thread in the middle of an earlier call gets True from ``blocked()``.
     """
 
     def __init__(
