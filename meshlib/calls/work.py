@@ -36,7 +36,7 @@ class Work(Generic[T]):
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
-    A thread that sees an exception calls ``told()``. Messages name the program's line by ``where()``.
+    A thread that sees an exception calls ``told()``. Messages name the line by ``where()``.
     A thread in the middle of an earlier call gets True from ``blocked()``.
     """
 
