@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.failures.fate import Fate
 from transport.communicators.base import Communicator, Turns
+from transport.condition import has
 
 
 class Channels:
@@ -16,7 +17,7 @@ class Channels:
     def __init__(self, context: RankContext, fate: Fate) -> None:
         self._context = context
         self._fate = fate
-        self._making = threading.Lock()
+        self._making = threading.RLock()
         self.turns: Turns | None = None
         """The turns of the collectives, for those communicators that ask."""
         self.made: dict[str, Communicator] = {}
@@ -42,6 +43,10 @@ class Channels:
                 if failure is not None:
                     communicator.abort(str(failure))
             return communicator
+
+    def is_making(self) -> bool:
+        """Whether the calling thread is in the middle of making one."""
+        return has(self._making)
 
     def open(self) -> list[Communicator]:
         """Return those that can still carry something. With the lock of the group's ``Fate``."""
@@ -82,4 +87,4 @@ class Channels:
 
     def end_in_a_fork(self) -> None:
         """Be usable in a fork of this rank's process."""
-        self._making = threading.Lock()  # threads that are not here may have held it
+        self._making = threading.RLock()  # threads that are not here may have held it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -25,7 +26,9 @@ from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from transport.call import Call, CallHeader, Kind
 from transport.communicators.base import Communicator
+from transport.condition import has
 from transport.deadline import Deadline, Timeout, to_seconds
+from transport.errors import DistBackendError
 from transport.native import core
 from transport.operands.reduce_op import ReduceOp
 
@@ -53,6 +56,8 @@ class Door:
         """The number of the last collective, and the hash of all."""
         self.shortcut: Shortcut | None = None
         """Makes usual small calls by itself, once the members have met."""
+        # Held while a call is numbered and queued; the compiled core looks at it without waiting.
+        self._numbering = Lock()
         name = members.group_desc or members.id
         self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
         self._context = context
@@ -75,7 +80,8 @@ class Door:
 
         Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
         Raises ValueError for a device that has no backend and after the group was destroyed; what
-        broke it if it is broken.
+        broke it if it is broken; ``DistBackendError`` in a signal handler that has interrupted a
+        call which this one would have to wait for.
         """
         seconds = self.members.seconds if timeout is None else self._seconds(what, timeout)
         shortcut = self.shortcut
@@ -94,25 +100,27 @@ class Door:
             self.checked(kind, self._check_device, device)
         if context.observers and peer == COLLECTIVE:
             run = self._observed(spec)
+        numbered_here = has(fate.lock)
         with fate.lock:
-            if fate.error is not None or fate.destroyed:
-                self._failure.note_told()
-                raise fate.unusable()
+            self._check_usable(kind, numbered_here)
             lanes = self.lanes
             message = peer != COLLECTIVE
             lane = lanes.of_peer(kind, peer, spec.extra) if message else lanes.collectives
-            packed = self.order.next_header(spec)
-            record = context.recorder.open(
-                self.members.id, packed, spec.nbytes, peer, not async_op, seconds
-            )
-            if context.log.detailed:
-                run = context.log.around(run, record, self.members)
-            inline = (not async_op or kind is Kind.SEND) and lane.try_enter()
-            # Nobody else sends to that peer now, and takes the room.
-            if inline and async_op and not self._ends_at_once(spec):
-                lane.leave()
-                inline = False
-            work = None if inline else self._enqueue(lane, run, record, what, spec)
+            if not async_op and self._is_blocked(lane):
+                raise self._interrupted(kind)
+            with self._numbering:
+                packed = self.order.next_header(spec)
+                record = context.recorder.open(
+                    self.members.id, packed, spec.nbytes, peer, not async_op, seconds
+                )
+                if context.log.detailed:
+                    run = context.log.around(run, record, self.members)
+                inline = (not async_op or kind is Kind.SEND) and lane.try_enter()
+                # Nobody else sends to that peer now, and takes the room.
+                if inline and async_op and not self._ends_at_once(spec):
+                    lane.leave()
+                    inline = False
+                work = None if inline else self._enqueue(lane, run, record, what, spec)
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
@@ -186,7 +194,7 @@ class Door:
 
     def _at_once(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
         """Make a call for which somebody may wait later; its turn is there, and given back."""
-        work = self._work(record)
+        work = self._work(record, lane)
         record.started = record.issued
         try:
             work.finish(self._run(run, record, device), None)
@@ -196,18 +204,45 @@ class Door:
             lane.leave()
         return work
 
-    def _work(self, record: Record) -> Work[Any]:
+    def _work(self, record: Record, lane: Lane) -> Work[Any]:
         return Work(
             lambda: f"{record.header} on {self}",
             self._failure.note_told,
             self.lanes.continuations,
             lambda: f"{record.kind}, {record.site},",
+            blocked=partial(self._is_blocked, lane),
+        )
+
+    def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
+        """Raise what a call of ``kind`` raises on a group that takes none now.
+
+        ``numbered_here``: the calling thread is just numbering another one.
+        """
+        if not self._fate.usable:
+            self._failure.note_told()
+            raise self._fate.unusable()
+        if numbered_here:
+            raise self._interrupted(kind)
+
+    def _is_blocked(self, lane: Lane) -> bool:
+        """Whether the calling thread is in the middle of a call for which one on ``lane`` waits."""
+        return lane.is_mine() or self._channels.is_making()
+
+    def _interrupted(self, kind: Kind) -> DistBackendError:
+        """Return what a call raises that a signal handler makes in the middle of another one."""
+        open_calls = [r for r in self._context.recorder.records(self.members.id) if not r.ended]
+        calls = [f"{record.header}, {record.site}" for record in open_calls if record.sync]
+        return DistBackendError(
+            f"{kind.name.lower()} on {self} cannot be made in the middle of"
+            f" {calls[-1] if calls else 'another call'}: a signal handler has interrupted that, and"
+            " each would wait for the other; expected the handler to set a flag that the program"
+            " reads between its calls"
         )
 
     def _enqueue(
         self, lane: Lane, run: Run, record: Record, what: CallSpec | InPlace, spec: CallSpec
     ) -> Work[Any]:
-        work, device = self._work(record), spec.device
+        work, device = self._work(record, lane), spec.device
 
         def task() -> None:
             try:
@@ -270,7 +305,7 @@ class Door:
         # It makes small calls where it has an outline of the memory that the ranks share.
         outline = self._channels.made["cpu"].outline() if met else None
         # What ``issue`` works with, in the order of ``transport/native/calls/shortcut.c``.
-        of_group = (self.members.id, self._resume, self._run, self.order, fate.lock)
+        of_group = (self.members.id, self._resume, self._run, self.order, self._numbering)
         of_lanes = (*lanes.collectives.parts(), lanes.parts_of_peer)
         of_rank = (context.recorder, context.observers, context.log.levels)
         parts = (*of_group, *of_lanes, *of_rank)

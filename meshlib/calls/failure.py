@@ -67,7 +67,6 @@ class Failure:
             news = fate.seal(error)
             for end in self.unusual:
                 end()
-        fate.tell()
         for tell in self.broken:
             tell(error)
         if news:  # by this rank and by what another one reports it comes twice

@@ -44,16 +44,18 @@ class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
     A group gives its calls' futures the lane on which its continuations run. ``told()`` is called
-    when somebody sees an exception.
+    when somebody sees an exception, ``blocked()`` as for a ``Work``.
     """
 
     def __init__(
         self,
         told: Callable[[], object] | None = None,
         continuations: Continuations | None = None,
+        blocked: Callable[[], bool] | None = None,
     ) -> None:
         self._told = told
         self._continuations = continuations
+        self._blocked = blocked
         self._pid = own_pid()
         # What this one waits for, and whether its callback runs already: until there is an outcome.
         self._source: Future[Any] | None = None
@@ -94,8 +96,8 @@ class Future(Generic[T]):
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
         Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
-        for which this future itself waits, ``DistBackendError`` in a fork of the process that made
-        the call.
+        for which this future itself waits. Raises ``DistBackendError`` in a fork of the process
+        that made the call, and in a signal handler that has interrupted an earlier call.
         """
         self.block(timeout, lambda: "the future")
         exception = self.exception()
@@ -119,6 +121,11 @@ class Future(Generic[T]):
             return
         if why := refusal(what(), self._pid, "the wait in that process"):
             raise DistBackendError(why)
+        if self.is_blocked():
+            raise DistBackendError(
+                f"{what()} comes after a call that this thread is in the middle of: a signal"
+                " handler cannot wait for it; expected the handler to return first"
+            )
         deadline = None if timeout is None else Deadline.after(timeout)
         lane = _lane_of_this_thread()
         if lane is not None:
@@ -176,6 +183,10 @@ class Future(Generic[T]):
                 return False
             future = awaited
         return False
+
+    def is_blocked(self) -> bool:
+        """Whether the calling thread is itself in the middle of a call that comes before this."""
+        return not self._done and self._blocked is not None and self._blocked()
 
     def value(self) -> T:
         """Return the value, or raise the exception, of a future that is done.

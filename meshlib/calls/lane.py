@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from transport.condition import Condition, let_go
+from transport.condition import Condition, has, let_go
 from transport.deadline import Deadline
 
 IDLE_SECONDS = 5.0
@@ -33,22 +33,23 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Held by whoever runs a task. What is queued leaves the queue after that is taken, so the
-        # lane is idle when the queue is empty and this is free, looked at in this order.
-        self._turn = threading.Lock()
+        # Held by the thread that runs a task, and knows it. A task leaves the queue after this is
+        # taken, so the lane is idle when the queue is empty and this is free, looked at in this
+        # order.
+        self._turn = threading.RLock()
         self._queue: deque[Callable[[], None]] = deque()
         # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
         self._changed = Condition()
         self._draining = 0
         self._thread: threading.Thread | None = None
 
-    def parts(self) -> tuple[Lane, deque[Callable[[], None]], threading.Lock]:
+    def parts(self) -> tuple[Lane, deque[Callable[[], None]], threading.RLock]:  # pyright: ignore[reportInvalidTypeForm]
         """Return this, what is queued, and the turn: for the compiled core, which enters, too."""
         return self, self._queue, self._turn
 
     def try_enter(self) -> bool:
         """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
-        return not self._queue and self._turn.acquire(False)
+        return not self._queue and not self.is_mine() and self._turn.acquire(False)
 
     def leave(self) -> None:
         """End what ``try_enter`` began."""
@@ -89,7 +90,17 @@ class Lane:
 
     def is_idle(self) -> bool:
         """Whether nothing is queued or running."""
-        return not self._queue and not self._turn.locked()
+        with self._changed.lock:  # one looks at a time: a look must not make another's fail
+            mine = self.is_mine()
+            try:
+                return self.try_enter()
+            finally:
+                if not mine:
+                    let_go(self._turn)
+
+    def is_mine(self) -> bool:
+        """Whether the calling thread has the turn."""
+        return has(self._turn)
 
     def _notify(self) -> None:
         with self._changed.lock:

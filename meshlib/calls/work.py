@@ -36,8 +36,8 @@ class Work(Generic[T]):
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
-    ``told()`` is called when somebody sees an exception; ``where()`` says which line of the program
-    makes such calls.
+    A thread that sees an exception calls ``told()``. Messages name the line by ``where()``.
+    A thread in the middle of an earlier call gets True from ``blocked()``.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class Work(Generic[T]):
         told: Callable[[], object] | None = None,
         continuations: Continuations | None = None,
         where: Callable[[], str] = lambda: "a call",
+        blocked: Callable[[], bool] | None = None,
     ) -> None:
         self._describe = describe
         self._where = where
-        self._future: Future[T] = Future(told, continuations)
+        self._future: Future[T] = Future(told, continuations, blocked)
         self._outcome: Any = None
         self._taken = False
         self._untaken: UntakenResult | None = None
@@ -189,7 +190,12 @@ def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]:
             part.exception()
 
     # What follows on all runs where none of them has to wait for it.
-    whole: Work[list[T]] = Work(lambda: f"all of {', '.join(names)}", tell, parts[0].continuations)
+    whole: Work[list[T]] = Work(
+        lambda: f"all of {', '.join(names)}",
+        tell,
+        parts[0].continuations,
+        blocked=lambda: any(part.is_blocked() for part in parts),
+    )
 
     def end() -> None:
         failures = [part.failure for part in parts if part.failure is not None]

@@ -130,9 +130,10 @@ class _Reader(Attendant[Watcher]):
 
 def _patience() -> float:
     """Return how long whoever watches a process is given to say how it ended."""
-    served = environment.AGENT_STORE in os.environ
+    if environment.AGENT_STORE not in os.environ:
+        return 0.0  # no launcher of ours: nobody will say more, and the launcher may end this rank
     alone = os.environ.get(environment.GROUP_WORLD_SIZE, "1") == "1"
-    return FROM_LAUNCHER_SECONDS if served and alone else BETTER_NEWS_SECONDS
+    return FROM_LAUNCHER_SECONDS if alone else BETTER_NEWS_SECONDS
 
 
 def _unexplained(events: Sequence[Event]) -> bool:

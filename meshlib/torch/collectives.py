@@ -17,8 +17,12 @@ from typing import Any
 
 from meshlib.calls.work import collect_all
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.torch.around import Around
+from meshlib.torch.finishing import Finish, apart, average_of_integers, finished
+from meshlib.torch.not_compiled import not_compiled
 from meshlib.torch.tensors import Array, array, arrays, reduction
 from meshlib.torch.works import Continuations, TorchWork
+from transport.operands.reduce_op import ReduceOp
 
 _c10d: Any = import_module("torch._C._distributed_c10d")
 
@@ -28,14 +32,15 @@ _UNSET = timedelta(0)  # c10d's own marks are this and less
 
 
 def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
-    """Make a method of it that c10d calls: argument ``of``, a tensor or a list of them, says whose
-    call it is, and ``opts``, the last argument, is c10d's default for those named ``options``.
+    """Make a method of it that c10d calls, with what is around calls.
+
+    Argument ``of``, a tensor or a list of them, says which device's backend makes the call;
+    ``opts``, the last argument, is c10d's default for those named ``options``.
     """
 
     def decorate(method: Call) -> Call:
         name, last = method.__name__, method.__code__.co_argcount - 2
 
-        @wraps(method)
         def call(self: TensorCollectives, *arguments: Any, **named: Any) -> Any:
             if options:
                 if len(arguments) > last:
@@ -47,9 +52,13 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
                 first = tensors[:1] if isinstance(tensors, (list, tuple)) else [tensors]
                 if first and (device := first[0].device.type) != "cpu":
                     return getattr(self.elsewhere(device), name)(*arguments, **named)
-            return method(self, *arguments, **named)
+            if self.around.is_empty():
+                return method(self, *arguments, **named)
+            both = ((), ()) if of is None else (arguments[0], arguments[of])
+            make = partial(method, self, *arguments, **named)
+            return self.around.make(name, *both, named.get("opts"), make)
 
-        return call
+        return wraps(method)(not_compiled(call))
 
     return decorate
 
@@ -58,6 +67,7 @@ class TensorCollectives:
     """The calls of a process group on tensors; ``mesh_group`` makes those on the CPU."""
 
     continuations: Continuations
+    around: Around
 
     @property
     def mesh_group(self) -> ProcessGroup:
@@ -68,16 +78,29 @@ class TensorCollectives:
         """Return the process group for tensors on ``device``."""
         raise NotImplementedError
 
-    def _issue(self, outputs: Tensors, opts: Any, calls: Sequence[Call]) -> TorchWork:
-        """Make ``calls``, one after the other, as one Work for ``outputs``."""
+    def _reduction(
+        self, opts: Any, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> tuple[ReduceOp, Finish | None]:
+        """Return the op for ``inputs``, and the step that finishes ``outputs`` after the call."""
+        op = reduction(opts.reduceOp)
+        return average_of_integers(op, inputs, outputs, self.mesh_group.size())
+
+    def _issue(
+        self, outputs: Tensors, opts: Any, calls: Sequence[Call], finish: Finish | None = None
+    ) -> TorchWork:
+        """Make ``calls``, one after the other, then ``finish()``, as one Work for ``outputs``."""
         timeout = opts.timeout if opts.timeout > _UNSET else None
         if not opts.asyncOp:
             for call in calls:
                 call(timeout=timeout)
-            return TorchWork(None, outputs, self.continuations)
+            if finish is not None:
+                finish()
+            return TorchWork(None, outputs, self.continuations, self.mesh_group, timeout=timeout)
         works = [call(async_op=True, timeout=timeout) for call in calls]
         work = works[0] if len(works) == 1 else collect_all(works)
-        return TorchWork(work, outputs, self.continuations)
+        if finish is not None:
+            work = finished(work, finish)
+        return TorchWork(work, outputs, self.continuations, self.mesh_group, timeout=timeout)
 
     # ------------------------------------------------------------------ to all
 
@@ -88,20 +111,24 @@ class TensorCollectives:
 
     @_c10ds("AllreduceOptions")
     def allreduce(self, tensors: Tensors, opts: Any) -> Any:
-        make = partial(self.mesh_group.all_reduce, op=reduction(opts.reduceOp))
-        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+        xs = arrays(tensors)
+        op, finish = self._reduction(opts, xs, xs)
+        make = partial(self.mesh_group.all_reduce, op=op)
+        return self._issue(tensors, opts, [partial(make, x) for x in xs], finish)
 
     @_c10ds("AllreduceCoalescedOptions")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        op = reduction(opts.reduceOp)
-        make = partial(self.mesh_group.all_reduce_coalesced, arrays(tensors), op)
-        return self._issue(tensors, opts, [make])
+        xs = arrays(tensors)
+        op, finish = self._reduction(opts, xs, xs)
+        make = partial(self.mesh_group.all_reduce_coalesced, xs, op)
+        return self._issue(tensors, opts, [make], finish)
 
     @_c10ds("AllgatherOptions", of=1)
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         outputs, x = _only(output_lists, "output_tensors"), _only(inputs, "input_tensors")
-        make = partial(self.mesh_group.all_gather, arrays(outputs), array(x))
-        return self._issue(outputs, opts, [make])
+        parts, finish = apart(arrays(outputs))
+        make = partial(self.mesh_group.all_gather, parts, array(x))
+        return self._issue(outputs, opts, [make], finish)
 
     @_c10ds("AllgatherOptions", of=1)
     def allgather_coalesced(
@@ -114,10 +141,13 @@ class TensorCollectives:
 
     @_c10ds("AllgatherOptions", of=1)
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return self._all_gather_each([output], [input], opts)
 
     @_c10ds("AllgatherOptions", of=1)
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._all_gather_each(outputs, inputs, opts)
+
+    def _all_gather_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
         if len(ins) > 1 and _of_one_dtype(ins):
             make = partial(group.all_gather_into_tensor_coalesced, outs, ins)
@@ -139,9 +169,11 @@ class TensorCollectives:
 
     @_c10ds("ReduceOptions")
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
-        op = reduction(opts.reduceOp)
+        xs = arrays(tensors)
+        at_root = self.mesh_group.rank() == opts.rootRank
+        op, finish = self._reduction(opts, xs, xs if at_root else ())
         make = partial(self.mesh_group.reduce, op=op, group_dst=opts.rootRank)
-        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+        return self._issue(tensors, opts, [partial(make, x) for x in xs], finish)
 
     @_c10ds("GatherOptions", of=1)
     def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
@@ -180,24 +212,28 @@ class TensorCollectives:
     @_c10ds("ReduceScatterOptions")
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         out, inputs = _only(outputs, "output_tensors"), _only(input_lists, "input_tensors")
-        op = reduction(opts.reduceOp)
-        make = partial(self.mesh_group.reduce_scatter, array(out), arrays(inputs), op)
-        return self._issue(outputs, opts, [make])
+        to, parts = array(out), arrays(inputs)
+        op, finish = self._reduction(opts, parts, [to])
+        make = partial(self.mesh_group.reduce_scatter, to, parts, op)
+        return self._issue(outputs, opts, [make], finish)
 
     @_c10ds("ReduceScatterOptions", of=1)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return self._reduce_scatter_each([output], [input], opts)
 
     @_c10ds("ReduceScatterOptions", of=1)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._reduce_scatter_each(outputs, inputs, opts)
+
+    def _reduce_scatter_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
         group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
-        op = reduction(opts.reduceOp)
+        op, finish = self._reduction(opts, ins, outs)
         if len(ins) > 1 and _of_one_dtype(ins):
             make = partial(group.reduce_scatter_tensor_coalesced, outs, ins, op)
-            return self._issue(outputs, opts, [make])
+            return self._issue(outputs, opts, [make], finish)
         pairs = zip(outs, ins, strict=True)
         calls = [partial(group.reduce_scatter_tensor, out, x, op) for out, x in pairs]
-        return self._issue(outputs, opts, calls)
+        return self._issue(outputs, opts, calls, finish)
 
     @_c10ds("AllToAllOptions", of=1)
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
@@ -224,7 +260,7 @@ class TensorCollectives:
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         work = self.mesh_group.isend(array(_only(tensors, "tensors")), group_dst=dst, tag=tag)
         assert work is not None  # this rank is a member
-        return TorchWork(work, tensors, self.continuations)
+        return TorchWork(work, tensors, self.continuations, self.mesh_group)
 
     @_c10ds()
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
@@ -238,7 +274,7 @@ class TensorCollectives:
         into = array(_only(tensors, "tensors"))
         work = self.mesh_group.irecv(into, group_src=src, tag=tag)
         assert work is not None  # this rank is a member
-        return TorchWork(work, tensors, self.continuations, self.mesh_group.group_rank)
+        return TorchWork(work, tensors, self.continuations, self.mesh_group, receives=True)
 
     # ------------------------------------------------------------------ c10d's former names
 

@@ -8,19 +8,21 @@ for them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+from meshlib.torch.around import HAS_HOOKS, Around
 from meshlib.torch.collectives import TensorCollectives
 from meshlib.torch.membership import Seat, join, leave
+from meshlib.torch.registration import NAME
 from meshlib.torch.works import Continuations
 
 _c10d: Any = import_module("torch.distributed")
 _module: Any = import_module("torch.distributed.distributed_c10d")
 _torch: Any = import_module("torch")
 
-NAME = "meshlib"
 _NAMELESS = "undefined"
 
 
@@ -32,7 +34,12 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
 
     supports_splitting = False
     supports_coalescing = False
-    supports_time_estimate = False
+    supports_time_estimate = _supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    supports_completion_hooks = HAS_HOOKS
+    supports_abort_hooks = HAS_HOOKS
 
     def __init__(self, store: Any, seat: Seat, name: str) -> None:
         _c10d.ProcessGroup.__init__(self, seat.group.rank(), seat.group.size())
@@ -43,6 +50,9 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         self._others: Any = None
         self._others_begin = False
         self.continuations: Continuations = Continuations()
+        self.around: Around = Around()
+        self._abort_hooks: dict[int, Callable[[], object]] = {}
+        seat.group.on_failure(self._call_abort_hooks)
 
     # ------------------------------------------------------------------ who
 
@@ -142,6 +152,37 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         config = _module._world.pg_backend_config.get(self, f"cpu:{NAME}")
         return dict(pair.split(":", 1) for pair in config.split(","))
 
+    # ------------------------------------------------------------------ who looks on
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
+        """Call ``hook(PreHookArgs)`` before each call."""
+        self.around.before[hook_id] = hook
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
+        """Call ``hook(PostHookArgs)`` when a call was issued, a synchronous one at its end."""
+        self.around.after[hook_id] = hook
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """Call ``hook()`` when the group breaks, in whichever thread learns of it."""
+        self._abort_hooks[hook_id] = hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Call the hook no more."""
+        self.around.before.pop(hook_id, None)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Call the hook no more."""
+        self.around.after.pop(hook_id, None)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Call the hook no more."""
+        self._abort_hooks.pop(hook_id, None)
+
+    def _call_abort_hooks(self, _: object) -> None:
+        hooks, self._abort_hooks = self._abort_hooks, {}
+        for hook in hooks.values():
+            hook()
+
     # ------------------------------------------------------------------ the end
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -160,6 +201,26 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
             self._others.shutdown()
             self._others = None
         leave(self._seat)
+        self.continuations.close()
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    def method(self: TorchProcessGroup, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{self.mesh_group}: backend {NAME!r} has no {name}()")
+
+    return method
+
+
+_MISSING = (
+    "split_group",
+    "merge_remote_group",
+    "shrink",
+    "reconfigure",
+    "get_reconfigure_handle",
+    "new_window",
+)
+for _name in _MISSING:
+    setattr(TorchProcessGroup, _name, _missing(_name))
 
 
 def _disown(group: Any) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from meshlib.job.current import current_world, find_world
 from meshlib.job.init import init_process_group
 from meshlib.job.world import DEFAULT_TIMEOUT, World
+from transport.rendezvous.seats import take_turn
 from transport.store.base import Store, Value
 from transport.store.prefix_store import PrefixStore, underlying
 
@@ -24,14 +25,15 @@ _c10d: Any = import_module("torch.distributed")
 
 
 class TorchStore(_c10d.Store):
-    """A part of the store of ``world``, for PyTorch's keys; it closes with the World.
+    """A part of the store of ``world`` for the keys of one rendezvous; it closes with the World.
 
     ``made_world`` says that the World was made for PyTorch, and is to end with its groups.
     """
 
     def __init__(self, world: World, made_world: bool) -> None:
         super().__init__()
-        self._store: Store = PrefixStore("torch", world.store.clone())
+        # The keys of PyTorch's last default group are still there.
+        self._store: Store = take_turn(PrefixStore("torch", world.store.clone()), world.rank)
         self.made_world = made_world
         world.on_close(self._store.close)
         world.on_close(lambda: setattr(self, "made_world", False))  # C++ needs this object alive

@@ -10,11 +10,13 @@ from typing import Any
 
 from meshlib.calls.lane import Lane
 from meshlib.calls.work import Work
+from meshlib.groups.process_group import ProcessGroup
 
 _c10d: Any = import_module("torch.distributed")
 _futures: Any = import_module("torch.futures")
 
 NO_TIMEOUT = timedelta(0)
+_JOIN_SECONDS = 1.0
 
 
 class Continuations:
@@ -46,12 +48,19 @@ class Continuations:
 
         lane.submit(run)
 
+    def close(self) -> None:
+        """Let the threads end as soon as they are idle, and wait a moment for that."""
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.join(_JOIN_SECONDS)
+
 
 class TorchWork(_c10d.Work):
-    """A call of meshlib as a Work of PyTorch, whose result is ``tensors``.
+    """A call of ``group`` as a Work of PyTorch, whose result is ``tensors``.
 
-    ``work`` is None for one that has ended. ``source`` translates the global rank that a message
-    came from.
+    ``work`` is None for one that has ended. ``timeout`` is the deadline of a call that brought its
+    own; ``receives`` says that it is a receive.
     """
 
     def __init__(
@@ -59,16 +68,26 @@ class TorchWork(_c10d.Work):
         work: Work[Any] | None,
         tensors: Sequence[Any],
         continuations: Continuations,
-        source: Callable[[int], int] | None = None,
+        group: ProcessGroup,
+        *,
+        timeout: timedelta | None = None,
+        receives: bool = False,
     ) -> None:
         super().__init__()
         self._work = work
         self._tensors = list(tensors)
         self._continuations = continuations
         self._level = continuations.level()
-        self._source = source
+        self._group = group
+        self._timeout = timeout
+        self._receives = receives
         self._future: Any = None
         self._lock = threading.Lock()
+
+    @property
+    def timeout(self) -> timedelta:
+        """The deadline of the call."""
+        return self._group.timeout if self._timeout is None else self._timeout
 
     def is_completed(self) -> bool:
         """Whether the call has ended, well or not."""
@@ -95,6 +114,10 @@ class TorchWork(_c10d.Work):
         """Make the result usable by the caller: the same as ``wait()``."""
         self.wait()
 
+    def block_current_stream(self) -> None:
+        """Have what follows in the caller's stream come after the call: on the CPU, wait for it."""
+        self.wait()
+
     def result(self) -> list[Any]:
         """Wait for the end and return the tensors that the call writes."""
         self.wait()
@@ -105,9 +128,9 @@ class TorchWork(_c10d.Work):
 
         Raises ValueError for a call that is not a receive.
         """
-        if self._work is None or self._source is None:
+        if self._work is None or not self._receives:
             raise ValueError("source_rank(): only a receive has a source")
-        return self._source(self._work.source_rank())
+        return self._group.group_rank(self._work.source_rank())
 
     _source_rank = source_rank
 

@@ -102,6 +102,47 @@ def gather_and_scatter_of_all():
 
 
 @case
+def averages_of_integers():
+    """Gloo has no averages: there the sum, divided as NCCL does it."""
+    size, results = dist.get_world_size(), []
+
+    def average(call, x):
+        if dist.get_backend() == "gloo":
+            call(dist.ReduceOp.SUM)
+            x.copy_(torch.div(x, size, rounding_mode="trunc"))
+        else:
+            call(dist.ReduceOp.AVG)
+        results.append(x)
+
+    for async_op in (False, True):
+        x = torch.tensor([-7, -1, 0, 1, 5]) * (dist.get_rank() + 1)
+
+        def all_reduce(op, x=x, async_op=async_op):
+            work = dist.all_reduce(x, op, async_op=async_op)
+            if async_op:
+                work.wait()
+
+        average(all_reduce, x)
+    y, share = torch.arange(size) - 5 * dist.get_rank(), torch.zeros(1, dtype=torch.int64)
+    average(lambda op: dist.reduce_scatter_single(share, y, op=op), share)
+    count = torch.tensor(dist.get_rank())  # as Lightning's logs have it
+    average(lambda op: dist.all_reduce(count, op), count)
+    return results
+
+
+@case
+def one_buffer_for_all_that_is_gathered():
+    size, results = dist.get_world_size(), []
+    for async_op in (False, True):
+        buffer = torch.zeros(3)
+        work = dist.all_gather([buffer] * size, seeded(3), async_op=async_op)
+        if async_op:
+            work.wait()
+        results.append(buffer)
+    return results
+
+
+@case
 def all_to_all_with_splits():
     rank, size = dist.get_rank(), dist.get_world_size()
     out = torch.zeros(size * (rank + 1), 2)
@@ -246,6 +287,13 @@ def ddp(register=None):
 @case
 def ddp_without_a_hook():
     return ddp()
+
+
+@case
+def compiled_ddp():
+    """Its buffers are broadcast from C++ in the middle of what Dynamo has compiled."""
+    model = nn.Sequential(network(), nn.BatchNorm1d(4))
+    return [*train(torch.compile(nn.parallel.DistributedDataParallel(model), backend="eager"), 4)]
 
 
 @case

@@ -23,16 +23,25 @@ _COVERED_BY_NONE = {dis.opmap[name] for name in ("NOP", "NOT_TAKEN") if name in 
 SOON = 30.0
 
 
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
 class Interrupter:
-    """Raises KeyboardInterrupt in this thread before the ``moment``-th bytecode of ``files``.
+    """Calls ``handler`` in this thread before the ``moment``-th bytecode of ``files``.
 
     ``as_signals``: of those alone before which Python looks for signals.
     """
 
     def __init__(
-        self, moment: int, files: Collection[str | None], as_signals: bool = False
+        self,
+        moment: int,
+        files: Collection[str | None],
+        as_signals: bool = False,
+        handler: Callable[[], object] = ctrl_c,
     ) -> None:
         self.left = moment
+        self._handler = handler
         self._files = files
         self._as_signals = as_signals
         self._before: dict[FrameType, int] = {}
@@ -64,7 +73,7 @@ class Interrupter:
                     code, name = frame.f_code, dis.opname[opcode]
                     where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
                     self.where = f"{where}, before {name} at {frame.f_lasti}"
-                    raise KeyboardInterrupt
+                    self._handler()
         return self._trace
 
 

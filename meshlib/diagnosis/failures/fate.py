@@ -7,18 +7,20 @@ from copy import copy
 
 from meshlib.diagnosis.events import Departures
 from meshlib.diagnosis.members import Members
+from transport.condition import Condition, let_go
 from transport.errors import DistError
 
 
 class Fate:
     """What broke the group of ``members``, who of them has left, and whether it was closed.
 
-    Whoever changes it holds ``lock``; so does whoever must not miss a change.
+    A thread holds ``lock`` to change it, or not to miss a change. The lock knows its thread: a
+    signal may come while that has it, and its handler make a call.
     """
 
     def __init__(self, members: Members) -> None:
         self.members: Members = members
-        self.lock: threading.Lock = threading.Lock()
+        self.lock: threading.RLock = threading.RLock()  # pyright: ignore[reportInvalidTypeForm]
         self.error: DistError | None = None
         """What broke it. Raised are copies: each thread adds a traceback of its own."""
         self.destroyed: bool = False
@@ -26,7 +28,7 @@ class Fate:
         """Who has left the job in good order: members, and others."""
         self.absent: tuple[int, ...] = ()
         """The places of members that have left, made no call on the group, and never will."""
-        self._broken = threading.Event()
+        self._broken = Condition(self.lock)
 
     @property
     def usable(self) -> bool:
@@ -44,16 +46,18 @@ class Fate:
         news = self.error is None
         if news:
             self.error = error
+            self._broken.notify_all()
         return news
-
-    def tell(self) -> None:
-        """Wake those who wait for the news that it is broken."""
-        self._broken.set()
 
     def await_failure(self, timeout: float) -> DistError | None:
         """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
         if self.error is None and timeout > 0:
-            self._broken.wait(timeout)
+            try:
+                with self.lock:
+                    self._broken.wait_for(lambda: self.error is not None, timeout)
+            except BaseException:
+                let_go(self.lock)
+                raise
         return None if self.error is None else copy(self.error)
 
     def unusable(self) -> Exception:
@@ -65,7 +69,6 @@ class Fate:
     def end_in_a_fork(self, error: DistError) -> None:
         """Have every call in this fork of the rank's process raise ``error``."""
         # Threads that are not here may have held it.
-        self.lock = threading.Lock()
-        self._broken = threading.Event()
+        self.lock = threading.RLock()
+        self._broken = Condition(self.lock)
         self.error, self.destroyed = error, True
-        self._broken.set()

@@ -9,6 +9,7 @@ from meshlib.diagnosis.attendant import Attendant
 from meshlib.diagnosis.event_log import EVENTS
 from meshlib.diagnosis.events import RankLost
 from meshlib.diagnosis.watcher import LOST, Watcher
+from transport import environment
 from transport.store.hash_store import HashStore
 
 whole = HashStore.tail
@@ -21,7 +22,8 @@ def by_line(self, key, offset, timeout=None):
 
 
 def test_the_news_of_how_a_rank_ended_is_waited_for_past_other_news(monkeypatch):
-    monkeypatch.setattr(watcher, "BETTER_NEWS_SECONDS", 60.0)
+    monkeypatch.setenv(environment.AGENT_STORE, "127.0.0.1:1")
+    monkeypatch.setattr(watcher, "FROM_LAUNCHER_SECONDS", 60.0)
     monkeypatch.setattr(HashStore, "tail", by_line)
     store, heard, done = HashStore(), [], threading.Event()
 
@@ -40,6 +42,17 @@ def test_the_news_of_how_a_rank_ended_is_waited_for_past_other_news(monkeypatch)
     assert done.wait(60)
     following.close()
     assert heard == [(2, "was killed by SIGSEGV"), (1, "was killed by SIGKILL"), (1, LOST)]
+
+
+def test_where_no_launcher_of_ours_will_say_more_a_lost_rank_is_told_at_once(monkeypatch):
+    monkeypatch.delenv(environment.AGENT_STORE, raising=False)
+    monkeypatch.setattr(watcher, "FROM_LAUNCHER_SECONDS", 600.0)
+    monkeypatch.setattr(watcher, "BETTER_NEWS_SECONDS", 600.0)
+    store, heard = HashStore(), threading.Event()
+    following = Watcher(store, 0, lambda _: heard.set(), lambda _: None)
+    store.append(EVENTS, RankLost(1, LOST, vague=True).line())
+    assert heard.wait(60)
+    following.close()
 
 
 class Worker(Attendant[str]):

@@ -5,7 +5,8 @@ static PyObject *str_draining, *str_notify;
 
 int make_turn(Turn *turn, PyObject *lane, PyObject *queue, PyObject *lock) {
     *turn = (Turn){.lane = Py_NewRef(lane), .queue = Py_NewRef(queue)};
-    turn->acquire = PyObject_GetAttrString(lock, "acquire");
+    turn->owned = PyObject_GetAttrString(lock, "_is_owned");
+    turn->acquire = turn->owned ? PyObject_GetAttrString(lock, "acquire") : NULL;
     turn->release = turn->acquire ? PyObject_GetAttrString(lock, "release") : NULL;
     if (turn->release) return 0;
     drop_turn(turn);
@@ -15,6 +16,7 @@ int make_turn(Turn *turn, PyObject *lane, PyObject *queue, PyObject *lock) {
 Turn same_turn(const Turn *turn) {
     Py_INCREF(turn->lane);
     Py_INCREF(turn->queue);
+    Py_INCREF(turn->owned);
     Py_INCREF(turn->acquire);
     Py_INCREF(turn->release);
     return *turn;
@@ -23,6 +25,7 @@ Turn same_turn(const Turn *turn) {
 void drop_turn(Turn *turn) {
     Py_CLEAR(turn->lane);
     Py_CLEAR(turn->queue);
+    Py_CLEAR(turn->owned);
     Py_CLEAR(turn->acquire);
     Py_CLEAR(turn->release);
 }
@@ -30,6 +33,7 @@ void drop_turn(Turn *turn) {
 int visit_turn(const Turn *turn, visitproc visit, void *arg) {
     Py_VISIT(turn->lane);
     Py_VISIT(turn->queue);
+    Py_VISIT(turn->owned);
     Py_VISIT(turn->acquire);
     Py_VISIT(turn->release);
     return 0;
@@ -38,7 +42,11 @@ int visit_turn(const Turn *turn, visitproc visit, void *arg) {
 int take_turn(const Turn *turn) {
     Py_ssize_t queued = PyObject_Size(turn->queue);
     if (queued) return queued < 0 ? -1 : 0;
-    PyObject *value = PyObject_CallOneArg(turn->acquire, Py_False);
+    PyObject *value = PyObject_CallNoArgs(turn->owned);
+    int mine = value == Py_True;
+    Py_XDECREF(value);
+    if (!value || mine) return value ? 0 : -1;
+    value = PyObject_CallOneArg(turn->acquire, Py_False);
     if (!value) return -1;
     int taken = value == Py_True;
     Py_DECREF(value);

@@ -2,9 +2,9 @@
 #pragma once
 #include "../core.h"
 
-/* A lane, what is queued there, and its turn's methods; all NULL: none. */
+/* A lane, what is queued there, and its turn's methods (an RLock's); all NULL: none. */
 typedef struct {
-    PyObject *lane, *queue, *acquire, *release;
+    PyObject *lane, *queue, *owned, *acquire, *release;
 } Turn;
 
 int make_turn(Turn *turn, PyObject *lane, PyObject *queue, PyObject *lock); /* -1 with an exception */
@@ -12,8 +12,8 @@ Turn same_turn(const Turn *turn);                                           /* w
 void drop_turn(Turn *turn);
 int visit_turn(const Turn *turn, visitproc visit, void *arg);
 
-/* Take it if nobody has it or waits for it: 1, 0, or -1 with an exception. Does not give up the
- * interpreter's lock. */
+/* Take it if nobody has it or waits for it: 1, 0, or -1 with an exception. The calling thread itself may
+ * have it, if a signal has come in the middle of its call. Does not give up the interpreter's lock. */
 int take_turn(const Turn *turn);
 int leave_turn(const Turn *turn);
 

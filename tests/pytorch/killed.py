@@ -1,0 +1,34 @@
+"""A rank that is killed in the middle of a job, and survivors that may have a handler of SIGTERM.
+
+Run by a launcher as ``killed.py MODE``; ``handler``: SIGTERM makes a collective, as Lightning does.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def handler(*_: object) -> None:
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        print(f"handler of rank {dist.get_rank()}: {type(error).__name__}", flush=True)
+    os._exit(1)
+
+
+if sys.argv[1] == "handler":
+    signal.signal(signal.SIGTERM, handler)
+dist.init_process_group("meshlib")
+dist.all_reduce(torch.ones(2))
+if dist.get_rank() == 1:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.all_reduce(torch.ones(2))
+finally:
+    if sys.argv[1] == "handler":
+        time.sleep(60)  # until torchrun's SIGTERM
