@@ -35,7 +35,7 @@ class P2POp:
         if op is not isend and op is not irecv:
             raise ValueError(f"op must be meshlib.isend or meshlib.irecv, got {op!r}")
         self.op = op
-        self.tensor = tensor
+        self.tensor: Any = tensor
         self.peer = peer
         self.group = group
         self.tag = tag
