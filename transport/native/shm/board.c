@@ -77,7 +77,8 @@ int meet_holding(Board *b, const Header *header, int checked) {
 
 /* ------------------------------------------------------------------ a call under way */
 
-/* Have Python do the rest of a step: -1 with its exception. */
+/* Have Python do the rest of a step: -1 with its exception. What others wrote before the turn that Python
+ * has seen is visible once this thread has loaded the counters itself: Python's loads order nothing. */
 static int ask_python(Run *run, const char *method, long number, long step) {
     PyEval_RestoreThread(run->state);
     PyObject *result = step < 0     ? PyObject_CallMethod(run->python, method, "O", run->call)
@@ -85,6 +86,7 @@ static int ask_python(Run *run, const char *method, long number, long step) {
                                     : PyObject_CallMethod(run->python, method, "Oll", run->call, number, step);
     Py_XDECREF(result);
     run->state = PyEval_SaveThread();
+    all_at(run->board, 0);
     return result ? 0 : -1;
 }
 
@@ -172,6 +174,20 @@ static int offsets_from(PyObject *list, uint64_t *into, Py_ssize_t count) {
     return bad ? -1 : 0;
 }
 
+/* Whether all that is kept for the members lies within the memory: 0, or -1 with an exception. */
+static int check_offsets(const Board *b) {
+    uint64_t size = (uint64_t)b->memory.len, card = HEADER_BYTES + 8 * (2 + 3 * (uint64_t)b->size);
+    int fits = size >= LINE && b->block <= size && card <= size && b->sleepers <= size - LINE;
+    for (int r = 0; fits && r < b->size; r++) {
+        fits = b->counters[r] % 8 == 0 && b->counters[r] <= size - LINE;
+        for (int slot = 0; slot < SLOTS; slot++)
+            fits = fits && b->cards[r][slot] % 8 == 0 && b->cards[r][slot] <= size - card &&
+                   b->blocks[r][slot] % LINE == 0 && b->blocks[r][slot] <= size - b->block;
+    }
+    if (!fits) PyErr_Format(PyExc_ValueError, "a board of %d members is not within %zd bytes", b->size, b->memory.len);
+    return fits ? 0 : -1;
+}
+
 static int slots_from(PyObject *rows, uint64_t into[][SLOTS], int size) {
     for (int r = 0; r < size; r++) {
         PyObject *row = PySequence_GetItem(rows, r);
@@ -204,7 +220,7 @@ static int board_init(Board *b, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     if (offsets_from(counters, b->counters, b->size) || slots_from(cards, b->cards, b->size) ||
         slots_from(blocks, b->blocks, b->size) || PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE))
         return -1;
-    return 0;
+    return check_offsets(b);
 }
 
 /* A mapping refers to nothing. */

@@ -64,12 +64,14 @@ static char *theirs(const Passage *p, const Part *part, uint64_t lap, uint64_t l
     return p->places[part->peer] ? p->places[part->peer] + low : in_block(p, part, lap, low);
 }
 
-/* A place in symmetric memory (Arena.locate), for the member `peer`: NULL where it is none. */
-static char *resolve(const Plans *plans, uint64_t place, int peer) {
+/* `nbytes` at a place in symmetric memory (Arena.locate), for the member `peer`: NULL where it has no such
+ * memory there. */
+static char *resolve(const Plans *plans, uint64_t place, int peer, uint64_t nbytes) {
     uint64_t number = (place - 1) >> 40, offset = (place - 1) & ((UINT64_C(1) << 40) - 1);
     for (Py_ssize_t i = 0; i < plans->mappings; i++) {
         const Mapped *m = &plans->mapped[i];
-        if (m->number == number) return (char *)(m->address + (uint64_t)peer * m->part + offset);
+        if (m->number == number && nbytes <= m->part && offset <= m->part - nbytes)
+            return (char *)(m->address + (uint64_t)peer * m->part + offset);
     }
     return NULL;
 }
@@ -108,7 +110,7 @@ static int survey(Passage *p) {
             if (notes[LAPS] > p->laps) p->laps = notes[LAPS];
             if (where) where = list[2 * b->size];
         }
-        p->places[r] = where ? resolve(p->plans, where, r) : NULL;
+        p->places[r] = where ? resolve(p->plans, where, r, size_of(p, plan->expects[r])) : NULL;
         if (where && !p->places[r]) return 0;
         everywhere &= where != 0;
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import mmap
 import os
 
@@ -19,6 +20,9 @@ LINE = 64
 
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""No process can change a segment's size: reading what was cut off would be a SIGBUS."""
 
 
 class Segment:
@@ -53,8 +57,9 @@ class OwnedSegment(Segment):
         fd = -1
         try:
             # The label is seen in /proc/<pid>/maps and nowhere else; it need not be unique.
-            fd = os.memfd_create(f"meshlib-{label}"[:200], os.MFD_CLOEXEC)
+            fd = os.memfd_create(f"meshlib-{label}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             super().__init__(fd, size)
         except OSError as error:
             if fd >= 0:
@@ -77,9 +82,11 @@ class OwnedSegment(Segment):
 def adopt(fd: int) -> Segment:
     """Map the segment behind a descriptor that came from its owner, and close the descriptor.
 
-    Raises DistBackendError when it is no piece of shared memory.
+    Raises DistBackendError when it is no piece of shared memory whose size is sealed.
     """
     try:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise DistBackendError("a peer's shared memory can be cut off; expected a sealed size")
         size = os.fstat(fd).st_size
         if size <= 0 or size % PAGE:
             raise DistBackendError(f"expected a segment of whole pages, got {size} bytes")

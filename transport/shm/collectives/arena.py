@@ -152,6 +152,11 @@ class Arena:
                 return (number << _OFFSET_BITS) + start - low + 1
         return 0
 
+    def has(self, where: int, nbytes: int) -> bool:
+        """Whether every member has ``nbytes`` at a place that one of them has named."""
+        number, offset = divmod(where - 1, 1 << _OFFSET_BITS)
+        return number in self._segments and offset + nbytes <= self._segments[number][1]
+
     def view(self, rank: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """Return ``count`` elements of member ``rank`` at a place that its ``locate`` returned."""
         number, offset = divmod(where - 1, 1 << _OFFSET_BITS)

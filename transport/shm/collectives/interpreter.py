@@ -12,7 +12,7 @@ import numpy as np
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
-from transport.errors import HeaderMismatchError
+from transport.errors import DistBackendError, HeaderMismatchError
 from transport.operands.copying import address, copy
 from transport.operands.flat import laps_of
 from transport.operands.folding import Folding
@@ -207,6 +207,8 @@ class _Passage:
                 if (laps := words[at + _LAPS]) > self._laps:
                     self._laps = laps
                 where = where and words[at + _FIRST_LIST + 2 * board.size + board.rank]
+            if where:
+                self._check_place(peer, where, plan.expects[peer])
             self._places[peer] = where
             everywhere = everywhere and where != 0
         self._many = self._laps > 1
@@ -224,6 +226,18 @@ class _Passage:
         wanted = words[at + _FIRST_LIST + board.size + board.rank]
         if (array := plan.sends[peer]) != NOTHING and wanted != self._nbytes(array):
             raise self._mismatch(peer, "expects", wanted, f"got {self._nbytes(array)} bytes")
+
+    def _check_place(self, peer: int, where: int, array: int) -> None:
+        """Raise DistBackendError where ``peer`` has no memory for ``array`` at a place it named."""
+        nbytes = self._arrays[array].nbytes
+        places = self._by.places
+        if places.is_private(where) or places.arena.has(where, nbytes):
+            return
+        name = self._by.membership.describe(peer)
+        raise DistBackendError(
+            f"{name} says in {self._call.header} that {nbytes} bytes lie at place {where:#x} of its"
+            " shared memory, where it has none: the memory is damaged"
+        )
 
     def _nbytes(self, array: int) -> int:
         return 0 if array == NOTHING else self._arrays[array].nbytes

@@ -47,6 +47,11 @@ class Places:
             places.append(where)
         return places
 
+    @staticmethod
+    def is_private(where: int) -> bool:
+        """Whether a place is in a member's private memory, which the kernel checks."""
+        return where >= _PRIVATE
+
     def fetch(self, peer: int, where: int, into: Flat, *, alone: bool = False) -> None:
         """Copy what member ``peer`` has at ``where`` into ``into``.
 
