@@ -83,11 +83,10 @@ class Calls:
 
     def resume(self, call: Call, op: ReduceOp | None, dtype: np.dtype[np.generic]) -> None:
         """Go on with a call that compiled code has begun."""
-        native = self.native
         try:
-            self._go_on(call, native.go_on(), op, dtype)
+            self._go_on(call, self._core.AGAIN, op, dtype)
         except BaseException:
-            native.stop()
+            self.native.stop()
             raise
 
     def wake(self) -> None:

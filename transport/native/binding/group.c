@@ -138,9 +138,10 @@ Status carry_on(GroupObject *o) {
     return carry_on_free(o);
 }
 
-/* What a method returns: a call that is over lets go of its arrays. */
+/* What a method returns: a call that is over lets go of its arrays. After AGAIN Python looks for news. */
 static PyObject *say(GroupObject *o, Status status) {
     if (status == DONE_ALL) release_arrays(o);
+    if (status == AGAIN) o->group.news = 0;
     return PyLong_FromLong(status);
 }
 

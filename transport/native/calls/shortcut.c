@@ -106,7 +106,10 @@ static PyObject *make(Shortcut *s, Short *call, int count, const Loops *loops, P
     if (s->checked && small) record(s, call, COLLECTIVE);
     if (status == AGAIN) status = carry_on(o);
     while (status == AGAIN && !s->checked) status = carry_on(o);
-    if (status != DONE_ALL) return resume(s, call, array, op);
+    if (status != DONE_ALL) {
+        o->group.news = 0; /* Python looks for it first */
+        return resume(s, call, array, op);
+    }
     release_arrays(o);
     return end(s, call, array);
 }

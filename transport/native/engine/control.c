@@ -169,10 +169,7 @@ static int await(Group *g, int peer, uint64_t turn) {
     Awaited awaited = {g, turn, peer};
     int come = await_awake(&g->patience, g->mode, have_come, &awaited) ||
                (g->mode >= SLEEP && sleep_until(g, &awaited));
-    if (g->news) { /* whoever has it decides whether the call goes on, even where all have come now */
-        g->news = 0;
-        return 0;
-    }
+    if (g->news) return 0; /* whoever has it decides whether the call goes on, even where all have come now */
     if (come) return 1;
     int missing = first_missing(g, &awaited);
     g->waits_for = missing;

@@ -113,7 +113,7 @@ struct Group {
     int unchecked_count;
     int compares; /* 0: take every member's word, to measure what comparing costs */
     int waits_for; /* the member that the call waits for, or ALL */
-    _Atomic int news; /* another thread wants a call that waits to say AGAIN */
+    _Atomic int news; /* another thread wants calls that wait to say AGAIN, until the caller sets it to 0 and looks */
     Mode mode;
     Patience patience;
     Staging staging;
