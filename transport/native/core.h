@@ -1,5 +1,5 @@
-/* The compiled core. engine/ moves bytes and knows no Python; binding/ shows it to Python; calls/ has what makes a
- * call of the usual case: its number, its record, and the engine.
+/* The compiled core. engine/ moves bytes and knows no Python. binding/ shows it to Python. calls/ makes the calls of
+ * the usual case: it numbers and records them, and begins them in the engine.
  */
 #pragma once
 #define PY_SSIZE_T_CLEAN

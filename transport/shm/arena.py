@@ -1,9 +1,9 @@
 """Symmetric memory: arrays that every member of a group has at the same place of a shared segment.
 
-Allocation is collective, and each decision is made from what all members know, so that all make the
-same one: which blocks exist, and which of them nobody refers to any more. An array's memory is
-given back when the last view of it is gone, on each member in its own time; it is used again when
-that has happened on all. Segments of which nothing is used are unmapped when a new one is needed.
+Allocation is collective. All members decide from what all of them know, so they decide alike:
+which blocks exist, and which of them nobody refers to any more. A member gives an array's memory
+back when its last view is gone. The memory is used again once all members have given it back.
+Segments without a used block are unmapped when a new one is needed.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class Calls:
         """Carry out a call with what ``Communicator`` has for that ``Kind``.
 
         ``root`` is 0 for kinds without one. ``inputs`` are by member or one for all, ``outputs`` by
-        member or one; empty where this member has none. What is reduced where it lies is an output.
+        member or one; empty where this member has none. An array that is reduced in place is an
+        output.
         """
         if op is not None and op.factor is not None:
             self._run_scaled(kind, root, call, inputs, outputs, op)
@@ -140,7 +141,7 @@ class Calls:
         copies = [self._quietly(scaled, input_, op) for input_ in inputs]
         if kind == Kind.REDUCE_SCATTER:
             results = [np.empty(outputs[0].size, copies[0].dtype)]
-        else:  # what is reduced where it lies
+        else:  # reduced in place
             results = [self._quietly(scaled, output, op) for output in outputs]
         self.run(kind, root, call, copies, results, op.plain)
         for output, result in zip(outputs, results, strict=True):

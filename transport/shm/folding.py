@@ -14,8 +14,8 @@ def fold(parts: Sequence[Flat], op: ReduceOp, out: Flat) -> None:
     """Reduce ``parts``, those of ranks 0, 1, …, into ``out``, which may be one of them.
 
     All have one dtype. Small floats are reduced in float32 and rounded once. The order is a binary
-    tree over the ranks that depends on their number alone: blocks of 1, 2, 4, … ranks, of which
-    each is its lower half, then its upper half.
+    tree over the ranks that depends on their number alone. Ranks form blocks of 1, 2, 4, …; the
+    value of a block is its lower half's, then its upper half's.
     """
     work = reduction_dtype(out.dtype)
     total = _merge(parts, op, work)  # new memory, as there are two ranks or more

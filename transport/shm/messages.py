@@ -1,9 +1,9 @@
 """Point-to-point messages through rings in the receivers' memory.
 
-A sender copies into its ring at the receiver; whoever waits for a message there takes everything
-out of all rings, for every thread of its rank (one of them at a time is the *carrier*). A message
-that nobody waits for stays in the ring. Once that is full, the sender asks the receiver's endpoint
-to carry, so that messages are taken in up to the mailbox's limit whatever the receiving rank does.
+A sender copies into its ring at the receiver. A thread that waits for a message there takes
+everything out of all rings, for every thread of its rank: it is the *carrier*, one at a time. A
+message that nobody waits for stays in the ring. Once that is full, the sender asks the receiver's
+endpoint to carry. So messages are taken in up to the mailbox's limit whatever the receiver does.
 
 A carrier that finds nothing sleeps on its inbox's *bell*, a word into which each sender writes some
 value that was never there before.
@@ -55,7 +55,7 @@ class Messages(Mailbox):
             for src in range(size)
             if src != rank
         }
-        # The carrier's: whoever holds the lock.
+        # Held by the carrier.
         self._carrying = threading.RLock()
         self._carrier: int | None = None
         # Members that are gone, until all that they sent is taken.
@@ -252,7 +252,7 @@ class Messages(Mailbox):
             # A member that has not said where it is has not sent anything either.
             if src is None and self._neighbourhood.find(peer) is None:
                 continue
-            # Another transport that delivers here watches those whom this one cannot reach.
+            # Another transport that delivers here watches members that this one cannot reach.
             if not self.shared or self._neighbourhood.is_near(peer, call):
                 self._neighbourhood.watch(peer, call)
             self._watched.add(peer)

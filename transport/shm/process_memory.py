@@ -4,10 +4,10 @@
 belong to one user and that no security module objects (Yama's ``ptrace_scope``, a container's
 seccomp filter). Nobody ever writes into another's memory.
 
-The kernel copies with the string instruction that ``copying.copy`` avoids, and has no other. Where
-the target begins a few bytes further into a page than the source, as arrays do that came from
-``malloc`` one after the other, it takes ten times as long. Then it copies to a better place first,
-a piece at a time, and NumPy's loops take it from there while it is in the cache.
+The kernel copies with the string instruction that ``copying.copy`` avoids, and has no other. It
+takes ten times as long where the target begins a few bytes further into a page than the source.
+That is how arrays lie that came from ``malloc`` one after the other. Then the kernel copies to a
+better place first, a piece at a time. NumPy's loops take it from there while it is in the cache.
 """
 
 from __future__ import annotations

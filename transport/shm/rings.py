@@ -18,7 +18,7 @@ from transport.shm.support import may_spin, the_core
 
 
 class RingWriter:
-    """The sender's end, in the ``inbox`` of ``peer``. One thread at a time: who has the ``turn``.
+    """The sender's end, in the ``inbox`` of ``peer``. One thread at a time: the owner of ``turn``.
 
     ``member`` is this rank, of how many. ``end`` is the engine's. Raises DistBackendError where
     ``inbox`` is none.

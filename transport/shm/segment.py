@@ -28,8 +28,8 @@ class Segment:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        # Given the descriptor, Python would keep a copy of it as long as the mapping lives, and a
-        # job of many groups has a mapping for each member: so it maps nothing, and we the file.
+        # Given the descriptor, Python would keep a copy of it as long as the mapping lives. A job
+        # of many groups has a mapping for each member. So Python maps nothing, and we the file.
         self.mapping = mapping = mmap.mmap(-1, nbytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         _map(fd, self.address, nbytes)

@@ -1,4 +1,4 @@
-"""What may be tuned of shared memory."""
+"""The sizes by which shared memory is tuned."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class Sizes:
     """Sizes in bytes, equal on all members; 0: chosen by the number of members.
 
-    ``block`` is the most that a member stages at a time; ``direct`` the most that every member
-    reduces for itself from all others' blocks, instead of its share (two members do eight times as
-    much); ``ring`` what lies between a sender and a receiver of messages; ``piece`` how much of a
-    broadcast is staged at a time; ``unstaged`` how much is read at a time where nothing is staged.
+    A member stages ``block`` at a time at most, and ``piece`` of a broadcast. Up to ``direct``
+    every member reduces all others' blocks for itself, instead of its share. Two members do that
+    up to eight times as much. A ring between a sender and a receiver has ``ring``. Where nothing
+    is staged, ``unstaged`` is read at a time.
     """
 
     block: int = 0

@@ -1,4 +1,4 @@
-/* The type RingEnd: one end of a ring of messages, and what is done with an inbox as a whole. */
+/* The type RingEnd: one end of a ring of messages. And functions on a whole inbox. */
 #include "binding/ring.h"
 
 #include <structmember.h>

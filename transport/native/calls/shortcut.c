@@ -98,8 +98,8 @@ static PyObject *make(Shortcut *s, Short *call, int count, const Loops *loops, P
     GroupObject *o = s->group;
     CallSpecification what = specify(call, count, loops);
     o->sync = 1;
-    /* What is small is recorded while what was published is on its way, and as much from the others. To begin what
-     * is not gives up the interpreter's lock: records are in the order of the calls. */
+    /* A small call is recorded while its data is on its way to the others, and theirs to this member. To begin a
+     * large one gives up the interpreter's lock, so it is recorded before: records are in the order of the calls. */
     int small = is_small(o);
     if (s->checked && !small) record(s, call, COLLECTIVE);
     Status status = begin_call(o, &what);

@@ -21,7 +21,7 @@ static int sizes_are_known(const Call *c) {
     return c->kind == BROADCAST || c->kind == REDUCE || c->kind == ALL_REDUCE;
 }
 
-/* ------------------------------------------------------------------ who sends what to whom */
+/* ------------------------------------------------------------------ senders and receivers */
 
 Array *sent_to(Group *g, int peer) {
     Call *c = &g->call;

@@ -12,7 +12,7 @@ void size_chunks(Group *g); /* of the arrays of a call that has begun */
 void note_sizes(Group *g);  /* write behind the header what is sent, and where that lies */
 int compare_sizes(Group *g); /* with what the senders have noted: 1, or 0 with a problem */
 
-void stage(Group *g, uint64_t chunk);        /* into this member's block, for those to whom it goes */
+void stage(Group *g, uint64_t chunk);        /* into this member's block, for its readers */
 void stage_others(Group *g, uint64_t chunk); /* what other members reduce */
 void keep_own(Group *g);                     /* copy what goes from this member to itself */
 void take(Group *g, uint64_t chunk);         /* copy what has come from each sender */

@@ -1,18 +1,17 @@
-/* The collectives, a function for each way that data goes. A function is left where it has to wait, and goes on
- * there when it is called again: what it still needs then is kept in the call, not in its variables.
+/* The collectives, a function for each way that data goes. A function returns where it has to wait. Called again, it
+ * goes on there. The call keeps the function's state, since its variables are gone then.
  *
- * Exchanges, in which every member has something for every other one: each notes what it has and stages the first
- * chunk; all meet; then each stages a chunk ahead of the one it takes.
+ * Exchanges: every member has something for every other one. Each notes its sizes and stages the first chunk. All
+ * meet. Then each stages a chunk ahead of the one it takes.
  *
- * From a root or to it: senders stage a chunk at a time, as many ahead as they have blocks; receivers publish each
- * chunk that they have taken. A sender meets those who wait for it in its second chunk at the latest, and so leaves
- * a call of one chunk with nobody waited for.
+ * From a root or to it: senders stage a chunk at a time, as many ahead as they have blocks. Receivers publish each
+ * chunk that they have taken. A sender meets its receivers in its second chunk at the latest. So it leaves a call of
+ * one chunk without waiting.
  *
- * An all_reduce of many bytes: each member stages what others reduce, share by share of each chunk. It reduces its
- * own share out of all other blocks and its own array, and writes the result back to where it was staged, and into
- * its array; then everybody takes the other shares' results out of its own block. So a place in a block goes back
- * and forth between two members, each of which reads it before it writes it: to write what the other has only read
- * takes processors longer.
+ * An all_reduce of many bytes: each member stages the other members' shares of each chunk. It reduces its own share
+ * out of all other blocks and its own array. It writes the result to its array, and back to where the share was
+ * staged. Then every member takes the other results out of its own block. So two members pass a place in a block
+ * back and forth, and each reads it before writing it: processors are slower to write what another has only read.
  */
 #include "engine/chunks.h"
 
@@ -47,7 +46,7 @@ static Status barrier(Group *g) {
 static int reduce_small(Group *g) {
     const Array *array = g->arrays;
     if (g->part_bytes || !array->nbytes) return 1;
-    /* What is near this core is read from the array itself. */
+    /* A member's own part is near its core in the array itself. */
     for (int member = 0; member < g->size; member++)
         g->parts[member] = member == g->rank ? array->data : small_part(g, member, slot_of(g, 0), array->nbytes);
     g->out = array->data;
@@ -135,7 +134,7 @@ static Status exchange(Group *g) {
     COMPLETE;
 }
 
-/* Whom a member waits for in a call with a root. */
+/* The member, or ALL, at the other end of a call with a root. */
 static int other_end(const Group *g) { return g->call.root == g->rank ? ALL : g->call.root; }
 
 /* Gathers and scatters say sizes that others read: their end is always published. */

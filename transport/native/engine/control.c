@@ -1,18 +1,21 @@
 /* The control block: where the members of a group see which call each is in, and how far.
  *
- *     head        magic, members, bytes of a block
- *     sleepers    a bit for each member, set while it sleeps in the kernel
- *     counters    a line for each member: how far it is
- *     headers     SLOTS for each member: which call it is in, and what it says about it
- *     blocks      SLOTS for each member: data
+ * - head: magic, members, bytes of a block;
+ * - sleepers: a bit for each member, set while it sleeps in the kernel;
+ * - counters: a line for each member, with its progress;
+ * - headers: SLOTS for each member, each with a call and notes about it;
+ * - blocks: SLOTS for each member, with data.
  *
  * Each member has a counter that it alone writes and that only rises: the number of its call, and in the low bits
- * a step within that. Nothing is ever reset, so nothing can be missed. A member compares everybody's header with
- * its own: at once where it waits for that member anyway, else when all meet in a later call, at the latest
- * before its next call but one. Headers and blocks are used in rotation. When a member begins a call, all others
- * have begun the call before the last one; so what a call of one chunk put into a block may be overwritten three
- * calls later with nothing to wait for. A call of several chunks ends with the step LAST, and later calls wait for
- * that before they use its blocks again, unless its last meeting shows that nobody reads another's block any more.
+ * a step within that. Nothing is ever reset, so nothing can be missed.
+ *
+ * A member compares all other headers with its own. It does so at once where it waits for that member anyway. Else it
+ * compares when all meet in a later call, at the latest before its next call but one.
+ *
+ * Headers and blocks are used in rotation. When a member begins a call, all others have begun the call before the
+ * last one. So three calls later the block of a call of one chunk is free without waiting. A call of several chunks
+ * ends with the step LAST. Later calls wait for that before they use its blocks again. They need not where the last
+ * meeting of the call shows that no member reads another's block any more.
  */
 #include "engine/engine.h"
 
@@ -169,7 +172,7 @@ static int await(Group *g, int peer, uint64_t turn) {
     Awaited awaited = {g, turn, peer};
     int come = await_awake(&g->patience, g->mode, have_come, &awaited) ||
                (g->mode >= SLEEP && sleep_until(g, &awaited));
-    if (g->news) return 0; /* whoever has it decides whether the call goes on, even where all have come now */
+    if (g->news) return 0; /* the caller decides whether the call goes on, even where all have come now */
     if (come) return 1;
     int missing = first_missing(g, &awaited);
     g->waits_for = missing;

@@ -62,8 +62,8 @@ typedef struct {
 
 typedef enum { NO_PROBLEM, OTHER_CALL, SENT, EXPECTS, BAD_PLACE, BAD_COUNTER } Trouble;
 
-/* Why a call cannot go on: `theirs` and `ours` are what OTHER_CALL compared; `found` and `wanted` are bytes, or
- * what was found where no such thing can be. */
+/* Why a call cannot go on. OTHER_CALL compared `theirs` and `ours`. Else `found` and `wanted` are sizes, a place or
+ * a counter. */
 typedef struct {
     Trouble trouble;
     int peer;
@@ -86,7 +86,7 @@ typedef struct {
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
     int along;    /* what this member keeps is copied with what it stages */
-    uint64_t low, high, at; /* what is reduced: from low to high of the array `into`, as far as `at` */
+    uint64_t low, high, at; /* the bytes to reduce: from low to high of the array `into`; `at`: so far */
     int into;
 } Call;
 
@@ -123,9 +123,9 @@ struct Group {
     Call call;
     Array *arrays;      /* of the call: room for two for each member */
     char **places;      /* by member: where its data is read in place; NULL: it is staged */
-    const char **parts; /* by member: what is reduced; */
-    char *out;          /* into where, */
-    uint64_t part_bytes; /* and how much of it */
+    const char **parts; /* by member: the operands of a reduction, */
+    char *out;          /* its result, */
+    uint64_t part_bytes; /* and the bytes of each */
     Cursor *cursors;
     uint64_t *left;
 };
@@ -140,8 +140,8 @@ void group_create(char *memory, int size, uint64_t block);
 int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin);
 void group_close(Group *g);
 
-/* Begin a call: its kind, root, header, and in `arrays` what it reads and writes; `loops` NULL where it reduces
- * nothing, or what only the caller reduces. Goes on as far as `mode` lets it. */
+/* Begin a call, whose arrays are in `arrays`, and go on as far as `mode` lets it. `loops` is NULL where it reduces
+ * nothing, or the caller has to reduce. */
 typedef struct {
     int kind, root, inputs, count, reduces;
     Header header;

@@ -1,14 +1,14 @@
-/* What is reduced, and how. */
+/* Reductions. */
 #include "engine/reduce.h"
 #include "engine/copy.h"
 #include "engine/words.h"
 
-#define CHUNK 4096 /* bytes of which all that the tree keeps stays in the first cache */
+#define CHUNK 8192 /* bytes of which all that the tree keeps stays near */
 #define MAX_WAITING 11 /* blocks of members that wait for their other half: log2(MAX_MEMBERS) and 1 */
 
-/* Integers wrap as NumPy's do: computed without sign. Floats have no MIN and MAX here, because which
- * of two NaNs comes out is NumPy's own affair. out may be left or right, but does not overlap them
- * otherwise; both_* write what comes out into left and right. */
+/* Integers wrap as NumPy's do: computed without sign. Floats have no MIN and MAX here: NumPy has its own choice
+ * between two NaNs. out may be left or right, but does not overlap them otherwise. both_* write the result into left
+ * and right. */
 #define LOOP(NAME, T, EXPR)                                                                 \
     CLONES static void NAME(void *out, const void *left, const void *right, size_t n) { \
         T *o = out;                                                                         \
@@ -69,9 +69,9 @@ static void finish(const Loops *loops, void *data, size_t n, int size) {
     }
 }
 
-/* A block of 2^k members waits as one value until the next block of as many is one, as bits of a counter of
- * members do; at the end the last of them is the upper half of the one before it. Only the last merge of all
- * writes to `out`, so that may be one of the parts. */
+/* A block of 2^k members waits as one value until the next block of as many is one value, too. So blocks merge as
+ * the bits of a counter of members carry. At the end each block is the upper half of the one before it. Only the
+ * last merge writes to `out`, so that may be one of the parts. */
 static void reduce_chunk(const Loops *loops, char *out, const char *const *parts, int size, size_t start, size_t n) {
     _Alignas(LINE) char memory[MAX_WAITING][CHUNK];
     const char *waiting[MAX_WAITING + 1];
@@ -89,8 +89,8 @@ static void reduce_chunk(const Loops *loops, char *out, const char *const *parts
 }
 
 void reduce_parts(const Loops *loops, char *out, const char *const *parts, int size, size_t nbytes) {
-    for (size_t start = 0; start < nbytes; start += CHUNK) {
-        size_t now = least(nbytes - start, CHUNK);
-        reduce_chunk(loops, out, parts, size, start, now / loops->itemsize);
-    }
+    /* Two parts need no memory in between: a long loop foresees what it reads next. */
+    size_t chunk = size == 2 ? nbytes : CHUNK;
+    for (size_t start = 0; start < nbytes; start += chunk)
+        reduce_chunk(loops, out, parts, size, start, least(nbytes - start, chunk) / loops->itemsize);
 }

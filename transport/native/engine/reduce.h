@@ -1,4 +1,4 @@
-/* What is reduced, and how. */
+/* Reductions. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +19,6 @@ typedef struct {
 /* NULL: there are none. */
 const Loops *find_loops(int dtype, int op);
 
-/* Reduce bytes [0, nbytes) of the members' parts into `out`, which may be one of them, in the order that
- * transport/operands/order.py has: a binary tree over the members that depends on their number alone. */
+/* Reduce bytes [0, nbytes) of the members' parts into `out`, which may be one of them. The order is a binary tree
+ * over the members that depends on their number alone: docs/shm.md. */
 void reduce_parts(const Loops *loops, char *out, const char *const *parts, int size, size_t nbytes);

@@ -1,7 +1,8 @@
 /* A ring buffer between one sender and one receiver of messages, in the receiver's inbox.
  *
- *     inbox       a line with its bell, the bytes of a ring and the number of members, one with its owner's sleeping flag, then for each
- *                 member two lines: what its sender writes, and what its receiver does; then the rings
+ * An inbox begins with a line for its bell, the bytes of a ring, and the number of members. Then comes a line for its
+ * owner's sleeping flag. Each member has two lines: one written by the sender, one by the receiver. Then come the
+ * rings.
  *
  * Two counters of bytes that only rise: how many the sender has written, how many the receiver has taken. A message
  * is a line with its header and size, then its bytes, rounded up to lines; one that is larger than the ring flows

@@ -1,9 +1,9 @@
-/* Writing past the caches, and what is better written so.
+/* Writing past the caches, where that is faster.
  *
  * Memory that another core has read (a block, a stretch of a ring) lies in that one's cache. Where both
  * share a cache, plain stores take it back at little cost, and the next reader finds it there. Where they
- * do not (the host decides where it runs a virtual machine's cores, and changes its mind), each line must
- * be asked for, which takes three to five times as long as to write to the memory without asking. Nothing
+ * do not, each line must be asked for, which takes three to five times as long as to write to the memory
+ * without asking. The host of a virtual machine decides where it runs the cores, and changes its mind. Nothing
  * tells which of the two it is; so now and then two parts of a piece are written either way, against the
  * clock. All that write for other cores do it by this file.
  */
@@ -94,7 +94,7 @@ static double timed(Copy way, char *into, Source from, size_t done) {
 /* Write two parts either way, and learn from it. */
 static void try_both(Staging *s, char *into, Source from) {
     double plain, past;
-    /* Whoever comes second finds the source in a better state. */
+    /* The second copy finds the source in a better state. */
     if (s->tries++ & 1) {
         past = timed(stream_bytes, into, from, 0);
         plain = timed(copy_bytes, into, from, TRIED_BYTES);

@@ -1,4 +1,4 @@
-/* Writing past the caches, and what is better written so. */
+/* Writing past the caches, where that is faster. */
 #pragma once
 #include "engine/copy.h"
 
@@ -30,7 +30,7 @@ typedef struct {
 
 struct Strides;
 
-/* What is copied: from `start` on, where it does not lie in one piece (strides.h), else `strides` is NULL. */
+/* The source of a copy. `strides` NULL: it lies in one piece. Else the copy begins at `start` (strides.h). */
 typedef struct {
     const char *data;
     const struct Strides *strides;

@@ -1,7 +1,7 @@
 /* To sleep and be woken takes longer than most small calls, so a member looks for a moment before it sleeps;
  * transport/waiting.py has the figures. Offering the processor to others between looks serves ranks that
- * share one. To strangers it would be given for milliseconds, while a sleeper is woken in time: so a wait
- * that saw this happen sleeps at once, and so do the next ones.
+ * share one. A stranger keeps it for milliseconds, while the kernel wakes a sleeper in time. So a wait that saw
+ * this happen sleeps at once, and so do the next ones.
  */
 #include "engine/waiting.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "engine/words.h"
 
-#define SLICE_SECONDS 0.05 /* the longest sleep, after which whoever called looks at signals and deadlines */
+#define SLICE_SECONDS 0.05 /* the longest sleep: then the caller looks at signals and deadlines */
 
 /* What a wait may do. The interpreter's lock may be held up to GLANCE only. */
 typedef enum {

@@ -1,9 +1,9 @@
 /* Words in memory that several processes map, and the order in which their loads and stores are seen.
  *
  * A member publishes what it wrote by storing a counter, and another that loads the counter's new value sees
- * all of it: a release and an acquire. Before a member sleeps it says so and looks once more; whoever
- * publishes stores and then looks whether anybody sleeps. One of the two must see the other, for which both
- * the stores and the loads are sequentially consistent.
+ * all of it: a release and an acquire. Before a member sleeps it says so and looks once more. A
+ * publisher stores, and then looks whether anybody sleeps. One of the two must see the other. So their stores
+ * and loads are sequentially consistent.
  *
  * The orders have names, so that a test can weaken each of them and see that it is missed.
  */
@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#ifndef ORDER_OF_LOOK /* a counter is read, and what was written before it */
+#ifndef ORDER_OF_LOOK /* a member reads a counter, then the data behind it */
 #define ORDER_OF_LOOK memory_order_acquire
 #endif
 #ifndef ORDER_OF_PUBLISH /* a counter is written, after what it stands for and before the next one */
