@@ -68,8 +68,10 @@ def be_rank(rank: int, path: str, seed: int, ready: int) -> None:
         while True:
             make_call(member, rng)
     except PeerLostError as error:
-        os.write(ready, f"{error.peer} {time.monotonic()}\n".encode().ljust(64))
-    signal.pause()  # one that leaves now is lost to the others, too
+        known = time.monotonic()
+        comm.abort(str(error))  # the others may wait for this one, which goes on no more
+        os.write(ready, f"{known} {error}".encode())
+        signal.pause()
 
 
 def kill_one(seed: int) -> list[float]:
@@ -96,8 +98,8 @@ def kill_one(seed: int) -> list[float]:
             took: list[float] = []
             for rank, (read, _) in enumerate(pipes):
                 if rank != victim:
-                    peer, known = read_within(read, 64, 60).split()
-                    assert int(peer) == victim, f"seed {seed}: rank {rank} lost {peer}"
+                    known, said = read_within(read, 4096, 60).decode().split(" ", 1)
+                    assert f"rank {victim}" in said, f"seed {seed}: rank {rank} said {said}"
                     took.append(float(known) - killed)
             return took
         finally:
