@@ -13,7 +13,7 @@ CUDA   ?= cuda13
 # What tests start a thousand times is compiled once, also where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-4d test test-meshes test-all test-debian coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all test-debian coverage sanitize wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -140,6 +140,9 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
+sanitize: $(STAMP)  ## the engine's C without an interpreter under sanitizers, then the core under its tests
+	$(BIN)/python tests/transport/native/sanitize.py --extension
+
 check: lint types docs  ## lint, format, types, import floors and rooms, and the pages as a site
 
 lint: $(STAMP)
@@ -158,7 +161,7 @@ bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in on
 	-$(BIN)/python -m tests.benchmarks.setup_peers
 	$(BIN)/python -m meshlib.bench --vs gloo,openmpi,mpich,jax --collectives all --symmetric \
 		--backend auto,tcp --rounds 4 --json out/bench.json --plot out/bench.png
-	$(BIN)/python -m tests.benchmarks.counts --collectives all --symmetric --backend auto,tcp \
+	$(BIN)/python -m tests.benchmarks.counts --collectives all --backend tcp \
 		--json out/counts.json
 
 chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks

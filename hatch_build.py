@@ -1,8 +1,8 @@
 """Builds the compiled core, the C below transport/native, into a wheel or, if editable, beside it.
 
-Everything works without it, so where it cannot be built the wheel is a pure one, and a line says
-why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0`` asks for
-that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
+Without it ranks of one host use TCP. So where it cannot be built the wheel is a pure one, and a
+line says why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0``
+asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
 """
 
 from __future__ import annotations

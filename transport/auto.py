@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from transport import environment
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.base import Collectives, Communicator, Turns
@@ -26,14 +29,20 @@ from transport.hierarchical.hosts import Placement
 from transport.links.communicator import LinkCommunicator
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import Place, this_place
-from transport.shm import ShmCommunicator
-from transport.shm.board.futex import unsupported_reason
-from transport.shm.board.layout import DEFAULT_SIZES, Sizes
+from transport.shm import ShmCommunicator, unsupported_reason
 from transport.shm.meeting.directory import Directory
+from transport.shm.sizes import DEFAULT_SIZES, Sizes
 from transport.tcp import TcpCommunicator
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"
+
+
+@cache
+def _say_once(obstacle: str) -> None:
+    """Log why this process takes TCP inside its host: once, and once for the host's ranks."""
+    if os.environ.get(environment.LOCAL_RANK, "0") == "0":
+        _LOGGER.warning("ranks of this host use TCP: %s", obstacle)
 
 
 class AutoCommunicator(Forwarding, Communicator):
@@ -71,7 +80,7 @@ class AutoCommunicator(Forwarding, Communicator):
             self._near.mailbox.shared = True
             self._directory: Directory = self._near.neighbourhood
         else:
-            _LOGGER.warning("rank %d uses TCP: %s", membership.ranks[self.rank], obstacle)
+            _say_once(obstacle)
             self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 

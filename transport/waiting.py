@@ -25,7 +25,7 @@ class LookOut:
     in a virtual machine more. And a rank that is woken by another tends to be put on the other's
     core, where both then wait for each other: not sleeping halves the time of a small exchange.
     Looking holds the interpreter's lock and a core, which is offered to others after each look, so
-    it is brief. (``transport/native/shm/waiting.c`` looks at shared memory without the lock.)
+    it is brief. (``transport/native/engine/waiting.c`` looks at shared memory without the lock.)
 
     ``seconds`` is how long to look. ``pauses``: where that was in vain, whoever is
     waited for is busy or far; for a while waits sleep at once, and for longer each time, so that a

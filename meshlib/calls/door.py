@@ -309,7 +309,7 @@ class Door:
         of_lanes = (*lanes.collectives.parts(), lanes.parts_of_peer)
         of_rank = (context.recorder, context.observers, context.log.levels)
         parts = (*of_group, *of_lanes, *of_rank)
-        shortcut: Shortcut = core.Shortcut(*(outline or (None, 0)), met, parts)
+        shortcut: Shortcut = core.Shortcut(outline, met, parts)
         with fate.lock:
             if fate.usable and not fate.absent and not self.refusals.ahead:
                 self.shortcut = shortcut

@@ -39,7 +39,7 @@ from transport.errors import (
 )
 from transport.operands.copying import address
 from transport.place import this_machine
-from transport.shm.messages.single_copy import ProcessMemory, is_possible
+from transport.shm.process_memory import ProcessMemory, is_possible
 from transport.tcp.meeting.address import listening_host
 from transport.tcp.meeting.dial import Dial, publish
 from transport.tcp.meeting.endpoint import Endpoint

@@ -159,7 +159,7 @@ def install() -> Counter:
 def main() -> None:
     """Be a rank that counts."""
     sys.path.pop(0)  # this file's folder
-    os.environ["MESHLIB_NATIVE"] = "0"  # what the compiled core moves, nothing here sees
+    os.environ["MESHLIB_NATIVE"] = "0"  # so: no shared memory, whose engine nothing here sees
     counter = install()
     worker = importlib.import_module("meshlib.bench.jobs.worker")
     worker.main(counter.counted)

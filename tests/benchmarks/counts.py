@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_cells(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     args = parser.parse_args(argv)
-    libraries = own_libraries(args.backend or ["auto"], args.symmetric)
+    libraries = own_libraries(args.backend or ["tcp"], args.symmetric)
     counts: list[Count] = []
     sys.stdout.write(f"{header()}\n")
     for found in count(grid(args.collectives, args.sizes, args.ranks, libraries)):

@@ -48,13 +48,8 @@ def work(a, b, ends):
 
 @pytest.mark.processes
 def test_what_calls_cost_is_counted() -> None:
-    libraries = ("meshlib-shm", "meshlib-tcp", "gloo")
-    *others, shared, found = count([Cell("all_reduce", 1 << 20, 2, libraries)])
-    assert isinstance(shared, Count)
-    assert shared.library == "meshlib-shm"
-    assert shared.sockets < 64  # a byte wakes a rank that sleeps, if one does
-    assert shared.reduced == 1 << 20  # each rank its half
-    assert shared.copied == 3 << 20  # a half in, a result to the other, and a half out
+    libraries = ("meshlib-tcp", "gloo")
+    *others, found = count([Cell("all_reduce", 1 << 20, 2, libraries)])
     assert isinstance(found, Count)
     # Each rank reduces at least half, and sends and receives as much as the array in all.
     assert found.reduced >= 1 << 20

@@ -1,4 +1,4 @@
-"""What programs have in common that run with the compiled core on some ranks and not on others."""
+"""What programs have in common that run in shared memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ NEEDS_CORE = [
 
 JOIN = """
     import os, random, sys, threading, time
-    if os.environ["RANK"] in os.environ.get("PURE", "").split(","):
-        os.environ["MESHLIB_NATIVE"] = "0"
     import numpy as np
     import meshlib as dist
     from transport.native import core
@@ -43,4 +41,4 @@ JOIN = """
         while of.await_failure(1.0) is None:
             pass
 """
-"""Joins a job in shared memory; the ranks in ``PURE`` without the core."""
+"""Joins a job in shared memory."""

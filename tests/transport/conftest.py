@@ -17,8 +17,8 @@ from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.place import Place
-from transport.shm import ShmCommunicator
-from transport.shm.board.layout import DEFAULT_SIZES, Sizes
+from transport.shm import ShmCommunicator, unsupported_reason
+from transport.shm.sizes import DEFAULT_SIZES, Sizes
 from transport.tcp import TcpCommunicator
 
 
@@ -96,6 +96,12 @@ def _repeats(item: pytest.Item) -> bool:
         return True
     repeated = isinstance(transport, Transport) and transport.name in _REPEATED
     return repeated and size > _LARGEST_GROUP_REPEATED
+
+
+# Without the compiled core no rank shares memory.
+_SHARE_MEMORY = {"shm", "staged", "many hosts"}
+if unsupported_reason() is not None:
+    TRANSPORTS = [transport for transport in TRANSPORTS if transport.name not in _SHARE_MEMORY]
 
 
 @pytest.fixture(params=TRANSPORTS, ids=str)

@@ -25,8 +25,7 @@ from transport.links.communicator import LinkCommunicator
 from transport.operands.quiet import quiet
 from transport.operands.reduce_op import Flat
 from transport.place import Place, this_place
-from transport.shm import ShmCommunicator
-from transport.shm.board.futex import unsupported_reason
+from transport.shm import ShmCommunicator, unsupported_reason
 from transport.tcp import TcpCommunicator
 
 _REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}

@@ -1,5 +1,7 @@
-"""The compiled core, where there is one: see ``core.h``, and ``module.c`` for what is in it. All it
-does, Python does as well; a class with a twin in Python is typed as that one.
+"""The compiled core, where there is one: see ``core.h``, and ``module.c`` for what is in it.
+
+The engine of shared memory is there alone. What it does to make a call, Python does as well; a
+class with a twin in Python is typed as that one.
 """
 
 from __future__ import annotations

@@ -1,38 +1,81 @@
 /* The module transport.native._core. */
-#include "core.h"
-#include "shm/plans.h"
+#include "binding/group.h"
+#include "binding/ring.h"
 
-static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
-    PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(spec);
-    if (type && PyModule_AddType(module, type) < 0) Py_CLEAR(type);
-    return type;
+/* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
+static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
+    int size;
+    unsigned long long block;
+    if (!PyArg_ParseTuple(args, "iK", &size, &block)) return NULL;
+    if (size < 2 || size > MAX_MEMBERS)
+        return PyErr_Format(PyExc_ValueError, "expected 2 to %d members, got %d", MAX_MEMBERS, size);
+    Sizes sizes = {.block = block};
+    uint64_t nbytes = group_bytes(size, &sizes);
+    return Py_BuildValue("KK", (unsigned long long)nbytes, (unsigned long long)sizes.block);
 }
 
-static PyMethodDef functions[] = {
-    {"crc32c", crc32c, METH_VARARGS, NULL}, {NULL}};
+/* create_group(memory, size, block): write the head of memory that nobody else has seen. */
+static PyObject *create_group(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer memory;
+    int size;
+    unsigned long long block;
+    if (!PyArg_ParseTuple(args, "w*iK", &memory, &size, &block)) return NULL;
+    Sizes sizes = {.block = block};
+    int fits = size >= 2 && size <= MAX_MEMBERS && (uint64_t)memory.len == group_bytes(size, &sizes);
+    if (fits) group_create(memory.buf, size, block);
+    else PyErr_Format(PyExc_ValueError, "%zd bytes are not those of %d members", memory.len, size);
+    PyBuffer_Release(&memory);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1, .m_methods = functions};
+static PyMethodDef functions[] = {{"crc32c", crc32c, METH_VARARGS, NULL},
+                                  {"measure_group", measure_group, METH_VARARGS, NULL},
+                                  {"create_group", create_group, METH_VARARGS, NULL},
+                                  {"measure_inbox", measure_inbox, METH_VARARGS, NULL},
+                                  {"create_inbox", create_inbox, METH_VARARGS, NULL},
+                                  {"listen_to", listen_to, METH_VARARGS, NULL},
+                                  {"ring_bell", ring_bell, METH_VARARGS, NULL},
+                                  {"read_bell", read_bell, METH_O, NULL},
+                                  {NULL}};
 
-PyMODINIT_FUNC PyInit__core(void) {
-#if defined(Py_GIL_DISABLED)
-    PyErr_SetString(PyExc_ImportError, "needs the interpreter's lock");
-    return NULL;
-#endif
+static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type ? PyModule_AddType(module, *type) : -1;
+}
+
+static int fill(PyObject *module) {
+    PyTypeObject *shortcut_type;
     init_clock();
     init_crc32c();
-    PyObject *module = init_shortcut() || init_plans() ? NULL : PyModule_Create(&definition);
-    if (!module) return NULL;
-    order_type = add_type(module, &order_spec);
-    fields_type = add_type(module, &fields_spec);
-    ring_type = add_type(module, &ring_spec);
-    board_type = add_type(module, &board_spec);
-    ring_end_type = add_type(module, &ring_end_spec);
-    if (!order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
-        init_spec(module) < 0 || !add_type(module, &plans_spec) || !add_type(module, &shortcut_spec) ||
-        PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+    if (init_shortcut() || add_type(module, &order_spec, &order_type) ||
+        add_type(module, &fields_spec, &fields_type) || add_type(module, &recorder_spec, &recorder_type) ||
+        add_type(module, &group_spec, &group_type) || add_ring_end(module) || init_spec(module) ||
+        add_type(module, &shortcut_spec, &shortcut_type))
+        return -1;
+    static const struct {
+        const char *name;
+        long value;
+    } numbers[] = {{"LOOK", LOOK},       {"SPIN", SPIN},   {"SLEEP", SLEEP},
+                   {"NAP", NAP},         {"DONE", DONE_ALL}, {"AGAIN", AGAIN},
+                   {"UNSUPPORTED", UNSUPPORTED}, {"MISMATCH", MISMATCH}, {"DAMAGED", DAMAGED},
+                   {"OTHER_CALL", OTHER_CALL},   {"SENT", SENT},   {"EXPECTS", EXPECTS},
+                   {"BAD_PLACE", BAD_PLACE},     {"MAX_MEMBERS", MAX_MEMBERS}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value)) return -1;
+    return 0;
 }
+
+/* Types are found by static pointers: one interpreter, and its lock. */
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill},
+#if PY_VERSION_HEX >= 0x030C0000
+                                   {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+                                   {Py_mod_gil, Py_MOD_GIL_USED},
+#endif
+                                   {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_methods = functions, .m_slots = slots};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

@@ -1,5 +1,6 @@
-"""The shared-memory transport: for members on one host, at the speed of memory."""
+"""Collectives and messages through shared memory, for members on one host."""
 
-from transport.shm.communicator import ShmCommunicator
+from transport.shm.communicator import ShmCommunicator as ShmCommunicator
+from transport.shm.support import unsupported_reason as unsupported_reason
 
-__all__ = ["ShmCommunicator"]
+__all__ = ["ShmCommunicator", "unsupported_reason"]

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 
@@ -15,28 +15,24 @@ from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport.links.messaging import MessagingCommunicator
 from transport.operands.flat import as_bytes
-from transport.operands.quiet import quiet_runner
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import this_place
-from transport.shm.board.board import Board
-from transport.shm.board.futex import unsupported_reason
-from transport.shm.board.layout import DEFAULT_SIZES, Layout, Sizes
-from transport.shm.board.patience import Patience
-from transport.shm.board.segment import OwnedSegment, Segment
-from transport.shm.collectives.all_reduce import AllReduce
-from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.places import Places
-from transport.shm.collectives.runner import Runner
+from transport.shm.arena import Arena
+from transport.shm.calls import Calls
 from transport.shm.meeting.directory import Neighbourhood
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
-from transport.shm.messages.messages import INBOX, Messages
-from transport.shm.messages.single_copy import agree
+from transport.shm.messages import INBOX, Messages
+from transport.shm.segment import OwnedSegment, Segment
+from transport.shm.sizes import DEFAULT_SIZES, Sizes
+from transport.shm.support import the_core, unsupported_reason
 
-P = ParamSpec("P")
-_BOARD = "board"
+_GROUP = "group"
+_NOBODY = -1
+_NO_DTYPE = np.dtype(np.uint8)
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
+_BARRIER, _ALL_REDUCE = Kind.BARRIER, Kind.ALL_REDUCE
 _ALL_GATHER, _ALL_TO_ALL = Kind.ALL_GATHER, Kind.ALL_TO_ALL
 _REDUCE, _REDUCE_SCATTER = Kind.REDUCE, Kind.REDUCE_SCATTER
 
@@ -45,10 +41,8 @@ _REDUCE, _REDUCE_SCATTER = Kind.REDUCE, Kind.REDUCE_SCATTER
 class _Meeting:
     """What there is once all members have found each other."""
 
-    board: Board
-    places: Places
-    runner: Runner
-    all_reduce: AllReduce
+    calls: Calls
+    arena: Arena
 
 
 class ShmCommunicator(MessagingCommunicator):
@@ -58,6 +52,8 @@ class ShmCommunicator(MessagingCommunicator):
     fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
     of each other's end. ``sizes`` must be equal on all members. ``neighbourhood`` knows where
     they are; ``machine`` is what it says of this rank instead of where it is.
+
+    Raises DistBackendError where this process cannot share memory (``unsupported_reason``).
     """
 
     mailbox: Messages
@@ -68,16 +64,15 @@ class ShmCommunicator(MessagingCommunicator):
         sizes: Sizes = DEFAULT_SIZES,
         machine: str | None = None,
     ) -> None:
+        self._core: Any = the_core()
         runtime, group = membership.runtime, membership.group
         endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
-        patience = Patience(membership.size)
         place = this_place(unsupported_reason(), endpoint.address, machine)
         # Nothing here refers back to this object: its mappings go when it goes.
-        neighbourhood = Neighbourhood(membership, place, endpoint, patience)
-        super().__init__(membership, Messages(membership, neighbourhood, patience, sizes))
+        neighbourhood = Neighbourhood(membership, place, endpoint)
+        super().__init__(membership, Messages(membership, neighbourhood, sizes))
         self.neighbourhood = neighbourhood
         self._sizes = sizes
-        self._quietly = quiet_runner()
         # Guards what the endpoint's thread touches as well.
         self._lock = threading.Lock()
         self._owned: dict[str, OwnedSegment] = {INBOX: self.mailbox.inbox}
@@ -86,52 +81,42 @@ class ShmCommunicator(MessagingCommunicator):
         self._meeting: _Meeting | None = None
         self._ready: _Meeting | None = None
         self._failure: str | None = None
-        self._endpoint, self._patience = endpoint, patience
+        self._endpoint = endpoint
         endpoint.register(group, self)
         neighbourhood.publish()
 
     # Collectives.
 
     def barrier(self, call: Call) -> None:
-        self._check_usable()
-        self._run(self._members(call).board.barrier, call)
+        self._run(_BARRIER, 0, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         inputs, outputs = ([buffer], ()) if root == self.rank else ((), [buffer])
-        self._plan(_BROADCAST, root, call, inputs, outputs)
+        self._run(_BROADCAST, root, call, inputs, outputs)
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        ready = self._ready
-        if ready is None or self.abort_reason is not None or self._failure is not None:
-            self._check_usable()
-            ready = self._members(call)
-        # As ``_run`` does it, without the step in between: this is the small call that counts.
-        try:
-            self._quietly(ready.all_reduce.run, call, buffer, op)
-        except BaseException as error:
-            self._failure = f"an earlier call failed: {error!r}"
-            raise
+        self._run(_ALL_REDUCE, 0, call, (), [buffer], op)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         inputs, outputs = ((), [buffer]) if root == self.rank else ([buffer], ())
-        self._plan(_REDUCE, root, call, inputs, outputs, op)
+        self._run(_REDUCE, root, call, inputs, outputs, op)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        self._plan(_ALL_GATHER, 0, call, [input_], outputs)
+        self._run(_ALL_GATHER, 0, call, [input_], outputs)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        self._plan(_REDUCE_SCATTER, 0, call, inputs, [output], op)
+        self._run(_REDUCE_SCATTER, 0, call, inputs, [output], op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        self._plan(_GATHER, root, call, [input_], outputs or ())
+        self._run(_GATHER, root, call, [input_], outputs or ())
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        self._plan(_SCATTER, root, call, inputs or (), [output])
+        self._run(_SCATTER, root, call, inputs or (), [output])
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        self._plan(_ALL_TO_ALL, 0, call, inputs, outputs)
+        self._run(_ALL_TO_ALL, 0, call, inputs, outputs)
 
     def takes_gaps(self, call: Call) -> bool:
         """See ``Communicator.takes_gaps``."""
@@ -139,17 +124,16 @@ class ShmCommunicator(MessagingCommunicator):
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
-        meeting, nbytes = self._members(call), count * dtype.itemsize
-        arena = meeting.places.arena
-        self._run(meeting.board.barrier, call)
+        arena, nbytes = self._members(call).arena, count * dtype.itemsize
+        self.barrier(call)
         free = arena.dropped()
         if free.size:
-            self._run(meeting.all_reduce.run, call, free, ReduceOp.MIN)
+            self.all_reduce(call, free, ReduceOp.MIN)
         if not arena.settle(free, nbytes):
-            self._grow(call, meeting.board, arena, nbytes)
+            self._grow(call, arena, nbytes)
         return arena.take(count, dtype)
 
-    def _grow(self, call: Call, board: Board, arena: Arena, nbytes: int) -> None:
+    def _grow(self, call: Call, arena: Arena, nbytes: int) -> None:
         """Add a segment to the arena that has room for ``nbytes`` more on every member."""
         number, size = arena.new_segment(nbytes)
         name = f"arena-{number}"
@@ -157,17 +141,17 @@ class ShmCommunicator(MessagingCommunicator):
             segment = OwnedSegment(size, name)
             with self._lock:
                 self._owned[name] = segment
-            self._run(board.barrier, call)
+            self.barrier(call)
             arena.add(segment)
-            self._run(board.barrier, call)
+            self.barrier(call)
             # All have it; what keeps the memory from now on are the mappings alone.
             with self._lock:
                 del self._owned[name]
             segment.close()
         else:
-            self._run(board.barrier, call)
+            self.barrier(call)
             arena.add(self.neighbourhood.fetch(0, name, call))
-            self._run(board.barrier, call)
+            self.barrier(call)
 
     # Point to point.
 
@@ -187,15 +171,12 @@ class ShmCommunicator(MessagingCommunicator):
     def lose(self, peer: int, reason: str) -> None:
         self.mailbox.lose(peer, PeerLostError(reason, peer))
 
-    def outline(self) -> tuple[Any, ...] | None:
-        return None if self._ready is None else self._ready.all_reduce.outline()
+    def outline(self) -> Any:
+        return None if self._ready is None else self._ready.calls.native
 
     def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
-        meeting = self._members(call)
-        if buffer is None or op is None:
-            self._run(meeting.board.meet, call)
-        else:
-            self._run(meeting.all_reduce.resume, call, buffer, op)
+        dtype = _NO_DTYPE if buffer is None else buffer.dtype
+        self._attempt(self._members(call).calls.resume, call, op, dtype)
 
     # The end.
 
@@ -221,7 +202,7 @@ class ShmCommunicator(MessagingCommunicator):
         # The others may leave as soon as they know, which receives here would take for a loss.
         self._endpoint.unregister(self.membership.group, how)
         if meeting is not None:
-            meeting.board.wake_all()
+            meeting.calls.wake()
 
     # For the endpoint, in its thread.
 
@@ -231,8 +212,8 @@ class ShmCommunicator(MessagingCommunicator):
             if self.abort_reason is not None:
                 raise LookupError(LEFT)
             owned = self._owned.get(what)
-            if owned is None and what == _BOARD and self.rank == 0:
-                owned = self._own_board()
+            if owned is None and what == _GROUP and self.rank == 0:
+                owned = self._own_segment()
             if owned is None or owned.fd < 0:
                 raise LookupError(f"has no memory called {what!r}")
             return os.dup(owned.fd)
@@ -247,7 +228,7 @@ class ShmCommunicator(MessagingCommunicator):
             meeting = self._meeting
         self.mailbox.lose(rank, error)
         if meeting is not None:
-            meeting.board.wake_all()
+            meeting.calls.wake()
 
     def on_kick(self) -> None:
         """Be told that a sender waits for room in this rank's inbox."""
@@ -271,35 +252,37 @@ class ShmCommunicator(MessagingCommunicator):
     def _members(self, call: Call) -> _Meeting:
         return self._ready or self._get_ready(call)
 
-    def _plan(
+    def _run(
         self,
         kind: Kind,
         root: int,
         call: Call,
-        inputs: Sequence[Flat],
-        outputs: Sequence[Flat],
+        inputs: Sequence[Flat] = (),
+        outputs: Sequence[Flat] = (),
         op: ReduceOp | None = None,
     ) -> None:
-        """Carry out a collective as planned; see ``Runner.run``."""
-        self._check_usable()
-        self._run(self._members(call).runner.run, kind, root, call, inputs, outputs, op)
+        """Carry out a collective; see ``Calls.run``."""
+        ready = self._ready
+        if ready is None or self.abort_reason is not None or self._failure is not None:
+            self._check_usable()
+            ready = self._members(call)
+        self._attempt(ready.calls.run, kind, root, call, inputs, outputs, op)
 
-    def _run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Carry out a collective; after one that failed, the members are out of step for good."""
+    def _attempt(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Go on with a collective; after one that failed, the members are out of step for good."""
         try:
-            self._quietly(function, *args, **kwargs)
+            function(*arguments)
         except BaseException as error:
             self._failure = f"an earlier call failed: {error!r}"
             raise
 
-    def _own_board(self) -> OwnedSegment:
+    def _own_segment(self) -> OwnedSegment:
         """Return the segment of the group, made at the first use. Under the lock."""
-        segment = self._owned.get(_BOARD)
+        segment = self._owned.get(_GROUP)
         if segment is None:
-            layout = Layout.choose(self.size, self._sizes)
-            segment = self._owned[_BOARD] = OwnedSegment(layout.nbytes, "board")
-            for word, value in enumerate(layout.head()):
-                segment.words[word] = value
+            nbytes, block = self._core.measure_group(self.size, self._sizes.block)
+            segment = self._owned[_GROUP] = OwnedSegment(nbytes, "group")
+            self._core.create_group(segment.mapping, self.size, block)
         return segment
 
     def _meet(self, call: Call) -> _Meeting:
@@ -312,17 +295,14 @@ class ShmCommunicator(MessagingCommunicator):
         if self.rank == 0:
             with self._lock:
                 self.check_open()
-                segment: Segment = self._own_board()
+                segment: Segment = self._own_segment()
         else:
             try:
-                segment = neighbourhood.fetch(0, _BOARD, call)
+                segment = neighbourhood.fetch(0, _GROUP, call)
             except PeerLostError as error:
                 raise self._cause(0, error) from error
-        layout = Layout.read(segment.words, segment.nbytes)
-        board = Board(segment, layout, self.membership, self._patience, self._check)
-        places = Places(Arena(self.rank, self.size))
-        runner = Runner(board, self.membership, places, self._sizes.piece)
-        meeting = _Meeting(board, places, runner, AllReduce(board, runner, self._sizes.direct))
+        calls = Calls(segment, self._sizes, self.membership, self._check)
+        meeting = _Meeting(calls, Arena(self.rank, self.size, calls.native.lay_out))
         with self._lock:
             self.check_open()
             self._meeting = meeting
@@ -331,18 +311,13 @@ class ShmCommunicator(MessagingCommunicator):
     def _get_ready(self, call: Call) -> _Meeting:
         """Do what comes before the first collective, once all members are known to share memory."""
         meeting = self._meeting or self._meet(call)
-
-        def learn() -> None:
-            memory = agree(meeting.board, self.membership, call, self._sizes.single)
-            meeting.places.memory = self.mailbox.memory = memory
-
-        self._run(learn)
+        self._attempt(meeting.calls.run, _BARRIER, 0, call, (), ())
         with self._lock:
             self.check_open()
             self._ready = meeting
             # All have mapped it by now: a group costs each member one descriptor, its inbox's.
-            if (board := self._owned.get(_BOARD)) is not None:
-                board.close()
+            if (segment := self._owned.get(_GROUP)) is not None:
+                segment.close()
         return meeting
 
     def _check(self, call: Call, peer: int) -> None:
@@ -350,7 +325,7 @@ class ShmCommunicator(MessagingCommunicator):
         self.check_open()
         if peer in self._gone:
             raise self._cause(peer)
-        if call.deadline.expired:
+        if call.deadline.expired and peer != _NOBODY:
             raise CommunicatorTimeoutError(
                 f"{call.header}: waited {call.deadline.seconds:g} s for"
                 f" {self.membership.describe(peer)}",

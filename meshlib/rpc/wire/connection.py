@@ -27,7 +27,7 @@ from transport.deadline import Deadline
 from transport.errors import DistError
 from transport.net.tls_choice import is_tls
 from transport.operands.copying import address
-from transport.shm.messages.single_copy import ProcessMemory
+from transport.shm.process_memory import ProcessMemory
 from transport.waiting import LookOut
 
 if TYPE_CHECKING:

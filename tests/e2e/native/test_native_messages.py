@@ -1,8 +1,7 @@
-"""Messages over shared memory between ranks with and without the compiled core."""
+"""Messages over shared memory, between real processes."""
 
 from __future__ import annotations
 
-import pytest
 from compiled import JOIN, NEEDS_CORE
 
 pytestmark = NEEDS_CORE
@@ -10,7 +9,6 @@ pytestmark = NEEDS_CORE
 EXCHANGES = (
     JOIN
     + """
-    assert (core is None) == (str(rank) in os.environ.get("PURE", "").split(","))
     sizes = [0, 1, 63, 4095, 4096, 16384, 16385, 32768, 65537, (1 << 20) - 64, 1 << 20, 3_000_001]
 
     def values(size, seed):
@@ -74,9 +72,7 @@ EXCHANGES = (
 )
 
 
-@pytest.mark.parametrize("pure", ["", "0", "1"], ids=["compiled", "sender", "receiver"])
-def test_messages_between_ranks_with_and_without_the_core(meshrun, pure):
-    script = meshrun.script(EXCHANGES)
-    result = meshrun.run("--start=exec", "-n", "2", script, env={"PURE": pure})
+def test_messages_between_processes(meshrun):
+    result = meshrun.run("--start=exec", "-n", "2", meshrun.script(EXCHANGES))
     assert result.code == 0, result.err
     assert result.out.split() == ["fine", "fine"]

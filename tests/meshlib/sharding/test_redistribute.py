@@ -87,11 +87,8 @@ def test_from_any_sharding_to_any_other_on_one_mesh(mesh_shape, async_op):
     check(pairs_on(mesh, str(mesh_shape)), mesh.size(), async_op)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("mesh_shape", [(3,), (2, 2)])
-def test_the_same_where_parts_are_read_as_they_lie(monkeypatch, mesh_shape, compiled):
-    if not compiled:
-        monkeypatch.setattr("transport.shm.collectives.runner.core", None)
+def test_the_same_where_parts_are_read_as_they_lie(mesh_shape):
     mesh = named_mesh(*mesh_shape)
     check(pairs_on(mesh, f"shm {mesh_shape}"), mesh.size(), False, backend="shm")
 

@@ -34,7 +34,7 @@ large = lambda: make(blocks=1, width=256, dtype="f8")
 model, alone = shard(large(), flat), large()
 train(model, batches, dist.get_rank(), 4, steps=2)
 train(alone, batches, steps=2)
-assert_equal(whole(model.state_dict()), alone.state_dict())
+assert_equal(whole(model.state_dict()), alone.state_dict(), 1e-9)  # rounded in another order
 print(f"rank {{dist.get_rank()}} agrees")
 dist.destroy_process_group()
 """

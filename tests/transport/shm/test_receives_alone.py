@@ -11,23 +11,14 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.native import core
 from transport.shm import ShmCommunicator
-from transport.shm.board.layout import Sizes
-from transport.shm.board.patience import Patience
-from transport.shm.messages import messages as shm_messages
+from transport.shm.messages import Messages
+from transport.shm.sizes import Sizes
+from transport.shm.support import the_core
 
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SMALL), has_links=False)
 LARGE = np.arange(4096).astype(np.uint8)
-
-pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")
-
-
-@pytest.fixture(autouse=True)
-def _as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are threads do not look before they sleep."""
-    monkeypatch.setattr(Patience, "share_process", lambda _: None)
 
 
 def begin(member: Member) -> Any:
@@ -43,13 +34,13 @@ def write_a_part(member: Member, stopped: threading.Barrier, tag: int) -> None:
     """Send ``LARGE``, of which the ring has room for a part, and stop there twice."""
     mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
 
-    def await_room(*args: Any) -> None:
-        del mailbox._await_room
+    def look_up(*args: Any) -> None:
+        del mailbox._look_up
         stopped.wait()
         stopped.wait()
-        shm_messages.Messages._await_room(mailbox, *args)
+        Messages._look_up(mailbox, *args)
 
-    mailbox._await_room = await_room
+    mailbox._look_up = look_up
     member.send(LARGE, 1, tag=tag)
 
 
@@ -65,7 +56,7 @@ def test_a_message_that_another_thread_has_just_begun_is_not_taken_over() -> Non
 
         def try_carrying() -> bool:
             del mailbox._try_carrying
-            mailbox._rings[0].pull(mailbox, None, False)  # as a carrier that has gone since
+            mailbox._rings[0].pull(mailbox, the_core().LOOK)  # as a carrier that has gone since
             stopped.wait()  # the rest comes
             return mailbox._try_carrying()
 

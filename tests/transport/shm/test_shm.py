@@ -28,8 +28,9 @@ from transport.errors import (
 from transport.net.auth import authenticate
 from transport.operands.reduce_op import ReduceOp, premul_sum
 from transport.shm import ShmCommunicator
-from transport.shm.board.layout import BLOCKS, Layout, Sizes
 from transport.shm.meeting.endpoint import Endpoint
+from transport.shm.sizes import Sizes
+from transport.shm.support import the_core
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 
@@ -255,13 +256,14 @@ def test_a_stranger_gets_nothing_from_an_endpoint_and_disturbs_nobody() -> None:
         endpoint.close()
 
 
-def test_memory_is_bounded_by_the_layout_however_many_members_there_are() -> None:
-    for size in (2, 3, 8, 64, 256):
-        layout = Layout.choose(size, Sizes())
-        assert layout.nbytes < 24 << 20
-        ends = [layout.data(rank, BLOCKS) for rank in range(size)]
-        assert ends[-1] <= layout.nbytes
-        assert layout.counter(size) <= layout.card(0, 0)
+def test_memory_is_bounded_however_many_members_there_are() -> None:
+    core = the_core()
+    for size in (2, 3, 8, 64, 256, 1024):
+        nbytes, block = core.measure_group(size, 0)
+        assert nbytes < (24 << 20 if size <= 256 else 400 << 20)
+        assert 4 * size * block < nbytes
+    with pytest.raises(ValueError, match="2 to 1024 members, got 1025"):
+        core.measure_group(1025, 0)
 
 
 def test_threads_may_send_to_one_member_at_the_same_time() -> None:

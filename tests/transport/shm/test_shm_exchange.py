@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from transport.communicators.runtime import Membership
 from transport.errors import HeaderMismatchError
 from transport.operands.reduce_op import ReduceOp
 from transport.shm import ShmCommunicator
-from transport.shm.board.layout import Sizes
-from transport.shm.board.patience import Patience
-from transport.shm.collectives.runner import Runner
+from transport.shm.sizes import Sizes
 
 # Shares of 8 to 64 elements of 8 bytes, so that some calls take many laps.
 SIZES = Sizes(block=512, direct=64, ring=1 << 10, piece=256)
@@ -152,29 +149,10 @@ def _exchange_with_gaps(
             assert np.count_nonzero(room == 99) >= room.size - output.size
 
 
-def _compile(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the core to all members, to none, or to ``some``: all but rank 1."""
-    # Threads of one process have no core otherwise, since they must sleep while they wait.
-    monkeypatch.setattr(Patience, "share_process", lambda self: None)
-    begin = Runner.__init__
-
-    def without(self: Runner, board: Any, *arguments: Any) -> None:
-        begin(self, board, *arguments)
-        if compiled == "none" or (compiled == "some" and board.rank == 1):
-            self.compiled = None
-
-    monkeypatch.setattr(Runner, "__init__", without)
-
-
-@pytest.mark.parametrize("compiled", ["all", "none", "some"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_arrays_that_do_not_lie_in_one_piece(
-    size: int, compiled: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _compile(compiled, monkeypatch)
-
+def test_arrays_that_do_not_lie_in_one_piece(size: int) -> None:
     def body(member: Member) -> None:
-        same = random.Random(f"{size} {compiled}")
+        same = random.Random(size)
         for number in range(60):
             most, least = same.choice((2, 5, 9)), min(number % 7, 1)
             shape = tuple(same.randint(least, most) for _ in range(same.choice((2, 3, 4))))
@@ -183,11 +161,7 @@ def test_arrays_that_do_not_lie_in_one_piece(
     run_group(SHM, size, body)
 
 
-@pytest.mark.parametrize("compiled", ["all", "none"])
-def test_a_members_own_part_goes_from_one_shape_to_another(
-    compiled: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _compile(compiled, monkeypatch)
+def test_a_members_own_part_goes_from_one_shape_to_another() -> None:
     shapes = (6, 4), (2, 12), (3, 2, 4), (24,)
 
     def body(member: Member) -> None:
@@ -204,21 +178,6 @@ def test_a_members_own_part_goes_from_one_shape_to_another(
                 np.testing.assert_array_equal(output.reshape(-1), wanted)
 
     run_group(SHM, 2, body)
-
-
-def test_the_core_leaves_off_where_another_member_is_read_where_its_data_lies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What it had begun to copy along with what it staged is complete: all laps of its own part."""
-    _compile("some", monkeypatch)
-    sizes = replace(SIZES, single=1 << 10)
-    shm = Transport("shm", lambda of, _: ShmCommunicator(of, sizes), has_links=False)
-
-    def body(member: Member) -> None:
-        for number, counts in enumerate(([500, 500, 500], [700, 300, 0], [0, 200, 900])):
-            _all_gather(member, number, counts, np.float64)
-
-    run_group(shm, 3, body)
 
 
 def test_parts_that_are_read_in_place_into_arrays_with_gaps() -> None:
@@ -238,7 +197,7 @@ def test_parts_that_are_read_in_place_into_arrays_with_gaps() -> None:
     run_group(SHM, 3, body)
 
 
-def test_dims_of_which_the_core_takes_no_more() -> None:
+def test_arrays_of_many_dims() -> None:
     def body(member: Member) -> None:
         whole = np.arange(2.0 * 3**9).reshape([3] * 9 + [2])
         part = whole[tuple([slice(0, 2)] * 9 + [slice(0, 1)])]

@@ -12,13 +12,13 @@ from rank_threads import LONG, Member, Transport, run_group
 
 from transport.call import NO_ROOT, CallHeader, Kind
 from transport.errors import CommunicatorTimeoutError, PeerLostError
-from transport.native import core
 from transport.shm import ShmCommunicator
-from transport.shm.board.layout import Sizes
-from transport.shm.board.segment import LINE, OwnedSegment
-from transport.shm.messages import messages as shm_messages
-from transport.shm.messages import ring as rings
+from transport.shm.messages import Messages
+from transport.shm.segment import OwnedSegment
+from transport.shm.sizes import Sizes
+from transport.shm.support import the_core
 
+LINE = 64
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SMALL), has_links=False)
 AROUND = [
@@ -27,90 +27,95 @@ AROUND = [
     for more in (-1, 0, 1)
     if size + more >= 0
 ]
-PACKED = bytes(range(32))
-KINDS = [pytest.param(rings._RingEnd, id="python")] + (
-    [] if core is None else [pytest.param(core.RingEnd, id="core")]
-)
 
 
-def ends(
-    writer: Any, reader: Any, capacity: int = 1024, piece: int = 256
-) -> tuple[OwnedSegment, Any, Any]:
-    segment = OwnedSegment(4096 + capacity, "test")
-    where = (2 * LINE, 4096, capacity, piece, rings.BELL, rings.ASLEEP)
-    return segment, writer(segment, *where, 1, 2, True), reader(segment, *where, 0, 2, True)
+def packed(size: int) -> bytes:
+    return CallHeader(5, size, NO_ROOT, Kind.SEND, 3, 0, extra=2**32 - 1).pack()
 
 
-@pytest.mark.parametrize("writer", KINDS)
-@pytest.mark.parametrize("reader", KINDS)
-def test_a_ring_has_the_same_bytes_whoever_writes_and_reads(writer: Any, reader: Any) -> None:
-    segment, sender, receiver = ends(writer, reader)
+def ends(capacity: int = 1024, piece: int = 256) -> tuple[OwnedSegment, Any, Any]:
+    """The two ends of the ring from member 1 in the inbox of member 0."""
+    core = the_core()
+    nbytes, _ = core.measure_inbox(2, capacity)
+    segment = OwnedSegment(nbytes, "test")
+    core.create_inbox(segment.mapping, 2, capacity)
+    return segment, *(core.RingEnd(segment.mapping, 2, 1, member, piece, True) for member in (1, 0))
+
+
+def accept(receiver: Any) -> int:
+    """Begin to take the next message; return its size."""
+    _, size = receiver.peek()
+    receiver.accept(size)
+    return size
+
+
+def test_messages_of_all_sizes_arrive_and_nothing_beside_them() -> None:
+    core = the_core()
+    _, sender, receiver = ends()
     rng = np.random.default_rng(7)
     for size in AROUND:
         data = rng.integers(0, 256, size, np.uint8)
         into = np.full(size + 2, 99, np.uint8)
         where = memoryview(into)[1 : size + 1]
-        assert sender.begin(PACKED, memoryview(data), False), size
-        at = 4096 + receiver.position % 1024
-        head = bytes(segment.data[at : at + LINE])
-        assert head == PACKED + size.to_bytes(8, "little") + bytes(LINE - 40)
-        receiver.position += LINE
-        receiver.left = size
-        for _ in range(40):
-            receiver.take(where, False)
-            sender.go_on(memoryview(data), False)
-        assert (sender.left, receiver.left) == (0, 0)
+        assert sender.begin(packed(size), memoryview(data), core.LOOK) in (core.DONE, core.AGAIN)
+        assert receiver.peek() == (packed(size), size)
+        assert accept(receiver) == size
+        while receiver.left or sender.left:
+            receiver.take(where, core.LOOK)
+            sender.write(memoryview(data), core.LOOK)
         assert sender.position == receiver.position
         assert np.array_equal(into[1:-1], data)
-        assert into[0] == into[-1] == 99  # and not a byte beside it
+        assert into[0] == into[-1] == 99
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_message_is_not_begun_without_room_for_its_first_piece(kind: Any) -> None:
-    segment, sender, receiver = ends(kind, kind)
+def test_a_message_is_not_begun_without_room_for_its_first_piece() -> None:
+    core = the_core()
+    _, sender, receiver = ends()
     data = memoryview(bytes(1000))
-    assert sender.begin(PACKED, data, False)
-    written = segment.words[2 * LINE // 8]
+    assert sender.begin(packed(1000), data, core.LOOK) == core.AGAIN
     assert sender.left == 1000 - 3 * 256
-    receiver.position, receiver.left = LINE, 1000
+    accept(receiver)
     while receiver.left > 1000 - 3 * 256:
-        receiver.take(memoryview(bytearray(1000)), False)
-    sender.go_on(data, False)
-    assert sender.left == 0
+        receiver.take(memoryview(bytearray(1000)), core.LOOK)
+    assert sender.write(data, core.LOOK) == core.DONE
+    assert sender.has_room(200)
     for _ in range(2):
-        assert sender.begin(PACKED, memoryview(bytes(200)), False)
-    assert not sender.begin(PACKED, data, True)  # after a look for some time
-    assert segment.words[2 * LINE // 8] == sender.position > written
+        assert sender.begin(packed(200), memoryview(bytes(200)), core.LOOK) == core.DONE
+    assert not sender.has_room(1000)
+    before = sender.position
+    for mode in (core.LOOK, core.SPIN, core.SLEEP, core.NAP):
+        assert sender.begin(packed(1000), data, mode) == core.AGAIN
+        assert (sender.position, sender.left) == (before, 0)
 
 
-@pytest.mark.skipif(core is None, reason="there is no compiled core")
-def test_the_core_refuses_what_does_not_fit() -> None:
-    assert core is not None
-    _, sender, receiver = ends(core.RingEnd, core.RingEnd)
+def test_what_does_not_fit_is_refused() -> None:
+    core = the_core()
+    segment, sender, receiver = ends()
     with pytest.raises(ValueError, match="32 bytes, not 3"):
-        sender.begin(b"abc", memoryview(b""), False)
-    receiver.left = 10
+        sender.begin(b"abc", memoryview(b""), core.LOOK)
+    sender.begin(packed(10), memoryview(bytes(10)), core.LOOK)
+    accept(receiver)
     with pytest.raises(ValueError, match="10 bytes are to come, of 3"):
-        receiver.take(memoryview(bytearray(3)), False)
+        receiver.take(memoryview(bytearray(3)), core.LOOK)
     with pytest.raises((TypeError, BufferError)):
-        receiver.take(memoryview(bytes(10)), False)
-    segment = OwnedSegment(4096, "test")
-    with pytest.raises(ValueError, match="not within"):
-        core.RingEnd(segment, 128, 4096, 1024, 256, 0, 8, 0, 2, True)
+        receiver.take(memoryview(bytes(10)), core.LOOK)
+    with pytest.raises(ValueError, match="no inbox of 3 members"):
+        core.RingEnd(segment.mapping, 3, 1, 0, 256, True)
+    with pytest.raises(ValueError, match="no inbox"):
+        core.RingEnd(bytearray(4096), 2, 1, 0, 256, True)
     with pytest.raises(TypeError, match="RingEnds"):
-        core.RingEnd.listen((1,), 0)
-    assert core.RingEnd.listen((), 0) is False
+        core.listen_to(segment.mapping, (1,), 0, core.LOOK)
+    assert core.listen_to(segment.mapping, (), 0, core.LOOK) is False
 
 
-@pytest.mark.skipif(core is None, reason="there is no compiled core")
-def test_the_core_takes_the_message_that_is_waited_for_and_no_other() -> None:
-    assert core is not None
-    segment, sender, receiver = ends(core.RingEnd, core.RingEnd)
-    header = CallHeader(5, 300, NO_ROOT, Kind.SEND, 3, 0, extra=2**32 - 1)
+def test_the_message_that_is_waited_for_is_taken_and_no_other() -> None:
+    core = the_core()
+    _, sender, receiver = ends()
+    header = packed(300)
     data = np.arange(300).astype(np.uint8)
     into = np.zeros(300, np.uint8)
     receiver.meet(into.data, 0, 7, 3)  # nothing comes
-    assert sender.begin(header.pack(), data.data, False)
+    assert sender.begin(header, data.data, core.LOOK) == core.DONE
     for size, tag, dtype in ((299, 2**32 - 1, 3), (300, 7, 3), (300, 2**32 - 1, 4)):
         receiver.meet(into[:size].data, 0, tag, dtype)
         assert (receiver.position, receiver.left) == (0, 0)
@@ -118,30 +123,27 @@ def test_the_core_takes_the_message_that_is_waited_for_and_no_other() -> None:
     receiver.meet(into.data, 0, 2**32 - 1, 3)
     assert (receiver.position, receiver.left) == (sender.position, 0)
     assert np.array_equal(into, data)
-    assert segment.words[3 * LINE // 8] == sender.position
     # One that is in the middle is left to those who began it.
-    assert sender.begin(header.pack(), data.data, False)
-    receiver.left = 4
+    assert sender.begin(header, data.data, core.LOOK) == core.DONE
+    accept(receiver)
     receiver.meet(into.data, 0, 2**32 - 1, 3)
-    assert receiver.position < sender.position
+    assert receiver.left == 300
 
 
-@pytest.mark.skipif(core is None, reason="there is no compiled core")
 def test_what_is_written_past_the_caches_is_the_same() -> None:
     """Enough for every way of writing to have been tried several times."""
-    assert core is not None
-    _, sender, receiver = ends(core.RingEnd, core.RingEnd, 64 << 10, 32 << 10)
+    core = the_core()
+    _, sender, receiver = ends(64 << 10, 32 << 10)
     rng = np.random.default_rng(3)
     for size in (300_001, 64 << 10, 1_000_063):
         for _ in range(4):
             data = rng.integers(0, 256, size, np.uint8)
             into = np.zeros(size, np.uint8)
-            assert sender.begin(PACKED, memoryview(data), False)
-            receiver.position += LINE
-            receiver.left = size
+            sender.begin(packed(size), memoryview(data), core.LOOK)
+            accept(receiver)
             while receiver.left:
-                receiver.take(memoryview(into), False)
-                sender.go_on(memoryview(data), False)
+                receiver.take(memoryview(into), core.LOOK)
+                sender.write(memoryview(data), core.LOOK)
             assert np.array_equal(into, data)
 
 
@@ -182,7 +184,7 @@ def test_who_stops_in_the_middle_is_named_and_what_came_before_is_received(
             def interrupt(*_: object) -> None:
                 raise Interrupted
 
-            monkeypatch.setattr(shm_messages.Messages, "_await_room", interrupt)
+            monkeypatch.setattr(Messages, "_look_up", interrupt)
             with pytest.raises(Interrupted):
                 member.send(second, 1)
             gate.wait()
@@ -236,13 +238,13 @@ def test_a_receiver_that_goes_to_sleep_as_its_sender_gives_up_learns_it() -> Non
             member.send(np.ones(1), 1)
             gate.wait()
             gate.wait()
-            mailbox._writers[1].give_up()
+            mailbox._writers[1].end.give_up()
             gate.wait()
             gate.wait()
             return
 
-        def carry(patient: bool) -> bool:
-            moved = type(mailbox)._carry(mailbox, patient)
+        def carry(mode: int) -> bool:
+            moved = type(mailbox)._carry(mailbox, mode)
             if not moved and mailbox._carry is carry:
                 del mailbox._carry
                 gate.wait()  # it was whole when this one looked

@@ -123,3 +123,18 @@ def test_a_group_takes_less_than_32_mib(store: TCPStore) -> None:
     for result in run(store, "memory", 4):
         assert result is not None
         assert result["bytes"] < 32 * MIB
+
+
+def test_kills_at_random_moments_are_named() -> None:
+    script = Path(__file__).with_name("kills.py")
+    paths = os.pathsep.join([str(script.parent), str(script.parents[1])])
+    done = subprocess.run(
+        [sys.executable, str(script), "12"],
+        env=dict(os.environ, PYTHONPATH=paths, OPENBLAS_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "24 survivors" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from typing import Any
@@ -16,8 +15,7 @@ from transport.call import Kind
 from transport.communicators.runtime import Membership
 from transport.operands.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype
 from transport.shm import ShmCommunicator
-from transport.shm.board.layout import Sizes
-from transport.shm.collectives.interpreter import share_of
+from transport.shm.sizes import Sizes
 
 BLOCK = 1 << 9
 SIZES = Sizes(block=BLOCK, direct=64, ring=1 << 10, piece=256)
@@ -30,17 +28,6 @@ def _make(membership: Membership, _table: object) -> ShmCommunicator:
 SHM = Transport("shm", _make, has_links=False)
 
 
-@pytest.mark.parametrize("line", [1, 4, 16])
-def test_shares_cover_everything_once_in_whole_lines(line: int) -> None:
-    for size in (2, 3, 7, 64):
-        for count in (0, 1, line, 100, 64 * line, 64 * line + 1, 5000):
-            shares = [share_of(count, size, rank, line) for rank in range(size)]
-            assert shares[0][0] == 0
-            assert shares[-1][1] == count
-            assert all(high == low for (_, high), (low, _) in itertools.pairwise(shares))
-            assert all(low % line == 0 or low == count for low, _ in shares)
-
-
 def _inputs(number: int, size: int, count: int, dtype: Any) -> list[Flat]:
     # Rounding shows in which order they were added.
     rng = np.random.default_rng([number, count])
@@ -49,22 +36,28 @@ def _inputs(number: int, size: int, count: int, dtype: Any) -> list[Flat]:
     return [rng.standard_normal(count).astype(dtype) for _ in range(size)]
 
 
-def _in_rank_order(inputs: list[Flat], op: ReduceOp) -> Flat:
+def _merged(parts: list[Flat], op: ReduceOp) -> Flat:
+    """The value of a block of ranks: its lower half's, then its upper half's."""
+    if len(parts) == 1:
+        return parts[0]
+    half = next(2**k for k in range(20) if 2 * 2**k >= len(parts))
+    return op.ufunc(_merged(parts[:half], op), _merged(parts[half:], op))
+
+
+def _in_canonical_order(inputs: list[Flat], op: ReduceOp) -> Flat:
     dtype = inputs[0].dtype
     work = reduction_dtype(dtype)
     parts = [part.astype(work) for part in inputs]
     if op.factor is not None:
         parts = [part * work.type(op.factor) for part in parts]
-    total = parts[0]
-    for part in parts[1:]:
-        total = op.ufunc(total, part)
+    total = _merged(parts, op)
     if op.kind.name == "AVG":
         total = total / work.type(len(inputs))
     return total.astype(dtype)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_bits_are_those_of_adding_in_rank_order(size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7])
+def test_the_bits_are_those_of_one_tree_whatever_the_size(size: int) -> None:
     half = premul_sum(0.3)
 
     def body(member: Member) -> None:
@@ -80,7 +73,7 @@ def test_the_bits_are_those_of_adding_in_rank_order(size: int) -> None:
                     op = ReduceOp.SUM
                 got = inputs[member.rank].copy()
                 member.all_reduce(got, op)
-                wanted = _in_rank_order(inputs, op)
+                wanted = _in_canonical_order(inputs, op)
                 assert got.tobytes() == wanted.tobytes(), (dtype, count, op)
 
     run_group(SHM, size, body)

@@ -17,7 +17,7 @@ from transport.communicators.runtime import Membership
 from transport.errors import HeaderMismatchError
 from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport.shm import ShmCommunicator
-from transport.shm.board.layout import Sizes
+from transport.shm.sizes import Sizes
 
 SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12, piece=256)
 
@@ -38,8 +38,8 @@ def allocate(member: Member, count: int, dtype: Any = np.float32, fill: float = 
 
 def untouched(member: Member) -> list[bytes]:
     """What lies in this member's blocks; the same afterwards if nothing was staged."""
-    board = member.comm._meeting.board  # type: ignore[attr-defined]
-    return [block.tobytes() for block in board.blocks(np.dtype(np.uint8))[member.rank]]
+    native: Any = member.comm.outline()
+    return [native.block(member.rank, slot) for slot in range(4)]
 
 
 def values(rank: int, count: int, dtype: Any) -> Flat:

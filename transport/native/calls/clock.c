@@ -5,13 +5,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
-
-double read_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
@@ -33,7 +26,7 @@ static struct {
 /* A time by both at once: 0 if this thread was away in between. */
 static int read_both(uint64_t *ticks, double *seconds) {
     *ticks = __rdtsc();
-    *seconds = read_clock();
+    *seconds = now();
     return __rdtsc() - *ticks < MOST_TICKS;
 }
 
@@ -78,6 +71,6 @@ double monotonic(void) {
 
 void init_clock(void) {}
 
-double monotonic(void) { return read_clock(); }
+double monotonic(void) { return now(); }
 
 #endif

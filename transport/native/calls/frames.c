@@ -44,7 +44,7 @@ static Frame *complete(Frame *f) {
     return f;
 }
 
-int find_caller(Ring *ring, PyCodeObject **code, int *instruction) {
+int find_caller(Recorder *ring, PyCodeObject **code, int *instruction) {
     Frame *frame = complete(this_frame()), *caller;
     if (!frame) {
         PyErr_SetString(PyExc_RuntimeError, "no Python code calls this");
@@ -64,7 +64,7 @@ int find_caller(Ring *ring, PyCodeObject **code, int *instruction) {
 
 #else
 
-int find_caller(Ring *ring, PyCodeObject **code, int *instruction) {
+int find_caller(Recorder *ring, PyCodeObject **code, int *instruction) {
     PyFrameObject *frame = PyEval_GetFrame();
     if (!frame) {
         PyErr_SetString(PyExc_RuntimeError, "no Python code calls this");

@@ -1,20 +1,17 @@
 /* The door for usual calls of a group: Door.issue, and for small ones what it calls, in one step. */
-#include "core.h"
+#include "binding/group.h"
 #include "calls/turns.h"
-#include "memory/staging.h"
 
 #include <string.h>
 
 typedef struct {
     PyObject_HEAD
-    Board *board; /* NULL: the ranks share no memory, and no call is made here, only opened */
+    GroupObject *group; /* NULL: the ranks share no memory, and no call is made here, only opened */
     Order *order;
-    Py_ssize_t direct;
-    Staging staging;
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
     char met;     /* 0: the members have not met yet, and collectives are left to Python */
     /* What Python's way looks at, and where it keeps its records. */
-    Ring *ring;
+    Recorder *ring;
     PyObject *id, *resume, *run, *observers, *log_cache, *locked;
     Turn collectives;
     PeerTurns messages;
@@ -30,7 +27,7 @@ static int is_unwatched(Shortcut *s) {
 
 /* Take a turn of the group: 1, 0, or -1 with an exception. Nothing between here and the record gives up
  * the interpreter's lock, so the order of calls is kept. */
-static int enter(Shortcut *s, const Turn *turn) {
+static int enter_turn(Shortcut *s, const Turn *turn) {
     PyObject *value = PyObject_CallNoArgs(s->locked);
     if (!value) return -1;
     int free = value == Py_False;
@@ -51,7 +48,7 @@ typedef struct {
  * exception. Whether its board is free is another question. */
 static int begin(Shortcut *s, Short *call) {
     int usual = PyDict_GET_SIZE(s->observers) ? 0 : is_unwatched(s);
-    if (usual > 0) usual = enter(s, &s->collectives);
+    if (usual > 0) usual = enter_turn(s, &s->collectives);
     if (usual <= 0) return usual;
     call->header.sequence = ++s->order->sequence;
     call->record = NULL;
@@ -69,20 +66,10 @@ static void record(Shortcut *s, Short *call, int peer) {
     call->record->started = call->record->issued;
 }
 
-/* Make the call up to where all members have met in it. 1: they have, and have the same card; 0:
- * Python goes on with the record. */
-static int meet(Shortcut *s, Short *call, const void *data) {
-    Board *b = s->board;
-    uint64_t base = b->base += STEP;
-    int slot = (int)(++b->number % SLOTS);
-    memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
-    if (data)
-        stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), (Source){data}, (size_t)call->nbytes,
-                    (size_t)call->nbytes, (Also){0});
-    publish(b, base + FIRST);
-    /* While what was published is on its way, and as much from the others. */
-    if (s->checked) record(s, call, COLLECTIVE);
-    return meet_holding(b, &call->header, s->checked);
+/* What the engine is told of a call. */
+static CallSpecification specify(const Short *call, int count, const Loops *loops) {
+    return (CallSpecification){.kind = call->header.kind, .count = count, .reduces = loops != NULL,
+                               .header = call->header, .loops = loops};
 }
 
 /* End a call that went well, and return what it returns. */
@@ -106,57 +93,61 @@ static PyObject *left_to_python(int begun) {
     Py_RETURN_NOTIMPLEMENTED;
 }
 
+/* Make a call whose arrays are exported. What the engine cannot end soon goes on in Python. */
+static PyObject *make(Shortcut *s, Short *call, int count, const Loops *loops, PyObject *array, PyObject *op) {
+    GroupObject *o = s->group;
+    CallSpecification what = specify(call, count, loops);
+    o->sync = 1;
+    /* A small call is recorded while its data is on its way to the others, and theirs to this member. To begin a
+     * large one gives up the interpreter's lock, so it is recorded before: records are in the order of the calls. */
+    int small = is_small(o);
+    if (s->checked && !small) record(s, call, COLLECTIVE);
+    Status status = begin_call(o, &what);
+    if (s->checked && small) record(s, call, COLLECTIVE);
+    if (status == AGAIN) status = carry_on(o);
+    while (status == AGAIN && !s->checked) status = carry_on(o);
+    if (status != DONE_ALL) {
+        o->group.news = 0; /* Python looks for it first */
+        return resume(s, call, array, op);
+    }
+    release_arrays(o);
+    return end(s, call, array);
+}
+
 /* Reduce the array where it lies; op is the code of reduce_op. */
 static PyObject *all_reduce(Shortcut *s, PyObject *array, PyObject *reduce_op, long op, double seconds) {
+    GroupObject *o = s->group;
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) {
         PyErr_Clear(); /* read-only, with gaps, no buffer at all: Python's way has words for it */
         Py_RETURN_NOTIMPLEMENTED;
     }
-    const Entry *entry = find_entry(view.format, op);
-    int small = view.len <= s->direct;
-    if (!entry || (!small && !s->checked) || view.len == 0 || view.itemsize != entry->size ||
-        (uintptr_t)view.buf % entry->size) {
+    const Loops *loops = view.len ? find_loops(dtype_of(&view), (int)op) : NULL;
+    if (!loops) {
         PyBuffer_Release(&view);
         Py_RETURN_NOTIMPLEMENTED;
     }
-    Py_ssize_t n = view.len / entry->size;
     Short call = {.nbytes = view.len, .seconds = seconds,
-                  .header = {.elements = (uint64_t)n, .root = NO_ROOT, .kind = ALL_REDUCE,
-                             .dtype = entry->dtype, .op = entry->op}};
-    int begun = small && !may_begin(s->board) ? 0 : begin(s, &call);
+                  .header = {.elements = (uint64_t)view.len / loops->itemsize, .root = NO_ROOT, .kind = ALL_REDUCE,
+                             .dtype = loops->dtype, .op = loops->op}};
+    int begun = begin(s, &call);
     if (begun <= 0) {
         PyBuffer_Release(&view);
         return left_to_python(begun);
     }
-    if (!small) {
-        /* Python has the way, and the board's beginning; what is saved is what comes before. */
-        PyBuffer_Release(&view);
-        record(s, &call, COLLECTIVE);
-        return resume(s, &call, array, reduce_op);
-    }
-    if (!meet(s, &call, view.buf)) {
-        PyBuffer_Release(&view);
-        return resume(s, &call, array, reduce_op);
-    }
-    Board *b = s->board;
-    int slot = (int)(b->number % SLOTS);
-    /* In the order of the ranks; what is near this core is read from the array itself. */
-    const void *left = b->rank == 0 ? view.buf : part_at(b, 0, slot, view.len);
-    const void *right = b->rank == 1 ? view.buf : part_at(b, 1, slot, view.len);
-    entry->loop(view.buf, left, right, n);
-    for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, part_at(b, r, slot, view.len), n);
-    finish(entry, view.buf, n, b->size);
-    PyBuffer_Release(&view);
-    return end(s, &call, array);
+    release_arrays(o); /* of a call that was broken off */
+    o->views[0] = view;
+    o->exported = 1;
+    describe_array(o, 0);
+    return make(s, &call, 1, loops, array, reduce_op);
 }
 
 static PyObject *barrier(Shortcut *s, double seconds) {
     Short call = {.seconds = seconds, .header = {.root = NO_ROOT, .kind = BARRIER}};
-    int begun = may_begin(s->board) ? begin(s, &call) : 0;
+    int begun = begin(s, &call);
     if (begun <= 0) return left_to_python(begun);
-    if (!meet(s, &call, NULL)) return resume(s, &call, Py_None, Py_None);
-    return end(s, &call, Py_None);
+    release_arrays(s->group);
+    return make(s, &call, 0, NULL, Py_None, Py_None);
 }
 
 /* Have the door's run make the call. */
@@ -181,7 +172,7 @@ static PyObject *message(Shortcut *s, CallSpec *spec, double seconds) {
     if (find_turn(&s->messages, spec, &turn) < 0) return NULL;
     PyObject *result = NULL;
     int usual = is_unwatched(s);
-    if (usual > 0) usual = enter(s, &turn);
+    if (usual > 0) usual = enter_turn(s, &turn);
     if (usual <= 0) {
         result = left_to_python(usual);
     } else {
@@ -198,7 +189,7 @@ static PyObject *message(Shortcut *s, CallSpec *spec, double seconds) {
 static PyObject *issue_spec(Shortcut *s, CallSpec *spec, double seconds) {
     if (!is_on_host(spec)) Py_RETURN_NOTIMPLEMENTED;
     if (spec->peer != COLLECTIVE) return message(s, spec, seconds);
-    if (s->board && spec->header.kind == BARRIER) return barrier(s, seconds);
+    if (s->group && spec->header.kind == BARRIER) return barrier(s, seconds);
     return collective(s, spec, seconds);
 }
 
@@ -227,7 +218,7 @@ static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t c
         PyErr_SetString(PyExc_TypeError, "expected a CallSpec, or an array, an op and what spells them out");
         return NULL;
     }
-    if (!s->board) return spell_out(s, what, seconds);
+    if (!s->group) return spell_out(s, what, seconds);
     PyObject *array = PyTuple_GET_ITEM(what, 0), *op = PyTuple_GET_ITEM(what, 1);
     PyObject *code = PyObject_GetAttr(op, str_code);
     long number = code ? PyLong_AsLong(code) : -1;
@@ -239,38 +230,33 @@ static PyObject *keep(PyObject *owner, const char *name) {
     return owner ? PyObject_GetAttrString(owner, name) : NULL;
 }
 
-/* Shortcut(board, direct, met, group): direct is the most that is reduced on the board, in bytes; group
- * is (id, resume, run, order, lock, lane, queue, turn, parts_of_peer, ring, observers, cache of the log's
+/* Shortcut(native, met, group): native is the engine's group, or None; group is (id, resume, run, order, lock, lane, queue, turn, parts_of_peer, ring, observers, cache of the log's
  * levels). */
 static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *run, *lane, *observers;
+    PyObject *native, *lock, *queue, *turn, *ring, *order, *id, *resume, *run, *lane, *observers;
     PyObject *log_cache, *parts_of_peer;
     int met;
     if (s->order) {
         PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "Onp(OOOO!OOOOOO!O!O!)", &board, &s->direct, &met, &id, &resume, &run,
-                          order_type, &order, &lock, &lane, &queue, &turn, &parts_of_peer, ring_type,
+    if (!PyArg_ParseTuple(args, "Op(OOOO!OOOOOO!O!O!)", &native, &met, &id, &resume, &run,
+                          order_type, &order, &lock, &lane, &queue, &turn, &parts_of_peer, recorder_type,
                           &ring, &PyDict_Type, &observers, &PyDict_Type, &log_cache))
         return -1;
-    if (board != Py_None && !Py_IS_TYPE(board, board_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a Board or None, got %R", board);
-        return -1;
-    }
-    if (board != Py_None && (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block)) {
-        PyErr_SetString(PyExc_ValueError, "expected what fits a block");
+    if (native != Py_None && !Py_IS_TYPE(native, group_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a Group or None, got %R", native);
         return -1;
     }
     s->checked = 1;
     s->met = (char)met;
-    s->board = board == Py_None ? NULL : (Board *)Py_NewRef(board);
+    s->group = native == Py_None ? NULL : (GroupObject *)Py_NewRef(native);
     s->order = (Order *)Py_NewRef(order);
     s->id = Py_NewRef(id);
     s->resume = Py_NewRef(resume);
     s->run = Py_NewRef(run);
     s->messages.parts_of_peer = Py_NewRef(parts_of_peer);
-    s->ring = (Ring *)Py_NewRef(ring);
+    s->ring = (Recorder *)Py_NewRef(ring);
     s->observers = Py_NewRef(observers);
     s->log_cache = Py_NewRef(log_cache);
     s->locked = keep(lock, "locked");
@@ -299,7 +285,7 @@ static int shortcut_clear(Shortcut *s) {
 #undef DO
     drop_turn(&s->collectives);
     while (s->messages.count) drop_turn(&s->messages.known[--s->messages.count].turn);
-    Py_CLEAR(s->board);
+    Py_CLEAR(s->group);
     Py_CLEAR(s->order);
     return 0;
 }

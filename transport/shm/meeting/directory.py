@@ -7,9 +7,8 @@ from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
 from transport.errors import CommunicatorTimeoutError, DistNetworkError
 from transport.place import Place
-from transport.shm.board.patience import Patience
-from transport.shm.board.segment import Segment, adopt
 from transport.shm.meeting.endpoint import Endpoint
+from transport.shm.segment import Segment, adopt
 
 
 class Directory(PeerKeys):
@@ -57,12 +56,9 @@ class Directory(PeerKeys):
 class Neighbourhood(Directory):
     """Reaches the endpoints of the members that share memory with this rank, by way of its own."""
 
-    def __init__(
-        self, membership: Membership, place: Place, endpoint: Endpoint, patience: Patience
-    ) -> None:
+    def __init__(self, membership: Membership, place: Place, endpoint: Endpoint) -> None:
         super().__init__(membership, place)
         self._endpoint = endpoint
-        self._patience = patience
 
     def watch(self, peer: int, call: Call) -> None:
         """Have the endpoint tell when ``peer`` is gone, now or later.
@@ -114,8 +110,6 @@ class Neighbourhood(Directory):
                 f"{name} cannot share memory with rank {self._membership.rank}: {why};"
                 " expected backend 'tcp' or 'auto'"
             )
-        if place.pid == mine.pid:
-            self._patience.share_process()
         return bytes.fromhex(place.address)
 
 

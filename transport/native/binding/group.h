@@ -1,0 +1,32 @@
+/* The engine's group, as Python and native/calls have it. */
+#pragma once
+#include "core.h"
+#include "engine/engine.h"
+
+#define HELD_BYTES (16 << 10) /* a call of more gives up the interpreter's lock at once */
+
+typedef struct {
+    PyObject_HEAD
+    Group group;
+    Py_buffer memory; /* of the segment, which stays mapped as long as this lives */
+    Py_buffer *views; /* of the arrays of the call under way */
+    Strides *strides;
+    int exported;
+    char sync; /* the thread that issued the call waits for its end */
+} GroupObject;
+
+extern PyTypeObject *group_type;
+extern PyType_Spec group_spec;
+
+int is_small(const GroupObject *o); /* whether the call whose arrays are exported is one of few bytes */
+
+/* Begin a call, and carry it on. The interpreter's lock is given up where that takes a while. */
+Status begin_call(GroupObject *o, const CallSpecification *what);
+Status carry_on(GroupObject *o);
+
+/* What the arrays of a call have to be told: of the view number i, whether it has gaps. */
+void describe_array(GroupObject *o, int i);
+void release_arrays(GroupObject *o);
+
+/* The code of a dtype that a buffer's format and size of elements stand for; 0: none that the loops know. */
+int dtype_of(const Py_buffer *view);

@@ -1,0 +1,256 @@
+/* The control block: where the members of a group see which call each is in, and how far.
+ *
+ * - head: magic, members, bytes of a block;
+ * - sleepers: a bit for each member, set while it sleeps in the kernel;
+ * - counters: a line for each member, with its progress;
+ * - headers: SLOTS for each member, each with a call and notes about it;
+ * - blocks: SLOTS for each member, with data.
+ *
+ * Each member has a counter that it alone writes and that only rises: the number of its call, and in the low bits
+ * a step within that. Nothing is ever reset, so nothing can be missed.
+ *
+ * A member compares all other headers with its own. It does so at once where it waits for that member anyway. Else it
+ * compares when all meet in a later call, at the latest before its next call but one.
+ *
+ * Headers and blocks are used in rotation. When a member begins a call, all others have begun the call before the
+ * last one. So three calls later the block of a call of one chunk is free without waiting. A call of several chunks
+ * ends with the step LAST. Later calls wait for that before they use its blocks again. They need not where the last
+ * meeting of the call shows that no member reads another's block any more.
+ */
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC UINT64_C(0x6D6573686C696202)
+#define PAGE 4096
+#define MAX_STAGED (UINT64_C(16) << 20) /* bytes of all blocks */
+#define MAX_BLOCK (UINT64_C(512) << 10)
+#define DIRECT_OF_TWO 8
+#define AHEAD (16 * STEPS) /* no member can be so far ahead of another */
+
+/* ------------------------------------------------------------------ the layout */
+
+static uint64_t lay_out(Group *g) {
+    uint64_t size = (uint64_t)g->size, at = LINE;
+    g->sleepers_at = at;
+    at += whole_lines((size + 63) / 64 * 8);
+    g->counters_at = at;
+    at += size * LINE;
+    g->headers_at = at;
+    g->header_stride = whole_lines(HEADER_BYTES + 8 * (2 + 3 * size));
+    at = round_up(at + size * SLOTS * g->header_stride, PAGE);
+    g->blocks_at = at;
+    return round_up(at + size * SLOTS * g->sizes.block, PAGE);
+}
+
+uint64_t group_bytes(int size, Sizes *sizes) {
+    uint64_t block = sizes->block ? sizes->block : least(MAX_BLOCK, MAX_STAGED / ((uint64_t)size * SLOTS));
+    if (block < LINE * (uint64_t)size) block = LINE * (uint64_t)size; /* a share for each */
+    sizes->block = whole_lines(block);
+    Group g = {.size = size, .sizes = *sizes};
+    return lay_out(&g);
+}
+
+void group_create(char *memory, int size, uint64_t block) {
+    Word *head = (Word *)(void *)memory;
+    put(&head[1], (uint64_t)size);
+    put(&head[2], block);
+    put(&head[0], MAGIC);
+}
+
+int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin) {
+    *g = (Group){.memory = memory, .rank = rank, .size = size, .sizes = sizes, .compares = 1, .waits_for = ALL,
+                 .floor = FIRST};
+    if (nbytes < PAGE || size < 2 || size > MAX_MEMBERS || rank < 0 || rank >= size) return -1;
+    const Word *head = word_at(g, 0);
+    uint64_t block = g->sizes.block = look_at(&head[2]);
+    if (look_at(&head[0]) != MAGIC || look_at(&head[1]) != (uint64_t)size) return -1;
+    if (block < LINE || block % LINE || block > nbytes || lay_out(g) != nbytes) return -1;
+    if (size == 2) g->sizes.direct *= DIRECT_OF_TWO;
+    g->sizes.direct = least(g->sizes.direct, block);
+    g->sizes.unstaged = g->sizes.unstaged < LINE ? LINE : g->sizes.unstaged / LINE * LINE;
+    size_t members = (size_t)size;
+    g->arrays = calloc(2 * members, sizeof *g->arrays);
+    g->places = calloc(members, sizeof *g->places);
+    g->parts = calloc(members, sizeof *g->parts);
+    g->cursors = calloc(2 * members, sizeof *g->cursors);
+    g->left = calloc(members, sizeof *g->left);
+    if (!g->arrays || !g->places || !g->parts || !g->cursors || !g->left) {
+        group_close(g);
+        return -2;
+    }
+    be_patient(&g->patience, may_spin);
+    return 0;
+}
+
+void group_close(Group *g) {
+    free(g->arrays);
+    free(g->places);
+    free(g->parts);
+    free(g->cursors);
+    free(g->left);
+    free(g->arenas);
+    g->arrays = NULL, g->places = NULL, g->parts = NULL, g->cursors = NULL, g->left = NULL, g->arenas = NULL;
+}
+
+/* ------------------------------------------------------------------ counters */
+
+int fail(Group *g, Trouble trouble, int peer, uint64_t found, uint64_t wanted) {
+    g->problem = (Problem){.trouble = trouble, .peer = peer, .found = found, .wanted = wanted};
+    return 0;
+}
+
+void publish(Group *g, uint64_t step) {
+    Word *mine = counter_of(g, g->rank), *sleepers = word_at(g, g->sleepers_at);
+    put(mine, g->base + step);
+    for (int i = 0; i < (g->size + 63) / 64; i++)
+        if (sleepers_of(&sleepers[i])) {
+            wake(mine);
+            return;
+        }
+}
+
+void group_wake(Group *g) {
+    g->news = 1;
+    for (int member = 0; member < g->size; member++) wake(counter_of(g, member));
+}
+
+typedef struct {
+    const Group *group;
+    uint64_t turn;
+    int peer;
+} Awaited;
+
+/* Nor is it too far ahead, which only a damaged counter can be. */
+static inline int has_come(const Group *g, int member, uint64_t turn) {
+    return look_at(counter_of(g, member)) - turn < AHEAD;
+}
+
+static int have_come(const void *what) {
+    const Awaited *a = what;
+    const Group *g = a->group;
+    if (g->news) return 1;
+    if (a->peer != ALL) return has_come(g, a->peer, a->turn);
+    for (int member = 0; member < g->size; member++)
+        if (member != g->rank && !has_come(g, member, a->turn)) return 0;
+    return 1;
+}
+
+static int first_missing(const Group *g, const Awaited *a) {
+    if (a->peer != ALL) return has_come(g, a->peer, a->turn) ? ALL : a->peer;
+    for (int member = 0; member < g->size; member++)
+        if (member != g->rank && !has_come(g, member, a->turn)) return member;
+    return ALL;
+}
+
+/* Sleep until they have come. A member that comes wakes those that sleep on its counter. */
+static int sleep_until(Group *g, const Awaited *a) {
+    Word *flags = word_at(g, g->sleepers_at) + g->rank / 64;
+    uint64_t bit = UINT64_C(1) << g->rank % 64;
+    double end = now() + SLICE_SECONDS, left = SLICE_SECONDS;
+    int come = 0;
+    add_sleeper(flags, bit);
+    while (left > 0 && !g->news) {
+        g->waits_for = first_missing(g, a);
+        if (g->waits_for == ALL) {
+            come = 1;
+            break;
+        }
+        Word *counter = counter_of(g, g->waits_for);
+        uint64_t seen = look_again(counter);
+        if (seen - a->turn < AHEAD) continue;
+        sleep_on(counter, seen, left);
+        if (look_at(counter) == seen) break; /* it is late, or somebody has news */
+        left = end - now();
+    }
+    remove_sleeper(flags, bit);
+    return come;
+}
+
+static int await(Group *g, int peer, uint64_t turn) {
+    Awaited awaited = {g, turn, peer};
+    int come = await_awake(&g->patience, g->mode, have_come, &awaited) ||
+               (g->mode >= SLEEP && sleep_until(g, &awaited));
+    if (g->news) return 0; /* the caller decides whether the call goes on, even where all have come now */
+    if (come) return 1;
+    int missing = first_missing(g, &awaited);
+    g->waits_for = missing;
+    if (missing == ALL) return 1;
+    uint64_t seen = look_at(counter_of(g, missing));
+    if (seen >= turn + AHEAD) return fail(g, BAD_COUNTER, missing, seen, turn);
+    return 0;
+}
+
+static int await_all(Group *g, uint64_t turn) {
+    if (g->floor >= turn) return 1;
+    if (!await(g, ALL, turn)) return 0;
+    g->floor = turn;
+    return 1;
+}
+
+int reach(Group *g, int peer, uint64_t step) {
+    return peer == ALL ? await_all(g, g->base + step) : await(g, peer, g->base + step);
+}
+
+/* ------------------------------------------------------------------ headers */
+
+static int is_same(Group *g, int peer, unsigned long long number, const Header *ours) {
+    uint64_t found[HEADER_BYTES / 8], own[HEADER_BYTES / 8], differ = 0;
+    memcpy(found, header_at(g, peer, (int)(number % SLOTS)), HEADER_BYTES);
+    memcpy(own, ours, HEADER_BYTES);
+    for (int i = 0; i < HEADER_BYTES / 8; i++) differ |= found[i] ^ own[i];
+    if (!differ || !g->compares) return 1;
+    g->problem = (Problem){.trouble = OTHER_CALL, .peer = peer, .ours = *ours};
+    memcpy(&g->problem.theirs, found, HEADER_BYTES);
+    return 0;
+}
+
+static int are_same(Group *g, unsigned long long number, const Header *ours) {
+    for (int member = 0; member < g->size; member++)
+        if (member != g->rank && !is_same(g, member, number, ours)) return 0;
+    return 1;
+}
+
+/* Compare those of the calls before a number that were left for later. All members have begun them, and none has
+ * begun the fourth call after: the headers are there. */
+static int compare_earlier(Group *g, unsigned long long limit) {
+    while (g->unchecked_count && g->unchecked[0].number < limit) {
+        if (!are_same(g, g->unchecked[0].number, &g->unchecked[0].header)) return 0;
+        memmove(g->unchecked, g->unchecked + 1, sizeof *g->unchecked * (size_t)--g->unchecked_count);
+    }
+    return 1;
+}
+
+void check_later(Group *g) {
+    g->unchecked[g->unchecked_count].number = g->number;
+    g->unchecked[g->unchecked_count++].header = g->call.header;
+}
+
+int enter(Group *g) {
+    unsigned long long begun = g->base + FIRST > STEPS ? g->base + FIRST - STEPS : 0;
+    if (!await_all(g, begun > g->busy ? begun : g->busy) || !compare_earlier(g, g->number)) return 0;
+    g->base += STEPS;
+    g->number++;
+    memcpy(header_at(g, g->rank, slot_of(g, 0)), &g->call.header, HEADER_BYTES);
+    return 1;
+}
+
+int meet(Group *g, int peer) {
+    if (!reach(g, peer, FIRST)) return 0;
+    if (peer != ALL) return is_same(g, peer, g->number, &g->call.header);
+    return are_same(g, g->number, &g->call.header) && compare_earlier(g, g->number);
+}
+
+int claim(Group *g, uint64_t chunk) {
+    if (!chunk || chunk >= SLOTS) return 1; /* what this call had there, SLOTS chunks ago, is the call's own matter */
+    /* Readers of a call of one chunk are through when they begin the next one. If it had several, `enter` has waited
+     * for its end. */
+    unsigned long long earlier = (SLOTS - 1 - chunk) * STEPS, ended = g->base > earlier ? g->base - earlier : 0;
+    return g->busy + 1 >= ended || await_all(g, ended + FIRST);
+}
+
+void end_chunks(Group *g) {
+    publish(g, LAST);
+    g->busy = g->base + LAST;
+}

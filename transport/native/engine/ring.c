@@ -1,0 +1,241 @@
+/* A ring buffer between one sender and one receiver of messages, in the receiver's inbox.
+ *
+ * An inbox begins with a line for its bell, the bytes of a ring, and the number of members. Then comes a line for its
+ * owner's sleeping flag. Each member has two lines: one written by the sender, one by the receiver. Then come the
+ * rings.
+ *
+ * Two counters of bytes that only rise: how many the sender has written, how many the receiver has taken. A message
+ * is a line with its header and size, then its bytes, rounded up to lines; one that is larger than the ring flows
+ * through it. Pieces are small enough for a core's own cache.
+ *
+ * A receiver sleeps on its inbox's bell, into which each sender writes a value that was never there before.
+ */
+#include "engine/engine.h"
+
+#include <string.h>
+
+#define LOW_HALF UINT64_C(0xFFFFFFFF)
+#define PAGE 4096
+#define MAX_PIECE (32 << 10) /* half of what a core's own cache has room for, together with where it comes from */
+#define ANNOUNCED (16 << 10) /* from here on the other end is told of a message before its bytes are there */
+#define MAX_RINGS (UINT64_C(4) << 20)
+#define MAX_RING (UINT64_C(1) << 20)
+#define MIN_RING (UINT64_C(64) << 10)
+
+/* ------------------------------------------------------------------ the layout */
+
+static uint64_t rings_at(int size) { return round_up(LINE * (2 + 2 * (uint64_t)size), PAGE); }
+
+uint64_t inbox_bytes(int size, uint64_t *capacity) {
+    uint64_t senders = size > 1 ? (uint64_t)size - 1 : 1, most = least(MAX_RING, MAX_RINGS / senders);
+    *capacity = whole_lines(*capacity ? *capacity : most < MIN_RING ? MIN_RING : most);
+    return round_up(rings_at(size) + (uint64_t)size * *capacity, PAGE);
+}
+
+void inbox_create(char *memory, int size, uint64_t capacity) {
+    Word *words = (Word *)(void *)memory;
+    put(words + 1, capacity);
+    put(words + 2, (uint64_t)size);
+}
+
+int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, uint64_t piece, int may_spin) {
+    *r = (Ring){0};
+    if (nbytes < PAGE || sender < 0 || sender >= size || size > MAX_MEMBERS) return -1;
+    Word *words = (Word *)(void *)memory, *control = words + 8 * (2 + 2 * sender);
+    uint64_t capacity = look_at(words + 1);
+    if (look_at(words + 2) != (uint64_t)size) return -1;
+    if (capacity < 4 * LINE || capacity % LINE || capacity > nbytes || inbox_bytes(size, &capacity) != nbytes) return -1;
+    r->data = memory + rings_at(size) + (uint64_t)sender * capacity;
+    r->written = control;
+    r->broken = control + 1;
+    r->sender_sleeps = control + 2;
+    r->taken = control + 8;
+    r->bell = words;
+    r->asleep = words + 8;
+    r->capacity = capacity;
+    r->piece = least(least(piece, MAX_PIECE), capacity / 2) / LINE * LINE;
+    if (!r->piece) r->piece = LINE;
+    r->number = (uint64_t)member;
+    r->step = (uint64_t)size;
+    r->position = member == sender ? look_at(r->written) : 0;
+    be_patient(&r->patience, may_spin);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ the bytes */
+
+/* Write a part of a message of `whole` bytes. */
+static void copy_in(Ring *r, const char *from, uint64_t size, uint64_t whole) {
+    uint64_t at = r->position % r->capacity, first = least(size, r->capacity - at);
+    stage_bytes(&r->staging, r->data + at, (Source){from, NULL, 0}, first, whole, (Also){0});
+    if (first < size) stage_bytes(&r->staging, r->data, (Source){from + first, NULL, 0}, size - first, whole, (Also){0});
+}
+
+static void copy_out(const Ring *r, char *into, uint64_t size) {
+    uint64_t at = r->position % r->capacity, first = least(size, r->capacity - at);
+    copy_bytes(into, r->data + at, first);
+    if (first < size) copy_bytes(into + first, r->data, size - first);
+}
+
+/* ------------------------------------------------------------------ one end tells the other */
+
+static void tell_receiver(Ring *r) {
+    put(r->written, r->position);
+    if (!sleepers_of(r->asleep)) return;
+    put(r->bell, (++r->rings * r->step + r->number) & LOW_HALF);
+    wake(r->bell);
+}
+
+static void tell_sender(Ring *r) {
+    put(r->taken, r->position);
+    if (sleepers_of(r->sender_sleeps)) wake(r->taken);
+}
+
+void ring_give_up(Ring *r) {
+    put(r->broken, 1);
+    tell_receiver(r);
+}
+
+int ring_is_broken(const Ring *r) { return look_at(r->broken) != 0; }
+void ring_wake_sender(Ring *r) { wake(r->taken); }
+
+/* ------------------------------------------------------------------ waiting for the other end */
+
+typedef struct {
+    const Ring *ring;
+    uint64_t nbytes;
+} Room;
+
+/* What the receiver has taken is between what it had room for and what was written; else it is damaged. */
+static uint64_t room_of(const Ring *r) {
+    uint64_t untaken = r->position - look_at(r->taken);
+    return untaken <= r->capacity ? r->capacity - untaken : 0;
+}
+
+static int has_room(const void *what) {
+    const Room *room = what;
+    return room_of(room->ring) >= room->nbytes;
+}
+
+static int has_more(const void *what) { return ring_has_more(what); }
+int ring_has_more(const Ring *r) { return look_at(r->written) != r->position; }
+int ring_has_room(const Ring *r, uint64_t size) { return room_of(r) >= LINE + whole_lines(size); }
+
+static int await_room(Ring *r, uint64_t nbytes, Mode mode) {
+    Room room = {r, nbytes};
+    if (await_awake(&r->patience, mode, has_room, &room)) return 1;
+    if (mode < SLEEP) return 0;
+    double end = now() + SLICE_SECONDS, left = SLICE_SECONDS;
+    add_sleeper(r->sender_sleeps, 1);
+    for (; left > 0; left = end - now()) {
+        uint64_t seen = look_again(r->taken);
+        if (has_room(&room)) break;
+        sleep_on(r->taken, seen, left);
+        if (look_at(r->taken) == seen) break; /* it is late, or somebody has news */
+    }
+    remove_sleeper(r->sender_sleeps, 1);
+    return has_room(&room);
+}
+
+/* How much of what is there can be taken: DAMAGED where that cannot be. */
+static Status available(const Ring *r, uint64_t *nbytes) {
+    *nbytes = look_at(r->written) - r->position;
+    if (*nbytes > r->capacity || *nbytes % LINE) return DAMAGED;
+    return *nbytes ? DONE_ALL : AGAIN;
+}
+
+/* ------------------------------------------------------------------ the sender's end */
+
+Status ring_write(Ring *r, const char *data, uint64_t size, Mode mode) {
+    for (uint64_t moved = 0; r->left; moved += r->piece) {
+        if (moved > MUCH) return AGAIN;
+        uint64_t count = least(r->left, r->piece), room = whole_lines(count);
+        if (!await_room(r, room, mode)) return AGAIN;
+        copy_in(r, data + (size - r->left), count, size);
+        r->position += room;
+        r->left -= count;
+        tell_receiver(r);
+    }
+    return DONE_ALL;
+}
+
+Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size, Mode mode) {
+    if (!await_room(r, LINE + whole_lines(least(size, r->piece)), mode)) return AGAIN;
+    Head head = {.header = *header, .size = size};
+    memcpy(r->data + r->position % r->capacity, &head, LINE);
+    r->position += LINE;
+    r->left = size;
+    if (!size || size > ANNOUNCED) tell_receiver(r);
+    return ring_write(r, data, size, mode);
+}
+
+/* ------------------------------------------------------------------ the receiver's end */
+
+Status ring_peek(const Ring *r, Head *head) {
+    uint64_t nbytes;
+    Status status = available(r, &nbytes);
+    if (status != DONE_ALL) return status;
+    memcpy(head, r->data + r->position % r->capacity, LINE);
+    /* No element has more bytes than 32, or none. */
+    uint64_t elements = head->header.elements, fewest = head->size / 32 + (head->size % 32 != 0);
+    return head->size < elements || fewest > elements ? DAMAGED : DONE_ALL;
+}
+
+void ring_accept(Ring *r, uint64_t size) {
+    r->position += LINE;
+    r->left = size;
+    if (!size) tell_sender(r);
+}
+
+Status ring_take(Ring *r, char *into, uint64_t size, Mode mode) {
+    for (uint64_t moved = 0; r->left; moved += r->piece) {
+        if (moved > MUCH) return AGAIN;
+        uint64_t nbytes;
+        if (!await_awake(&r->patience, mode, has_more, r)) return AGAIN;
+        if (available(r, &nbytes) != DONE_ALL) return DAMAGED;
+        uint64_t count = least(least(r->left, r->piece), nbytes);
+        copy_out(r, into + (size - r->left), count);
+        r->position += whole_lines(count);
+        r->left -= count;
+        tell_sender(r);
+    }
+    return DONE_ALL;
+}
+
+/* ------------------------------------------------------------------ an inbox */
+
+typedef struct {
+    const Word *bell;
+    Ring *const *rings;
+    int count;
+    uint64_t rung;
+} News;
+
+static int has_news(const void *what) {
+    const News *n = what;
+    for (int i = 0; i < n->count; i++)
+        if (ring_has_more(n->rings[i]) || ring_is_broken(n->rings[i])) return 1;
+    return look_at(n->bell) != n->rung;
+}
+
+int inbox_await(char *memory, Ring *const *rings, int count, uint64_t rung, Mode mode) {
+    Word *bell = (Word *)(void *)memory, *asleep = bell + 8;
+    News news = {bell, rings, count, rung};
+    Patience none = {0};
+    if (await_awake(count ? &rings[0]->patience : &none, mode, has_news, &news)) return 1;
+    if (mode < SLEEP) return 0;
+    add_sleeper(asleep, 1);
+    for (int i = 0; i < count; i++) look_again(rings[i]->written), look_again(rings[i]->broken);
+    look_again(bell);
+    if (!has_news(&news)) sleep_on(bell, rung, SLICE_SECONDS);
+    remove_sleeper(asleep, 1);
+    return has_news(&news);
+}
+
+void inbox_ring(char *memory, uint64_t value) {
+    Word *bell = (Word *)(void *)memory;
+    put(bell, value & LOW_HALF);
+    wake(bell);
+}
+
+uint64_t inbox_rung(const char *memory) { return look_at((const Word *)(const void *)memory); }

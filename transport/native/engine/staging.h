@@ -1,0 +1,44 @@
+/* Writing past the caches, where that is faster. */
+#pragma once
+#include "engine/copy.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* copy_bytes past the caches. Who sees a later store of this thread sees what was written. */
+void stream_bytes(void *into, const void *from, size_t size);
+
+/* The same without that: until `end_stream` nobody but this thread can count on it. */
+void stream_past(void *into, const void *from, size_t size);
+void end_stream(void);
+
+/* From how many bytes of results on they are written so: the caches would not keep them anyway. */
+#define STREAMED_BYTES (8 << 20)
+
+/* How the pieces that others read next are best written; starts as zeros. */
+typedef struct {
+    float gain; /* how often as long a plain copy takes as one past the caches; 0: not known */
+    unsigned tries;
+    size_t until; /* so many bytes the next try */
+} Staging;
+
+/* Where else to copy, and how; `into` NULL: nowhere. */
+typedef struct {
+    char *into;
+    Copy way;
+} Also;
+
+struct Strides;
+
+/* The source of a copy. `strides` NULL: it lies in one piece. Else the copy begins at `start` (strides.h). */
+typedef struct {
+    const char *data;
+    const struct Strides *strides;
+    uint64_t start;
+} Source;
+
+/* Copy a part of `whole` bytes to where another core reads them next, and elsewhere. */
+void stage_bytes(Staging *staging, char *into, Source from, size_t size, size_t whole, Also also);
+
+/* How parts of so many bytes are best written there; after stream_past comes end_stream. */
+Copy way_to_stage(const Staging *staging, size_t whole);

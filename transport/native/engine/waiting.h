@@ -1,0 +1,35 @@
+/* How a member waits for what others write. */
+#pragma once
+#include "engine/words.h"
+
+#define SLICE_SECONDS 0.05 /* the longest sleep: then the caller looks at signals and deadlines */
+
+/* What a wait may do. The interpreter's lock may be held up to GLANCE only. */
+typedef enum {
+    LOOK,   /* look once */
+    GLANCE, /* look for a few microseconds */
+    SPIN,   /* look for a while, then offer the processor to others between looks */
+    SLEEP,  /* then sleep in the kernel, for SLICE_SECONDS at most */
+    NAP     /* sleep at once: looking would take the processor from a thread that computes */
+} Mode;
+
+/* What a member has learnt about waiting. */
+typedef struct {
+    int spins, most_spins; /* looks before the processor is first offered to others */
+    int strangers;         /* so many waits sleep without offering it: others would keep it */
+} Patience;
+
+void be_patient(Patience *p, int may_spin);
+
+typedef int (*Ready)(const void *what);
+
+/* Whether it is ready, or becomes so while this member is awake. */
+int await_awake(Patience *p, Mode mode, Ready ready, const void *what);
+
+/* Sleep while the lower half of *word is that of `seen`, for so many seconds at most; it may be shorter. */
+void sleep_on(Word *word, uint64_t seen, double seconds);
+
+/* Wake all that sleep on it. */
+void wake(Word *word);
+
+double now(void); /* seconds of CLOCK_MONOTONIC */

@@ -1,1 +1,0 @@
-"""The segment that all members share, and waiting on its words."""

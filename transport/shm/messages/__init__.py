@@ -1,1 +1,0 @@
-"""Point-to-point messages: rings, and single copies."""
