@@ -7,7 +7,6 @@ import os
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,16 @@ _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"
 
 
-@cache
+_said: set[str] = set()
+_saying = threading.Lock()
+
+
 def _say_once(obstacle: str) -> None:
     """Log why this process takes TCP inside its host: once, and once for the host's ranks."""
-    if os.environ.get(environment.LOCAL_RANK, "0") == "0":
-        _LOGGER.warning("ranks of this host use TCP: %s", obstacle)
+    with _saying:
+        if obstacle not in _said and os.environ.get(environment.LOCAL_RANK, "0") == "0":
+            _LOGGER.warning("ranks of this host use TCP: %s", obstacle)
+        _said.add(obstacle)
 
 
 class AutoCommunicator(Forwarding, Communicator):

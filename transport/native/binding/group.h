@@ -3,7 +3,7 @@
 #include "core.h"
 #include "engine/engine.h"
 
-#define HELD_BYTES (16 << 10) /* a call of more gives up the interpreter's lock at once */
+#define HELD_BYTES (128 << 10) /* a call of more gives up the interpreter's lock at once */
 
 typedef struct {
     PyObject_HEAD
