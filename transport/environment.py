@@ -80,11 +80,7 @@ HOST = "MESHLIB_HOST"
 SITE = "MESHLIB_SITE"
 """The name of this host's site, whose hosts are near each other and far from others: what crosses
 between sites is reduced inside them first. Equal names are one site, and so are hosts without.
-Where no host has one, sites are learnt from round trips.
 """
-
-LEARN_SITES = "MESHLIB_LEARN_SITES"
-"""``0``: sites are not learnt from round trips, if any host says so."""
 
 TUNING = "MESHLIB_TUNING"
 """A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""

@@ -19,7 +19,6 @@ from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical import copies, reductions
 from transport.hierarchical.hosts import Placement, Spread, await_placement, publish_place
 from transport.hierarchical.inside import Inside, PartMembership
-from transport.hierarchical.learning import with_learnt_sites
 from transport.hierarchical.levels import Levels, Selection
 from transport.links.communicator import LinkCommunicator
 from transport.operands.quiet import quiet
@@ -151,7 +150,6 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         if self._collectives is None:
             keys = self._keys
             placement = self._placement or await_placement(self.membership, keys, call)
-            placement = with_learnt_sites(placement, keys, self._whole, call)
             self._collectives = self._arrange(placement, call)
             if self._collectives is self._whole and self._turns is not None:
                 self._whole.take_turns(self._turns)

@@ -33,7 +33,7 @@ from transport.tcp.conversation import Conversation
 from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
 from transport.tcp.meeting.address import listening_host
-from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
+from transport.tcp.meeting.dial import Dial, address_key, publish
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 from transport.tcp.meeting.watch import Threads, Watches, end_watch
@@ -136,10 +136,6 @@ class TcpCommunicator(LinkCommunicator):
             if error is not None:
                 raise error
             left.discard(peer)
-
-    def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
-        published = self._published(range(self.size), call)  # which ``reach`` needs as well
-        return time_ways([published[peer] for peer in peers], call)
 
     def _published(self, peers: Sequence[int], call: Call) -> dict[int, bytes]:
         """Return the addresses of all that are known, ``peers`` among them."""
