@@ -15,7 +15,8 @@ from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link
 from transport.operands.flat import as_bytes
-from transport.operands.operand import ARRIVING, TOTAL, pack, store
+from transport.operands.operand import TOTAL, pack, store
+from transport.operands.order import Fold, merges_in
 from transport.operands.reduce_op import Flat, ReduceOp
 
 _CENTRE = 0
@@ -35,7 +36,7 @@ def barrier(team: Team, call: Call) -> None:
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce the members' ``buffer`` in place, in rank order; neither prepares nor finishes."""
+    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
     data = as_bytes(buffer)
     if team.rank != _CENTRE:
         _ask(team, call, data, data)
@@ -94,8 +95,8 @@ def _others(team: Team, call: Call) -> list[Link]:
 
 
 def _reduce(team: Team, call: Call, others: list[Link], total: Flat, op: ReduceOp) -> None:
-    arriving = team.scratch.flat(ARRIVING, total.dtype, total.size)
-    data = as_bytes(arriving)
-    for link in others:
-        link.recv_into(call, data)
-        op.combine(total, arriving, total)
+    merges = merges_in(_CENTRE, team.size)
+    adding = Fold(team.scratch, op, merges, total, total, team.table.piece)
+    for link in others:  # by rank, which is the order of addition seen from rank 0
+        link.recv_into(call, as_bytes(adding.expect(total.dtype)[0]))
+        adding.add()

@@ -131,9 +131,11 @@ class HostsCost:
 
 
 def _crossing(algorithm: Algorithm, shape: Shape) -> float:
-    """Return the share of all frames that leave a host: neighbours' leave it at its end alone."""
+    """Return the share of all bytes that leave a host: neighbours' leave it at its end alone, and
+    halving is down to a part for each rank of a host when it gets there.
+    """
     if shape.hosts == 1:
         return 0.0
-    if algorithm in (Algorithm.RING, Algorithm.CHAIN):
+    if algorithm in (Algorithm.RING, Algorithm.CHAIN, Algorithm.HALVING):
         return 1 / shape.ranks_per_host
     return (shape.ranks - shape.ranks_per_host) / (shape.ranks - 1)

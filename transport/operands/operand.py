@@ -20,6 +20,7 @@ CODED = 5
 WIDENED = 6
 ENCODED = 7
 ARRIVING_BEHIND = 8
+REDUCED = 9
 
 
 class Operand:
