@@ -82,6 +82,9 @@ SITE = "MESHLIB_SITE"
 between sites is reduced inside them first. Equal names are one site, and so are hosts without.
 """
 
+TCP_CONNECTIONS = "MESHLIB_TCP_CONNECTIONS"
+"""How many TCP connections lead to a rank with a round trip of 1 ms or more, 1 to 16; default 4."""
+
 TUNING = "MESHLIB_TUNING"
 """A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""
 

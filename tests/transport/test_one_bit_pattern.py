@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from far_links import FarInprocCommunicator, far
+from far_links import FarInprocCommunicator
 from rank_threads import TINY, Member, Transport, run_group
 
 from transport.call import Kind
@@ -21,7 +21,6 @@ from transport.choosing.choice import DEFAULT, Thresholds
 from transport.communicators.runtime import Membership
 from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
-from transport.link import Pace
 from transport.operands.compression import Compression
 from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport.place import Place
@@ -95,12 +94,10 @@ def hosts_of(names: list[int], inside: Any = InprocCommunicator) -> Transport:
 
 
 def far_links(membership: Membership, table: Thresholds) -> FarInprocCommunicator:
-    pace = far(1 << 10)
+    def window_of(_rank: int, _peer: int) -> int:
+        return 1 << 10
 
-    def pace_of(_rank: int, _peer: int) -> Pace:
-        return pace
-
-    return FarInprocCommunicator(membership, table, pace_of)
+    return FarInprocCommunicator(membership, table, window_of)
 
 
 def ways(size: int, chance: random.Random) -> list[Transport]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.link import Link, PacedLink
+from transport.link import Link, QueuedLink
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.reduce_op import Flat
 
@@ -22,7 +22,7 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
     place = (team.rank - root) % size
     behind = team.link((team.rank - 1) % size, call) if place else None
     onward = team.link((team.rank + 1) % size, call) if place < size - 1 else None
-    if size == 2 or isinstance(behind or onward, PacedLink):  # as on all members
+    if size == 2 or isinstance(behind or onward, QueuedLink):  # as on all members
         _broadcast_whole(call, as_bytes(buffer), behind, onward)
         return
     laps = laps_of(buffer.nbytes, team.table.segment)
@@ -56,5 +56,5 @@ def _broadcast_whole(
     elif onward is None:
         behind.recv_into(call, data)
     else:
-        assert isinstance(onward, PacedLink)
+        assert isinstance(onward, QueuedLink)
         onward.relay(call, behind, data)

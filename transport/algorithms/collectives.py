@@ -21,7 +21,7 @@ from transport.algorithms import (
     tree,
 )
 from transport.algorithms.exchanges import pairwise
-from transport.algorithms.exchanges.ahead import Ahead
+from transport.algorithms.exchanges.ahead import agree
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.choosing.choice import LAP_BYTES, Algorithm
@@ -53,7 +53,7 @@ class LinkCollectives(Collectives, Team):
 
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
-    _ahead: Ahead | None = None
+    _ahead: int | None = None
     _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
@@ -80,11 +80,10 @@ class LinkCollectives(Collectives, Team):
 
     def ahead(self, call: Call) -> int:
         if self._ahead is None:
-            self._ahead = Ahead()
-        found = self._ahead.agree(self, call)
-        if found >= self.table.segment:
+            self._ahead = agree(self, call)
+        if self._ahead:
             self.overlap.begin()
-        return found
+        return self._ahead
 
     def barrier(self, call: Call) -> None:
         self._begin()
@@ -201,12 +200,8 @@ class LinkCollectives(Collectives, Team):
                 ring.all_gather(self, call, outputs)
 
     def _pairs_pay(self, call: Call) -> bool:
-        """Whether there is so much delay that a ring's steps cost more than connections to all.
-
-        A single segment ahead is no sign of that. For copies alone: a reduction's bits must not
-        depend on what was measured.
-        """
-        return self.size <= _MOST_PAIRS and self.ahead(call) > self.table.segment
+        """Whether a ring's steps cost more than connections to all, as peers are far."""
+        return self.size <= _MOST_PAIRS and self.ahead(call) > 0
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp

@@ -26,7 +26,7 @@ from transport.algorithms.exchanges.coming import Coming
 from transport.algorithms.exchanges.pairwise_ahead import cut, order
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.link import Link, Outbox, PacedLink
+from transport.link import Link, Outbox, QueuedLink
 from transport.operands.compression import Compression
 from transport.operands.encoding import ENCODINGS, Coder, Floats
 from transport.operands.flat import as_bytes, laps_of, part_bounds
@@ -137,7 +137,7 @@ class _Work:
 
     def outbox(self) -> Outbox:
         link = self.steps[0][0]
-        assert isinstance(link, PacedLink)
+        assert isinstance(link, QueuedLink)
         return link.outbox(self.call)
 
     def arriving(self, count: int) -> Flat:
@@ -281,4 +281,4 @@ class _AllReduce(_Work):
 def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:
     """Return by how many laps, with ``nbytes`` each on a link, inputs are to be sent ahead."""
     under_way = team.ahead(call)
-    return -(-under_way // nbytes) if under_way >= team.table.segment else 0
+    return -(-under_way // nbytes)

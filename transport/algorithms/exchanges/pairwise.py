@@ -84,7 +84,7 @@ def swap_at_once(
             link.recv_into(call, into)
         return True
     several = len(onward) > 1 or (team.overlap.turns is not None and sent[0].nbytes <= MOST_BEHIND)
-    if several and any(is_far(link, team.table.segment) for link in onward):
+    if several and any(is_far(link) for link in onward):
         team.overlap.begin()
         pairwise_ahead.swap(team.overlap, call, onward, sent, behind, arriving)
         return True

@@ -46,7 +46,7 @@ def schedule(team: Team, call: Call, op: ReduceOp, nbytes: int) -> Schedule:
         # Scaled inputs leave from scratch memory, which has room for one.
         return Schedule(laps, 0)
     under_way = team.ahead(call)
-    if under_way < segment:
+    if not under_way:
         return Schedule(laps, 0)
     segment *= _segments_a_frame(laps, team.size)
     # In each lap there is an input and a result on a link.
