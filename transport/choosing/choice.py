@@ -60,7 +60,7 @@ class Thresholds:
     """broadcast: a binomial tree up to here, then a chain where it ``chain_pays``."""
 
     reduce_tree: int = 128 << 10
-    """reduce: a binomial tree up to here, then a reduce_scatter and a gather, from 3 ranks on."""
+    """reduce: a binomial tree up to here, then a reduce_scatter and a gather, from 5 ranks on."""
 
     doubling_ranks: int = 4
     """Groups smaller than this take as few steps in a ring, so all_gather and reduce_scatter
@@ -99,7 +99,8 @@ class Thresholds:
 
     def reduce(self, nbytes: int, size: int) -> Algorithm:
         """Return how ``nbytes`` are reduced to one of ``size`` members."""
-        parts = nbytes > self.reduce_tree and size > 2
+        # Up to two levels a tree's root takes little more, in fewer frames.
+        parts = nbytes > self.reduce_tree and levels_of(size) > 2
         return Algorithm.PARTS if parts else Algorithm.TREE
 
     def all_reduce(self, nbytes: int, size: int, narrow: bool) -> Algorithm:

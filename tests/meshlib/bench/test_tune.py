@@ -98,7 +98,7 @@ def test_a_contest_is_between_two_algorithms() -> None:
         Kind.REDUCE_SCATTER: lambda table, size: table.reduce_scatter(size, 4, narrow=False),
         Kind.ALL_GATHER: lambda table, size: table.all_gather(size, 4),
         Kind.BROADCAST: lambda table, size: table.broadcast(size, 4),
-        Kind.REDUCE: lambda table, size: table.reduce(size, 4),
+        Kind.REDUCE: lambda table, size: table.reduce(size, 8),
     }
     for contest in CONTESTS["tcp"]:
         largest = contest.sizes[-1]
@@ -128,7 +128,8 @@ def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None
     cost, table = found[0].cost, found[0].thresholds
     assert cost is not None
     assert min(cost.alpha, cost.beta, cost.gamma, cost.lanes) > 0
-    assert {getattr(table, contest.field) for contest in small} <= {0, 1 << 10, 1 << 14}
+    tried = [contest for contest in small if contest.least_ranks <= 4]
+    assert {getattr(table, contest.field) for contest in tried} <= {0, 1 << 10, 1 << 14}
     assert Found.decode(found[0].encode()) == found[0]
 
 

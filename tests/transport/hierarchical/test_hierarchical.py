@@ -129,15 +129,7 @@ def test_a_broadcast_and_a_reduce_cross_once_a_host(hosts: str, one_slice: int, 
     table = replace(TABLE, one_slice=one_slice)
     least = others(hosts) * LARGE * 4
     assert crossing(hosts, broadcast, table).bytes == least
-    if hosts == "aabbcc":
-        # Large sums of three hosts and more are made in parts, which are gathered.
-        slices = 1 if one_slice else 2
-        at = "abc".index(hosts[root])
-        kept = [part_bounds(LARGE // 2 if s else -(-LARGE // 2), 3, at) for s in range(slices)]
-        if slices == 1:
-            kept = [part_bounds(LARGE, 3, at)]
-        least += 4 * (LARGE - sum(stop - start for start, stop in kept))
-    elif not is_one_tree(hosts):
+    if not is_one_tree(hosts):
         least = (sum(sums_of(hosts).values()) - sums_of(hosts)[hosts[root]]) * LARGE * 4
     assert crossing(hosts, reduce(F32, ReduceOp.SUM), table).bytes == least
     assert crossing(hosts, reduce(F32, premul_sum(2.0)), table).bytes == least
