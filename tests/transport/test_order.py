@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transport.operands.flat import Scratch
 from transport.operands.order import (
     Fold,
+    add_all,
     are_one_tree,
     arrivals,
     fold,
@@ -138,3 +139,14 @@ def test_a_fold_adds_the_same_whatever_its_pieces(
         adding.add()
     assert size == 1 or total.tobytes() == expected.tobytes()
     assert all((part == same).all() for part, same in zip(parts, kept, strict=True))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_that_all_are_there_are_added_by_the_tree(size: int) -> None:
+    class InWords:
+        def combine(self, lower: list[str], upper: list[str], out: list[str]) -> None:
+            out[0] = f"({lower[0]}+{upper[0]})"
+
+    values: Any = [[str(rank)] for rank in range(size)]
+    add_all(InWords(), values)  # pyright: ignore[reportArgumentType]
+    assert values[0] == [whole(size)]

@@ -15,8 +15,8 @@ from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link
 from transport.operands.flat import as_bytes
-from transport.operands.operand import TOTAL, pack, store
-from transport.operands.order import Fold, merges_in
+from transport.operands.operand import ARRIVING, TOTAL, pack, store
+from transport.operands.order import add_all
 from transport.operands.reduce_op import Flat, ReduceOp
 
 _CENTRE = 0
@@ -95,8 +95,10 @@ def _others(team: Team, call: Call) -> list[Link]:
 
 
 def _reduce(team: Team, call: Call, others: list[Link], total: Flat, op: ReduceOp) -> None:
-    merges = merges_in(_CENTRE, team.size)
-    adding = Fold(team.scratch, op, merges, total, total, team.table.piece)
-    for link in others:  # by rank, which is the order of addition seen from rank 0
-        link.recv_into(call, as_bytes(adding.expect(total.dtype)[0]))
-        adding.add()
+    rows = team.scratch.flat(ARRIVING, total.dtype, len(others) * total.size)
+    values = [total]
+    for number, link in enumerate(others):
+        row = rows[number * total.size : (number + 1) * total.size]
+        link.recv_into(call, as_bytes(row))
+        values.append(row)
+    add_all(op, values)

@@ -167,6 +167,7 @@ class Fold:
     __slots__ = (
         "_arriving",
         "_done",
+        "_merges",
         "_next",
         "_op",
         "_outs",
@@ -194,6 +195,7 @@ class Fold:
         self._waiting = [own]
         self._arriving = own
         self._outs: list[Flat] = []
+        self._merges: tuple[bool, ...] = ()
         self._step = max(1, piece // total.itemsize)
         self._done = 0
 
@@ -215,15 +217,12 @@ class Fold:
         self._arriving = arriving
         self._done = 0
         # What each merge is written to: the result, or the memory of the place where it waits.
+        merges = self._merges = self._plan[self._next]
         self._outs = [
             self._scratch.flat(_PENDING + place, total.dtype, total.size) if place else total
-            for place in range(depth - 1, depth - 1 - len(self._merges), -1)
+            for place in range(depth - 1, depth - 1 - len(merges), -1)
         ]
         return arriving, self._on_piece if total.size > self._step else None
-
-    @property
-    def _merges(self) -> tuple[bool, ...]:
-        return self._plan[self._next]
 
     def _on_piece(self, received: int) -> None:
         ready = received // self._arriving.itemsize
@@ -232,24 +231,38 @@ class Fold:
 
     def add(self) -> None:
         """Add what has been received."""
-        self._merge_to(self._total.size)
+        size, waiting = self._total.size, self._waiting
+        if not self._done and size <= self._step:
+            self._merge(waiting, self._arriving, self._outs)
+        elif self._done < size:
+            self._merge_to(size)
         for out in self._outs:
-            self._waiting.pop()
-            self._waiting[-1] = out
+            waiting.pop()
+            waiting[-1] = out
         self._next += 1
 
     def _merge_to(self, stop: int) -> None:
-        waiting, arriving, combine = self._waiting, self._arriving, self._op.combine
-        for start in range(self._done, stop, self._step):
-            part = slice(start, min(start + self._step, stop))
-            value = waiting[-1][part]
-            if arriving is not waiting[-1]:
-                np.copyto(value, arriving[part], casting="unsafe")
-            for earlier, out, first in zip(waiting[-2::-1], self._outs, self._merges, strict=False):
-                lower, upper = earlier[part], value
-                value = out[part]
-                combine(*((lower, upper) if first else (upper, lower)), value)
+        """Merge what has come since the last time, in one piece if it is gone through once."""
+        widens = self._arriving is not self._waiting[-1]
+        step = self._step if widens or len(self._outs) > 1 else stop - self._done
+        for start in range(self._done, stop, max(1, step)):
+            part = slice(start, min(start + step, stop))
+            waiting = [value[part] for value in self._waiting[-1 - len(self._outs) :]]
+            arriving = self._arriving[part] if widens else waiting[-1]
+            self._merge(waiting, arriving, [out[part] for out in self._outs])
         self._done = stop
+
+    def _merge(self, waiting: list[Flat], arriving: Flat, outs: list[Flat]) -> None:
+        value = waiting[-1]
+        if arriving is not value:
+            np.copyto(value, arriving, casting="unsafe")
+        for back, (first, out) in enumerate(zip(self._merges, outs, strict=True), 2):
+            earlier = waiting[-back]
+            if first:
+                self._op.combine(earlier, value, out)
+            else:
+                self._op.combine(value, earlier, out)
+            value = out
 
 
 def fold(
@@ -273,3 +286,12 @@ def fold(
     for part in parts[1:]:
         adding.expect(part.dtype, part)
         adding.add()
+
+
+def add_all(op: ReduceOp, values: Sequence[Flat]) -> None:
+    """Add ``values``, those of ranks 0, 1, …, up in the first of them, writing over the others."""
+    width = 1
+    while width < len(values):
+        for lower in range(0, len(values) - width, 2 * width):
+            op.combine(values[lower], values[lower + width], values[lower])
+        width *= 2
