@@ -222,7 +222,8 @@ class Fold:
             self._scratch.flat(_PENDING + place, total.dtype, total.size) if place else total
             for place in range(depth - 1, depth - 1 - len(merges), -1)
         ]
-        return arriving, self._on_piece if total.size > self._step else None
+        works = bool(merges) or waiting is not arriving
+        return arriving, self._on_piece if works and total.size > self._step else None
 
     def _on_piece(self, received: int) -> None:
         ready = received // self._arriving.itemsize
