@@ -28,8 +28,8 @@ class Exchange(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What one rank exchanges: inside its block, in this order; then what it takes ``over`` from
-    a rank of the next block, and what it hands ``up`` to ranks of the block before it.
+    """What one rank exchanges inside its block, in this order. Then it takes its ``own`` chunks
+    ``over`` from a rank of the next block, and hands chunks ``up`` to the block before.
     """
 
     inside: tuple[Exchange, ...]

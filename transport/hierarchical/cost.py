@@ -131,8 +131,9 @@ class HostsCost:
 
 
 def _crossing(algorithm: Algorithm, shape: Shape) -> float:
-    """Return the share of all bytes that leave a host: neighbours' leave it at its end alone, and
-    halving is down to a part for each rank of a host when it gets there.
+    """Return the share of all bytes that leave a host.
+
+    Neighbours leave it at its end alone. Halving gets there with a part for each rank of a host.
     """
     if shape.hosts == 1:
         return 0.0

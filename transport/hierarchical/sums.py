@@ -4,8 +4,8 @@ A block is a subtree of the order of addition (``transport.operands.order``) who
 the host. Most hosts' ranks are one block, whose sum is made inside. Where a host has several, as
 with three ranks a host, its members exchange their inputs inside and add up each block's apart.
 Where all hosts' blocks are alike (``Levels.one_tree``), the tree between hosts is that of a group
-of one rank each, and such a group reduces what crosses; else hosts send each other their blocks'
-sums, and each that needs a result folds them.
+of one rank each, and such a group reduces the sums. Otherwise hosts send each other their sums,
+and each host that needs a result folds them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _INSIDE, _BLOCKS, _SENT, _ARRIVED, _TOTAL = range(8, 13)
 
 
 def have_one(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp) -> bool:
-    """Return whether hosts have one sum each, of slices of ``nbytes``, and a group of one rank each
-    reduces these: because they are one tree, or because what crosses is rounded (compressed), so
-    that the bits depend on the placement in any case.
+    """Return whether hosts have one sum each of slices of ``nbytes``, reduced among one rank each.
+
+    They do where they are one tree. They also do where sums cross compressed: the rounding depends
+    on the placement in any case.
     """
     form = levels.whole.compression
     return levels.one_tree or (form is not None and compresses(form, nbytes, dtype, op))

@@ -12,7 +12,6 @@ from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dt
 
 # Slots of the communicator's scratch memory.
 ARRIVING = 0
-ARRIVING_NEXT = 1
 LOADED = 2
 TOTAL = 3
 WHOLE = 4

@@ -5,8 +5,8 @@ upper half's; a block whose upper half is beyond the group is its lower half alo
 ((0+1)+(2+3))+(4+5). Every reduction of every transport adds in this order, so its bits depend on
 nothing else: no algorithm, size, placement, or moment. (After the binomial tree of MPI's reduce.)
 
-The tree stays the same seen from any rank: the ranks at distances 0, 1, 2, … from ``rank``, where
-the one at distance d is ``rank ^ d``, fill its blocks one after the other.
+The tree stays the same seen from any rank. The rank at distance d is ``rank ^ d``; the ranks at
+distances 0, 1, 2, … fill the blocks one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECE = 64 << 10
 """How many bytes are worked on at a time, unless it is said otherwise."""
 
 
-class Arrival(NamedTuple):
+class Contribution(NamedTuple):
     """The contribution of ``peer``, and the merges that follow once it has come. Each takes the
     last two values that wait; True: the earlier of them is the lower half.
     """
@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def arrivals(rank: int, size: int) -> tuple[Arrival, ...]:
+def arrivals(rank: int, size: int) -> tuple[Contribution, ...]:
     """Return in which order ``rank`` of ``size`` members takes the others' contributions, nearest
     first, and how it merges them with its own, which is there from the beginning.
 
@@ -58,7 +58,7 @@ def arrivals(rank: int, size: int) -> tuple[Arrival, ...]:
             if upper and lower:
                 found[-1][1].append(not rank >> level & 1)
             waiting.append((level + 1, upper or lower))
-    return tuple(Arrival(peer, tuple(merges)) for peer, merges in found[1:])
+    return tuple(Contribution(peer, tuple(merges)) for peer, merges in found[1:])
 
 
 @lru_cache(maxsize=1024)
@@ -69,9 +69,10 @@ def merges_in(rank: int, size: int) -> tuple[tuple[bool, ...], ...]:
 
 @lru_cache(maxsize=1024)
 def relatives(rank: int, size: int, root: int) -> tuple[int | None, tuple[tuple[int, bool], ...]]:
-    """Return the parent of ``rank`` in the tree whose root is the member ``root``, and its
-    children, nearest first: of each whether its block is the lower one, so that its value comes
-    first. The root has no parent.
+    """Return the parent of ``rank`` in the tree with the root ``root``, and its children.
+
+    Children stand nearest first, each with a bool: True where its block is the lower one, whose
+    value comes first. The root has no parent.
     """
     children: list[tuple[int, bool]] = []
     level = 0
@@ -125,7 +126,7 @@ def subtrees(ranks: Sequence[int], size: int) -> tuple[Block, ...]:
 
 def merges_of(blocks: Sequence[Block]) -> tuple[tuple[bool, ...], ...]:
     """Return the merges behind each but the first of ``blocks``, which are those of a whole group
-    in the order of their ranks; see ``Arrival``.
+    in the order of their ranks; see ``Contribution``.
     """
     found: list[tuple[bool, ...]] = []
     waiting: list[Block] = []
@@ -144,8 +145,9 @@ def merges_of(blocks: Sequence[Block]) -> tuple[tuple[bool, ...], ...]:
 
 
 def are_one_tree(groups: Sequence[Sequence[int]]) -> bool:
-    """Return whether the tree over all ranks is one over ``groups`` of them, in this order, with
-    the tree of each group's own below it: all are blocks of one size, of which the last may lack
+    """Return whether the tree over all ranks is one over ``groups`` of them, in this order.
+
+    Then each group's own tree is below it. All groups are blocks of one size; the last may lack
     some ranks.
     """
     size, width = sum(map(len, groups)), len(groups[0])
@@ -202,8 +204,9 @@ class Fold:
     def expect(
         self, dtype: np.dtype[np.generic], arriving: Flat | None = None
     ) -> tuple[Flat, OnPiece | None]:
-        """Return where the next member's contribution is to be received, and what is to be told of
-        its progress. It has ``dtype``, that of the op or a narrower one. ``arriving``: take this
+        """Return the memory for the next member's contribution, and the listener for its progress.
+
+        It has ``dtype``, that of the op or a narrower one. ``arriving``: take this
         memory, which must stay as it is until the last ``add``.
         """
         depth, total = len(self._waiting), self._total
@@ -275,8 +278,8 @@ def fold(
     piece: int = PIECE,
 ) -> None:
     """Write what ``parts`` come to into ``total``, which may be the first of them; without
-    ``op.finish``. They are those of all ranks of a group in order, or of the ``blocks`` it consists
-    of. ``total`` has the dtype in which the op reduces, parts that or a narrower one.
+    ``op.finish``. There is one part for each rank in order, or for each of ``blocks``. ``total``
+    has the dtype in which the op reduces; parts may have a narrower one.
     """
     own = parts[0]
     if own is not total and (own.dtype != total.dtype or len(parts) == 1):

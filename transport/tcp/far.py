@@ -1,9 +1,8 @@
 """Peers that are far: a rule for links whose round trip is ``FAR_SECONDS`` or more.
 
-Such a link has several connections, over which large payloads are striped, and has as much under
-way as all of them may: the kernel's limit for one connection is less than a long wire takes in a
-round trip. Everything else has one connection. The round trip is the one of the time when the
-connection was made.
+Such a link has several connections, over which large payloads are striped, and keeps the windows
+of all of them full. The kernel's limit for one connection is less than a long wire takes in a round
+trip. Every other link has one connection. The round trip is measured when the connection is made.
 """
 
 from __future__ import annotations
