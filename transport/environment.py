@@ -80,11 +80,10 @@ HOST = "MESHLIB_HOST"
 SITE = "MESHLIB_SITE"
 """The name of this host's site, whose hosts are near each other and far from others: what crosses
 between sites is reduced inside them first. Equal names are one site, and so are hosts without.
-Where no host has one, sites are learnt from round trips.
 """
 
-LEARN_SITES = "MESHLIB_LEARN_SITES"
-"""``0``: sites are not learnt from round trips, if any host says so."""
+TCP_CONNECTIONS = "MESHLIB_TCP_CONNECTIONS"
+"""How many TCP connections lead to a rank with a round trip of 1 ms or more, 1 to 16; default 4."""
 
 TUNING = "MESHLIB_TUNING"
 """A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from transport.call import Call, CallHeader
 from transport.errors import CommunicatorTimeoutError, HeaderMismatchError
@@ -41,18 +41,6 @@ def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeo
     return CommunicatorTimeoutError(
         f"{call.header}: waited {call.deadline.seconds:g} s for {name} {what}", peer
     )
-
-
-class Pace(NamedTuple):
-    """What a link is like: its least round trip (seconds), and the bytes a second that it has moved
-    while it had any. 0: not known, or too little to matter.
-    """
-
-    round_trip: float
-    rate: float
-
-
-UNKNOWN = Pace(0.0, 0.0)
 
 
 class Link(ABC):
@@ -99,14 +87,15 @@ class Link(ABC):
         """
 
 
-class PacedLink(Link):
-    """A link that knows its ``pace``, and on which frames can leave while others are awaited, or
-    before they have come themselves.
+class QueuedLink(Link):
+    """A link on which frames can leave while others are awaited, or before they have come
+    themselves.
     """
 
+    @property
     @abstractmethod
-    def pace(self) -> Pace:
-        """Return what is known by now. Never blocks."""
+    def window(self) -> int:
+        """How many bytes should be under way; 0 where the peer is near. Never changes."""
 
     @abstractmethod
     def relay(self, call: Call, source: Link, into: memoryview) -> None:

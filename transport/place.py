@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transport import environment
 from transport.errors import DistNetworkError
-from transport.store.base import Store
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = "/proc/self/ns/net"
@@ -24,8 +23,7 @@ class Place:
     descriptor has really arrived. ``obstacle`` is empty, or says why this rank cannot share memory
     at all. ``pid`` tells ranks that are threads of one process from others. ``address`` is that of
     an abstract Unix socket (hexadecimal), where there is one. ``site`` is what
-    ``MESHLIB_SITE`` says there, ``round_trip`` the seconds from there to the store and back; None
-    where that is not known, or no sites are to be learnt from it.
+    ``MESHLIB_SITE`` says there.
     """
 
     machine: str
@@ -33,7 +31,6 @@ class Place:
     pid: int = 0
     address: str = ""
     site: str = ""
-    round_trip: float | None = None
 
     def encode(self) -> bytes:
         """Return the place as the bytes that are published."""
@@ -51,12 +48,6 @@ class Place:
                 f"expected the place of a rank in the store, got {data[:80]!r}"
             ) from error
         return place
-
-    def seen_from(self, store: Store) -> Place:
-        """Return the same place with the round trip to ``store``, unless none is to be known."""
-        if os.environ.get(environment.LEARN_SITES, "").strip() == "0":
-            return self
-        return replace(self, round_trip=store.round_trip)
 
     def may_share_with(self, other: Place) -> bool:
         """Whether memory can be shared with the rank at ``other``, as far as can be told."""

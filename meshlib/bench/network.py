@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
 from transport.hierarchical.hosts import Placement, Spread
-from transport.hierarchical.learning import find_sites, hosts_to_measure
 
 FORMAT = 1
 Pair = tuple[int, int]
-
-# To a store on the same host.
-_NEXT_DOOR = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +82,7 @@ class HostNetwork:
         return cls(hosts, sites, paths)
 
     def placement(self, ranks: Sequence[int]) -> Placement:
-        """Return how a group of ``ranks`` is placed, with the sites that it would find or was told;
-        rank 0's host serves the store.
-        """
+        """Return how a group of ``ranks`` is placed, with the sites that its hosts name."""
         members = {
             host: tuple(ranks.index(rank) for rank in sorted(there, key=ranks.index))
             for host, all_there in enumerate(self.hosts)
@@ -97,26 +90,7 @@ class HostNetwork:
         }
         order = sorted(members, key=lambda host: members[host][0])
         sites = tuple(self.sites[host] for host in order)
-        found = Placement(tuple(members[host] for host in order), (True,) * len(order), sites)
-        server = next(host for host, there in enumerate(self.hosts) if 0 in there)
-        to_store = [
-            _NEXT_DOOR if host == server else self._round_trip(host, server) for host in order
-        ]
-        if any(sites) or not all(to_store):
-            return found
-        between = {
-            (one, other): self._round_trip(order[one], order[other])
-            for one, other in combinations(hosts_to_measure(to_store), 2)
-        }
-        learnt = find_sites(to_store, between)
-        if learnt is None:
-            return found
-        return replace(found, sites=tuple(f"learnt {site}" for site in learnt[0]))
-
-    def _round_trip(self, one: int, other: int) -> float:
-        """Return the seconds between two hosts, 0.0 where that is not known."""
-        path = self.paths.get((min(one, other), max(one, other)))
-        return 0.0 if path is None else path.round_trip
+        return Placement(tuple(members[host] for host in order), (True,) * len(order), sites)
 
 
 def levels_in_words(placement: Placement) -> str:

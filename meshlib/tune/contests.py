@@ -56,7 +56,7 @@ CONTESTS: dict[str, Sequence[Contest]] = {
         ),
         Contest("all_gather_doubling", Kind.ALL_GATHER, _powers(KIB, MIB), DEFAULT.doubling_ranks),
         Contest("broadcast_tree", Kind.BROADCAST, _powers(32 * KIB, 8 * MIB), 3),
-        Contest("reduce_tree", Kind.REDUCE, _powers(32 * KIB, 8 * MIB)),
+        Contest("reduce_tree", Kind.REDUCE, _powers(32 * KIB, 8 * MIB), 5),
     ),
     "hierarchical": (Contest("one_slice", Kind.ALL_REDUCE, _powers(4 * KIB, 2 * MIB), 4),),
 }

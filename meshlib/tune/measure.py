@@ -99,11 +99,11 @@ class Bench:
     def _decide_large(self, table: Thresholds) -> Thresholds:
         """Choose what matters for large data alone."""
         pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
-        ring = replace(pairs, pairwise_ranks=0)
+        halving = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
-            runners = [stack.enter_context(self._runner(choice)) for choice in (pairs, ring)]
-            pairwise, ringwise = interleaved(runners, Kind.ALL_REDUCE, LARGE_BYTES)
-        if self._size > 2 and ringwise < 0.97 * pairwise:
+            runners = [stack.enter_context(self._runner(choice)) for choice in (pairs, halving)]
+            pairwise, halved = interleaved(runners, Kind.ALL_REDUCE, LARGE_BYTES)
+        if self._size > 2 and halved < 0.97 * pairwise:
             table = replace(table, pairwise_ranks=self._size - 1)
         with ExitStack() as stack:
             choices = [replace(table, segment=segment) for segment in SEGMENTS]

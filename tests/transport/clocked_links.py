@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from far_links import FarInprocCommunicator, FarLink, far
+from far_links import FarInprocCommunicator, FarLink
 from rank_threads import Member
 
 from transport.call import Call, Kind
@@ -98,7 +98,7 @@ class Clocked(FarInprocCommunicator):
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = ClockedLink(self, peer)
-            link.given, link.log = far(1 << 30), self.log
+            link.given, link.log = 1 << 30, self.log
             link.clocks, link.own = self.clocks, self.rank
         return link
 

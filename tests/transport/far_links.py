@@ -9,16 +9,9 @@ from typing import Any
 
 from transport.call import Call
 from transport.inproc import InprocCommunicator, InprocLink
-from transport.link import Link, OnPiece, Outbox, Pace, PacedLink
+from transport.link import Link, OnPiece, Outbox, QueuedLink
 from transport.tcp import TcpCommunicator
 from transport.tcp.link import TcpLink
-
-NEAR = Pace(0.0, 0.0)
-
-
-def far(nbytes: int) -> Pace:
-    """The pace of a link on which ``nbytes`` are wanted under way."""
-    return Pace(nbytes / 1e9 / 2, 1e9)
 
 
 class FarTcpCommunicator(TcpCommunicator):
@@ -26,11 +19,8 @@ class FarTcpCommunicator(TcpCommunicator):
 
     def link(self, peer: int, call: Call) -> TcpLink:
         link = super().link(peer, call)
-        link.pace = self._pace
+        link.distance.window = 100 * (1 + self.rank % 3)
         return link
-
-    def _pace(self) -> Pace:
-        return far(100 * (1 + self.rank % 3))
 
 
 class _InprocOutbox(Outbox):
@@ -77,13 +67,14 @@ class _InprocOutbox(Outbox):
                 link.wait(self._call, frame)
 
 
-class FarLink(InprocLink, PacedLink):
-    """A link between threads, with a pace of the test's. ``log`` has what its outboxes did."""
+class FarLink(InprocLink, QueuedLink):
+    """A link between threads, with a window of the test's. ``log`` has what its outboxes did."""
 
-    given: Pace
+    given: int
     log: list[Any]
 
-    def pace(self) -> Pace:
+    @property
+    def window(self) -> int:
         return self.given
 
     def lend(self, call: Call, data: memoryview) -> Any:
@@ -106,13 +97,13 @@ class FarLink(InprocLink, PacedLink):
 
 
 class FarInprocCommunicator(InprocCommunicator):
-    """Threads whose links have the pace ``pace_of(rank, peer)``; ``log`` is of all its links, and
-    ``used`` has the peers of those that it was asked for.
+    """Threads whose links have the window ``window_of(rank, peer)``; ``log`` is of all its links,
+    and ``used`` has the peers of those that it was asked for.
     """
 
-    def __init__(self, membership: Any, table: Any, pace_of: Any) -> None:
+    def __init__(self, membership: Any, table: Any, window_of: Any) -> None:
         super().__init__(membership, table)
-        self._pace_of = pace_of
+        self._window_of = window_of
         self.log: list[Any] = []
         self.used: set[int] = set()
 
@@ -121,6 +112,6 @@ class FarInprocCommunicator(InprocCommunicator):
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = FarLink(self, peer)
-            link.given = self._pace_of(self.rank, peer)
+            link.given = self._window_of(self.rank, peer)
             link.log = self.log
         return link

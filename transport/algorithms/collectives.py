@@ -14,26 +14,34 @@ from transport.algorithms import (
     compressed,
     direct,
     dissemination,
+    halving,
     recursive,
     ring,
     star,
     tree,
 )
 from transport.algorithms.exchanges import pairwise
-from transport.algorithms.exchanges.ahead import Ahead
+from transport.algorithms.exchanges.ahead import agree
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.choosing.choice import Algorithm
+from transport.choosing.choice import LAP_BYTES, Algorithm
 from transport.choosing.peers import peers_of
 from transport.communicators.base import Collectives
 from transport.operands.compression import Compression
-from transport.operands.operand import WHOLE, Operand, store
+from transport.operands.flat import laps_of, part_bounds
+from transport.operands.operand import REDUCED, WHOLE, Operand, pack, store
 from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
 _MOST_PAIRS = 64
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
+_WHOLE: dict[Algorithm, _AllReduce] = {
+    Algorithm.STAR: star.all_reduce,
+    Algorithm.DOUBLING: recursive.all_reduce,
+    Algorithm.TREE: tree.all_reduce,
+}
+"""Those that reduce all of a buffer at once, and neither prepare nor finish it."""
 
 
 class LinkCollectives(Collectives, Team):
@@ -45,7 +53,7 @@ class LinkCollectives(Collectives, Team):
 
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
-    _ahead: Ahead | None = None
+    _ahead: int | None = None
     _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
@@ -72,11 +80,10 @@ class LinkCollectives(Collectives, Team):
 
     def ahead(self, call: Call) -> int:
         if self._ahead is None:
-            self._ahead = Ahead()
-        found = self._ahead.agree(self, call)
-        if found >= self.table.segment:
+            self._ahead = agree(self, call)
+        if self._ahead:
             self.overlap.begin()
-        return found
+        return self._ahead
 
     def barrier(self, call: Call) -> None:
         self._begin()
@@ -114,16 +121,16 @@ class LinkCollectives(Collectives, Team):
             self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
-        if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
-            module = star if algorithm is Algorithm.STAR else recursive
-            self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
+        reduce_whole = _WHOLE.get(algorithm)
+        if reduce_whole is not None:
+            self._all_reduce_whole(reduce_whole, call, buffer, op, narrow)
         elif narrow:
             pairwise.all_reduce(self, call, buffer, op)
         else:
             op.prepare(buffer)
             if op.kind is RedOpType.PREMUL_SUM:
                 op = ReduceOp.SUM
-            module = pairwise if algorithm is Algorithm.PAIRWISE else ring
+            module = pairwise if algorithm is Algorithm.PAIRWISE else halving
             module.all_reduce(self, call, buffer, op)
 
     def _all_reduce_whole(
@@ -146,9 +153,29 @@ class LinkCollectives(Collectives, Team):
         self._quietly(self._reduce, call, buffer, op, root)
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        algorithm = self.table.reduce(buffer.nbytes, self.size)
-        self._prepare(algorithm, call, root)
-        (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
+        if self.table.reduce(buffer.nbytes, self.size) is Algorithm.TREE:
+            self._prepare(Algorithm.TREE, call, root)
+            tree.reduce(self, call, buffer, op, root)
+        else:
+            self._reduce_parts(call, buffer, op, root)
+
+    def _reduce_parts(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        """Reduce a part of ``buffer`` on each member, and gather them on ``root``."""
+        scaled = op.kind is RedOpType.PREMUL_SUM
+        operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
+        laps = laps_of(buffer.nbytes, LAP_BYTES if scaled else LAP_BYTES * self.size)
+        for lap in range(laps):
+            start, stop = part_bounds(buffer.size, laps, lap)
+            data = operand.load(buffer, start, stop) if scaled else buffer[start:stop]
+            bounds = [part_bounds(data.size, self.size, member) for member in range(self.size)]
+            parts = [data[slice(*bound)] for bound in bounds]
+            own = self.scratch.flat(REDUCED, data.dtype, parts[self.rank].size)
+            self._scatter_sums(call, own, parts, ReduceOp.SUM if scaled else op)
+            self.overlap.settle()
+            self._prepare(Algorithm.DIRECT, call, root)
+            direct.gather(self, call, parts if self.rank == root else None, own, root)
+            if scaled and self.rank == root:
+                store(buffer[start:stop], data)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
@@ -173,12 +200,8 @@ class LinkCollectives(Collectives, Team):
                 ring.all_gather(self, call, outputs)
 
     def _pairs_pay(self, call: Call) -> bool:
-        """Whether there is so much delay that a ring's steps cost more than connections to all.
-
-        A single segment ahead is no sign of that. For copies alone: a reduction's bits must not
-        depend on what was measured.
-        """
-        return self.size <= _MOST_PAIRS and self.ahead(call) > self.table.segment
+        """Whether a ring's steps cost more than connections to all, as peers are far."""
+        return self.size <= _MOST_PAIRS and self.ahead(call) > 0
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -197,7 +220,11 @@ class LinkCollectives(Collectives, Team):
             self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
-            return
+        else:
+            self._scatter_sums(call, output, inputs, op)
+
+    def _scatter_sums(self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp) -> None:
+        total = sum(part.nbytes for part in inputs)
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
         if algorithm is not Algorithm.PAIRWISE:
@@ -207,12 +234,15 @@ class LinkCollectives(Collectives, Team):
         match algorithm:
             case Algorithm.STAR:
                 star.reduce_scatter(self, call, output, inputs, op)
-            case Algorithm.DOUBLING:
-                recursive.reduce_scatter(self, call, output, inputs, op)
             case Algorithm.PAIRWISE:
                 pairwise.reduce_scatter(self, call, output, inputs, op)
+            case Algorithm.HALVING:
+                halving.reduce_scatter(self, call, output, inputs, op)
             case _:
-                ring.reduce_scatter(self, call, output, inputs, op)
+                whole, parts = pack(self.scratch, op, inputs)
+                _WHOLE[algorithm](self, call, whole, op)
+                op.finish(parts[self.rank], self.size)
+                store(output, parts[self.rank])
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self._begin()

@@ -26,11 +26,12 @@ from transport.algorithms.exchanges.coming import Coming
 from transport.algorithms.exchanges.pairwise_ahead import cut, order
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.link import Link, Outbox, PacedLink
+from transport.link import Link, Outbox, QueuedLink
 from transport.operands.compression import Compression
 from transport.operands.encoding import ENCODINGS, Coder, Floats
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ENCODED, TOTAL, store
+from transport.operands.order import Fold, arrivals, merges_in
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 LEAST_BYTES = 64 << 10
@@ -120,21 +121,23 @@ def reduce_scatter(
 
 
 class _Work:
-    """What one reduction works with: ``steps`` has the link to whom, and from whom, in each."""
+    """What one reduction works with: ``steps`` has the other members, and the links to
+    them, in the order in which their contributions are added.
+    """
 
     def __init__(self, team: Team, call: Call, op: ReduceOp, compression: Compression) -> None:
-        rank, size = team.rank, team.size
         self.coder = Coder(ENCODINGS[compression.format], team.scratch)
-        pairs = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
-        self.steps: list[tuple[Link, int, Link, int]] = [
-            (team.link(to, call), to, team.link(source, call), source) for to, source in pairs
+        self.steps: list[tuple[Link, int]] = [
+            (team.link(peer, call), peer) for peer, _ in arrivals(team.rank, team.size)
         ]
+        self._team = team
+        self._op = op
         self._scratch = team.scratch
         self.call = call
 
     def outbox(self) -> Outbox:
         link = self.steps[0][0]
-        assert isinstance(link, PacedLink)
+        assert isinstance(link, QueuedLink)
         return link.outbox(self.call)
 
     def arriving(self, count: int) -> Flat:
@@ -155,30 +158,42 @@ class _Work:
         longest = max(map(max, sizes))
         room = self._scratch.flat(ENCODED, _U8, len(sizes) * Coming.MOST * longest)
         found: list[Coming] = []
-        for step, (_, _, behind, _) in enumerate(self.steps):
+        for step, (link, _) in enumerate(self.steps):
             begins = [
                 (step * Coming.MOST + i % Coming.MOST) * longest for i in range(len(sizes[step]))
             ]
             places = [room[i : i + n] for i, n in zip(begins, sizes[step], strict=True)]
-            found.append(Coming(outbox, behind, places))
+            found.append(Coming(outbox, link, places))
         return found
 
     def add_in_step(self, lap: int, encoded: _Encoded, total: Floats) -> None:
         """Send a lap's inputs, and add the others' contributions to ``total``, by turns."""
-        for onward, to, behind, _ in self.steps:
+        adding = self._fold(total)
+        for link, peer in self.steps:
             arrived = self.arriving(total.size)
-            onward.exchange(self.call, as_bytes(encoded(lap, to)), behind, as_bytes(arrived))
-            self.coder.add(arrived, total)
+            link.exchange(self.call, as_bytes(encoded(lap, peer)), link, as_bytes(arrived))
+            self._add(adding, arrived)
+
+    def _fold(self, total: Floats) -> Fold:
+        team = self._team
+        merges = merges_in(team.rank, team.size)
+        return Fold(team.scratch, self._op.plain, merges, total, total, team.table.piece)
+
+    def _add(self, adding: Fold, arrived: Flat) -> None:
+        into, _ = adding.expect(_F32)
+        self.coder.decode(arrived, into)
+        adding.add()
 
     def post_inputs(self, outbox: Outbox, lap: int, encoded: _Encoded) -> None:
         """Send a lap's inputs ahead of what comes."""
-        for onward, to, _, _ in self.steps:
-            outbox.post(onward, as_bytes(encoded(lap, to)))
+        for link, peer in self.steps:
+            outbox.post(link, as_bytes(encoded(lap, peer)))
 
     def add_all(self, coming: Sequence[Coming], total: Floats) -> None:
         """Add the others' contributions to ``total``, in the order of the steps."""
+        adding = self._fold(total)
         for each in coming:
-            self.coder.add(each.take(), total)
+            self._add(adding, each.take())
 
 
 class _AllReduce(_Work):
@@ -202,16 +217,16 @@ class _AllReduce(_Work):
             total = self._own(lap)
             self.add_in_step(lap, self._encoded, total)
             result = as_bytes(self._settle(lap, total))
-            for onward, _, behind, source in self.steps:
-                into, _ = self._part(lap, source)
+            for link, peer in self.steps:
+                into, _ = self._part(lap, peer)
                 arrived = self.arriving(into.size)
-                onward.exchange(self.call, result, behind, as_bytes(arrived))
+                link.exchange(self.call, result, link, as_bytes(arrived))
                 self.coder.decode(arrived, into)
 
     def run_ahead(self, ahead: int) -> None:
         """Send inputs ``ahead`` laps before those that are reduced, results as they are ready."""
         frames = order(self.laps, ahead)
-        members = [source for _, _, _, source in self.steps]
+        members = [peer for _, peer in self.steps]
         with self.outbox() as outbox:
             counts = [
                 [self._part(lap, source if done else self._rank)[0].size for done, lap in frames]
@@ -228,8 +243,8 @@ class _AllReduce(_Work):
                 total = self._own(lap)
                 self.add_all(coming, total)
                 result = as_bytes(self._settle(lap, total))
-                for onward, _, _, _ in self.steps:
-                    outbox.post(onward, result)
+                for link, _ in self.steps:
+                    outbox.post(link, result)
                 if lap + ahead + 1 < self.laps:
                     self.post_inputs(outbox, lap + ahead + 1, self._encoded)
 
@@ -266,4 +281,4 @@ class _AllReduce(_Work):
 def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:
     """Return by how many laps, with ``nbytes`` each on a link, inputs are to be sent ahead."""
     under_way = team.ahead(call)
-    return -(-under_way // nbytes) if under_way >= team.table.segment else 0
+    return -(-under_way // nbytes)

@@ -16,6 +16,7 @@ from transport.call import Call
 from transport.link import Link
 from transport.operands.flat import as_bytes
 from transport.operands.operand import ARRIVING, TOTAL, pack, store
+from transport.operands.order import add_all
 from transport.operands.reduce_op import Flat, ReduceOp
 
 _CENTRE = 0
@@ -35,7 +36,7 @@ def barrier(team: Team, call: Call) -> None:
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce the members' ``buffer`` in place, in rank order; neither prepares nor finishes."""
+    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
     data = as_bytes(buffer)
     if team.rank != _CENTRE:
         _ask(team, call, data, data)
@@ -94,8 +95,10 @@ def _others(team: Team, call: Call) -> list[Link]:
 
 
 def _reduce(team: Team, call: Call, others: list[Link], total: Flat, op: ReduceOp) -> None:
-    arriving = team.scratch.flat(ARRIVING, total.dtype, total.size)
-    data = as_bytes(arriving)
-    for link in others:
-        link.recv_into(call, data)
-        op.combine(total, arriving, total)
+    rows = team.scratch.flat(ARRIVING, total.dtype, len(others) * total.size)
+    values = [total]
+    for number, link in enumerate(others):
+        row = rows[number * total.size : (number + 1) * total.size]
+        link.recv_into(call, as_bytes(row))
+        values.append(row)
+    add_all(op, values)

@@ -1,62 +1,63 @@
-"""Binomial trees: log2(n) levels, rooted anywhere. Few steps, so best for small data.
+"""Binomial trees, rooted anywhere: log2(n) levels and the fewest frames, so best for small data.
 
-Ranks are counted from the root: place p = (rank - root) mod n; see ``relatives``.
+Values flow along the tree of ``transport.operands.order``: a block's goes to the member that
+speaks for the block above, which is the root wherever that is inside.
 """
 
 from __future__ import annotations
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.choosing.peers import relatives
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ARRIVING, TOTAL, Operand, store
+from transport.operands.order import relatives
 from transport.operands.reduce_op import Flat, ReduceOp
 
 
 def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
     """Copy ``root``'s ``buffer`` into everybody's."""
-    size = team.size
-    place = (team.rank - root) % size
-    parent, children = relatives(place, size)
+    parent, children = relatives(team.rank, team.size, root)
     data = as_bytes(buffer)
     if parent is not None:
-        team.link((parent + root) % size, call).recv_into(call, data)
-    for child in children:
-        team.link((child + root) % size, call).send(call, data)
+        team.link(parent, call).recv_into(call, data)
+    for child, _ in reversed(children):
+        team.link(child, call).send(call, data)
+
+
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
+    _reduce(team, call, buffer, buffer, op, 0)
+    broadcast(team, call, buffer, 0)
 
 
 def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-    """Reduce into ``root``'s ``buffer``; the others' stay as they were.
-
-    Operands are combined in the order of the ranks counted from the root.
-    """
+    """Reduce into ``root``'s ``buffer``; the others' stay as they were."""
     operand = Operand(team.scratch, op, buffer.dtype)
     laps = laps_of(buffer.size * operand.dtype.itemsize, team.table.segment)
     for lap in range(laps):  # for the sake of scratch memory: most calls take one
-        _reduce(team, call, operand, buffer, part_bounds(buffer.size, laps, lap), op, root)
+        start, stop = part_bounds(buffer.size, laps, lap)
+        own = operand.load(buffer, start, stop)
+        result = buffer[start:stop]
+        at_root = team.rank == root and own.dtype == result.dtype
+        total = result if at_root else team.scratch.flat(TOTAL, own.dtype, own.size)
+        reduced = _reduce(team, call, own, total, op, root)
+        if team.rank == root:
+            op.finish(reduced, team.size)
+            if reduced is not result:
+                store(result, reduced)
 
 
-def _reduce(
-    team: Team,
-    call: Call,
-    operand: Operand,
-    buffer: Flat,
-    bounds: tuple[int, int],
-    op: ReduceOp,
-    root: int,
-) -> None:
-    size, scratch = team.size, team.scratch
-    place = (team.rank - root) % size
-    parent, children = relatives(place, size)
-    total = operand.load(buffer, *bounds)
-    arriving = scratch.flat(ARRIVING, operand.dtype, total.size)
-    for child in reversed(children):
-        team.link((child + root) % size, call).recv_into(call, as_bytes(arriving))
-        out = total if parent is None else scratch.flat(TOTAL, operand.dtype, total.size)
-        op.combine(total, arriving, out)
-        total = out
+def _reduce(team: Team, call: Call, own: Flat, total: Flat, op: ReduceOp, root: int) -> Flat:
+    """Add what this rank's children have to its ``own``, pass that on to its parent, and return it:
+    ``total``, or ``own`` where there are none.
+    """
+    parent, children = relatives(team.rank, team.size, root)
+    arriving = team.scratch.flat(ARRIVING, own.dtype, own.size)
+    value = own
+    for child, lower in children:
+        team.link(child, call).recv_into(call, as_bytes(arriving))
+        op.combine(*((arriving, value) if lower else (value, arriving)), total)
+        value = total
     if parent is not None:
-        team.link((parent + root) % size, call).send(call, as_bytes(total))
-    else:
-        op.finish(total, size)
-        store(buffer[slice(*bounds)], total)
+        team.link(parent, call).send(call, as_bytes(value))
+    return value

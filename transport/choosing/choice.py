@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-# Doubling needs scratch memory for all that it exchanges.
-_MOST_DOUBLED = 16 << 20
+from transport.choosing.blocks import halving_steps
+
+LAP_BYTES = 16 << 20
+"""The most that is reduced at a time where that takes scratch memory for all of it."""
 
 
 class Algorithm(enum.Enum):
@@ -19,10 +21,12 @@ class Algorithm(enum.Enum):
     TREE = "tree"
     CHAIN = "chain"
     DOUBLING = "doubling"
+    HALVING = "halving"
     BRUCK = "bruck"
     PAIRWISE = "pairwise"
     RING = "ring"
     DIRECT = "direct"
+    PARTS = "parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,12 @@ class Thresholds:
     """The most ranks whose small data, and barriers, go by way of one member."""
 
     all_reduce_doubling: int = 256 << 10
-    """all_reduce: recursive doubling (few steps) up to here, then pairwise or a ring."""
+    """all_reduce in groups up to ``pairwise_ranks``: recursive doubling, or a tree where their size
+    is no power of two, up to here, then pairwise.
+    """
 
     reduce_scatter_doubling: int = 4 << 10
-    """reduce_scatter, all inputs together: recursive doubling, then pairwise or a ring."""
+    """reduce_scatter, all inputs together: likewise."""
 
     all_gather_doubling: int = 16 << 10
     """all_gather, all outputs together: Bruck up to here, then pairwise or a ring."""
@@ -54,7 +60,7 @@ class Thresholds:
     """broadcast: a binomial tree up to here, then a chain where it ``chain_pays``."""
 
     reduce_tree: int = 128 << 10
-    """reduce: a binomial tree up to here, then a chain where it ``chain_pays``."""
+    """reduce: a binomial tree up to here, then a reduce_scatter and a gather, from 5 ranks on."""
 
     doubling_ranks: int = 4
     """Groups smaller than this take as few steps in a ring, so all_gather and reduce_scatter
@@ -63,12 +69,12 @@ class Thresholds:
 
     pairwise_ranks: int = 16
     """Groups up to this size move large data pairwise, over a connection for each pair; larger
-    ones in a ring, over two connections a rank.
+    ones reduce by halving and gather in a ring, over a few connections a rank.
     """
 
     frame: int = 64 << 10
-    """A frame takes as long as so many bytes sent. Groups larger than ``pairwise_ranks``, in which
-    a ring has many frames, double up to larger sizes: where that is less in all.
+    """A frame takes as long as so many bytes sent. In groups larger than ``pairwise_ranks`` more
+    bytes in fewer frames pay up to larger sizes: where that is less in all.
     """
 
     one_slice: int = 64 << 10
@@ -88,15 +94,14 @@ class Thresholds:
 
     def broadcast(self, nbytes: int, size: int) -> Algorithm:
         """Return how ``nbytes`` are broadcast among ``size`` members."""
-        return self._tree_or_chain(nbytes, size, self.broadcast_tree)
+        chain = nbytes > self.broadcast_tree and self.chain_pays(nbytes, size)
+        return Algorithm.CHAIN if chain else Algorithm.TREE
 
     def reduce(self, nbytes: int, size: int) -> Algorithm:
         """Return how ``nbytes`` are reduced to one of ``size`` members."""
-        return self._tree_or_chain(nbytes, size, self.reduce_tree)
-
-    def _tree_or_chain(self, nbytes: int, size: int, most: int) -> Algorithm:
-        chain = nbytes > most and self.chain_pays(nbytes, size)
-        return Algorithm.CHAIN if chain else Algorithm.TREE
+        # Up to two levels a tree's root takes little more, in fewer frames.
+        parts = nbytes > self.reduce_tree and levels_of(size) > 2
+        return Algorithm.PARTS if parts else Algorithm.TREE
 
     def all_reduce(self, nbytes: int, size: int, narrow: bool) -> Algorithm:
         """Return how ``nbytes`` are reduced to all of ``size`` members. ``narrow``: their dtype is
@@ -104,8 +109,9 @@ class Thresholds:
         """
         if self._star(nbytes, size):
             return Algorithm.STAR
-        if nbytes <= self.all_reduce_doubling or self._doubling_pays(nbytes, size, 2, narrow):
-            return Algorithm.DOUBLING
+        few = size <= self.pairwise_ranks and nbytes <= self.all_reduce_doubling
+        if few or self._whole_pays(nbytes, size, 2, narrow):
+            return _whole(size)
         return self._large(size, narrow)
 
     def all_gather(self, total: int, size: int) -> Algorithm:
@@ -117,35 +123,39 @@ class Thresholds:
         # Bruck sends what a ring does, and copies it once more.
         if self._may_double(total, size) and total < (size - 1 - levels_of(size)) * self.frame:
             return Algorithm.BRUCK
-        return self._large(size, narrow=False)
+        return Algorithm.PAIRWISE if size <= self.pairwise_ranks else Algorithm.RING
 
     def reduce_scatter(self, total: int, size: int, narrow: bool) -> Algorithm:
         """Return how ``total`` bytes of input are reduced to parts for ``size`` members."""
         if self._star(total, size):
             return Algorithm.STAR
-        small = size >= self.doubling_ranks and total <= self.reduce_scatter_doubling
-        if small or self._doubling_pays(total, size, 1, narrow):
-            return Algorithm.DOUBLING
+        few = self.doubling_ranks <= size <= self.pairwise_ranks
+        few = few and total <= self.reduce_scatter_doubling
+        if few or self._whole_pays(total, size, 1, narrow):
+            return _whole(size)
         return self._large(size, narrow)
 
     def _star(self, nbytes: int, size: int) -> bool:
         return 2 < size <= self.star_ranks and nbytes <= self.star
 
-    def _doubling_pays(self, nbytes: int, size: int, passes: int, narrow: bool) -> bool:
-        """Whether doubling takes less than a ring in which all data pass ``passes`` times."""
+    def _whole_pays(self, nbytes: int, size: int, passes: int, narrow: bool) -> bool:
+        """Whether a large group reduces ``nbytes`` sooner all at once than in parts, where they
+        pass ``passes`` times.
+        """
         if not self._may_double(nbytes, size):
             return False
-        levels = levels_of(size)
-        # A ring sends what is narrow as it is.
-        more = levels * (2 if narrow else 1) - passes
-        return more * nbytes < (passes * (size - 1) - levels) * self.frame
+        frames = levels_of(size) * (2 if size & (size - 1) else 1)
+        # In parts, what is narrow travels as it is.
+        more = frames * (2 if narrow else 1) - passes
+        in_parts = passes * (size - 1 if narrow else halving_steps(size))
+        return more * nbytes < (in_parts - frames) * self.frame
 
     def _may_double(self, nbytes: int, size: int) -> bool:
-        return size > self.pairwise_ranks and nbytes <= _MOST_DOUBLED
+        return size > self.pairwise_ranks and nbytes <= LAP_BYTES
 
     def _large(self, size: int, narrow: bool) -> Algorithm:
         pairs = narrow or size <= self.pairwise_ranks
-        return Algorithm.PAIRWISE if pairs else Algorithm.RING
+        return Algorithm.PAIRWISE if pairs else Algorithm.HALVING
 
     def chain_pays(self, nbytes: int, size: int) -> bool:
         """Whether data of ``nbytes`` gets through a pipelined chain of ``size`` ranks sooner than
@@ -159,6 +169,11 @@ class Thresholds:
 def levels_of(size: int) -> int:
     """Return in how many steps ``size`` ranks are reached by doubling."""
     return (size - 1).bit_length()
+
+
+def _whole(size: int) -> Algorithm:
+    """Return how everything is reduced at once: doubling has the fewest steps, where it is one."""
+    return Algorithm.TREE if size & (size - 1) else Algorithm.DOUBLING
 
 
 DEFAULT = Thresholds()

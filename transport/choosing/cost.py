@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transport.call import Kind
-from transport.choosing.choice import Algorithm, Thresholds, levels_of
+from transport.choosing.blocks import blocks_of, halving_steps
+from transport.choosing.choice import LAP_BYTES, Algorithm, Thresholds, levels_of
 from transport.operands.flat import laps_of
 
 
@@ -92,39 +93,88 @@ def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
 
 def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.reduce(nbytes, n)
-    wide = nbytes * widening
+    if algorithm is Algorithm.PARTS:
+        laps = laps_of(nbytes, LAP_BYTES * n)
+        parts = _reduce_scatter(nbytes // laps, n, table, widening)
+        gathered = _gather(nbytes // laps // n, n, table, widening)
+        return Work(
+            algorithm,
+            laps * (parts.steps + gathered.steps),
+            laps * (parts.frames + gathered.frames),
+            laps * (parts.path_bytes + gathered.path_bytes),
+            laps * (parts.nbytes + gathered.nbytes),
+            laps * parts.path_reduced,
+            laps * parts.reduced,
+            laps * (parts.delays + gathered.delays),
+        )
+    wide, levels = nbytes * widening, levels_of(n)
     laps = laps_of(wide, table.segment)
-    steps = laps * levels_of(n) if algorithm is Algorithm.TREE else laps + n - 2
-    path, total = steps * wide / laps, (n - 1) * wide
-    delays = _floor_log2(n) if algorithm is Algorithm.TREE else n - 1
-    return Work(algorithm, steps, (n - 1) * laps, path, total, path, total, delays)
+    path, total = levels * wide, (n - 1) * wide
+    return Work(algorithm, laps * levels, laps * (n - 1), path, total, path, total, _floor_log2(n))
 
 
 def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.all_reduce(nbytes, n, narrow=widening > 1)
     wide = nbytes * widening
-    if algorithm is Algorithm.STAR:
-        return _star(wide, wide, n, wide)
-    if algorithm is Algorithm.DOUBLING:
-        return _doubling(wide, n)
-    laps = laps_of(wide, table.segment * n)
-    steps, total = 2 * (n - 1) * laps, 2 * (n - 1) * nbytes
-    reduced = (n - 1) * wide
-    delays = 2 if algorithm is Algorithm.PAIRWISE else steps
-    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, delays)
+    match algorithm:
+        case Algorithm.PAIRWISE:
+            return _pairwise(nbytes, widening, n, laps_of(wide, table.segment * n), 2)
+        case Algorithm.HALVING:
+            return _halving(nbytes, n, 2)
+        case _:
+            return _whole(algorithm, wide, wide, n)
 
 
 def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.reduce_scatter(nbytes, n, narrow=widening > 1)
     wide = nbytes * widening
+    match algorithm:
+        case Algorithm.PAIRWISE:
+            return _pairwise(nbytes, widening, n, laps_of(-(-wide // n), table.segment), 1)
+        case Algorithm.HALVING:
+            return _halving(nbytes, n, 1)
+        case _:
+            return _whole(algorithm, wide, wide / n, n)
+
+
+def _pairwise(nbytes: int, widening: int, n: int, laps: int, passes: int) -> Work:
+    steps, total = passes * (n - 1) * laps, passes * (n - 1) * nbytes
+    reduced = (n - 1) * nbytes * widening
+    algorithm = Algorithm.PAIRWISE
+    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, passes)
+
+
+def _halving(nbytes: int, n: int, passes: int) -> Work:
+    """Data pass once to be reduced, and once more to be gathered."""
+    laps = laps_of(nbytes, LAP_BYTES)
+    levels = [level for _, level in blocks_of(n)]
+    frames = sum(level << level for level in levels) + sum(1 << level for level in levels[:-1])
+    several = len(levels) > 1
+    path = nbytes * (1 if several else (n - 1) / n)
+    # Of a reduce_scatter, the first block hands over the parts of all others.
+    handed = (n - (1 << levels[0])) if passes == 1 else 0
+    return Work(
+        Algorithm.HALVING,
+        laps * (passes * halving_steps(n) + bool(handed)),
+        laps * (passes * frames + handed),
+        passes * path + (nbytes / n if handed else 0),
+        passes * (n - 1) * nbytes + handed * nbytes / n,
+        path,
+        (n - 1) * nbytes,
+        laps * (passes * halving_steps(n, apart=False) + bool(handed)),
+    )
+
+
+def _whole(algorithm: Algorithm, asked: float, answered: float, n: int) -> Work:
+    """Everything is reduced at once, ``asked`` bytes from each; a star answers with less."""
     if algorithm is Algorithm.STAR:
-        return _star(wide, wide / n, n, wide)
+        return _star(asked, answered, n, asked)
+    levels, total = levels_of(n), (n - 1) * asked
     if algorithm is Algorithm.DOUBLING:
-        return _doubling(wide, n)
-    steps = (n - 1) * laps_of(-(-wide // n), table.segment)
-    total, reduced = (n - 1) * nbytes, (n - 1) * wide
-    delays = 1 if algorithm is Algorithm.PAIRWISE else steps
-    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, delays)
+        frames, path = levels * n, levels * asked
+        return Work(algorithm, levels, frames, path, n * path, path, n * path, levels)
+    path, delays = levels * asked, 2 * _floor_log2(n)
+    return Work(algorithm, 2 * levels, 2 * (n - 1), 2 * path, 2 * total, path, total, delays)
 
 
 def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
@@ -158,18 +208,6 @@ def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> Work:
     frames, nbytes = 2 * (n - 1), (n - 1) * (asked + answered)
     arithmetic = (n - 1) * reduced
     return Work(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)
-
-
-def _doubling(wide: int, n: int) -> Work:
-    power = 1 << (n.bit_length() - 1)
-    levels, extra = power.bit_length() - 1, n - power
-    steps = levels + (2 if extra else 0)
-    frames = levels * power + 2 * extra
-    path_reduced = (levels + (1 if extra else 0)) * wide
-    reduced = (levels * power + extra) * wide
-    return Work(
-        Algorithm.DOUBLING, steps, frames, steps * wide, frames * wide, path_reduced, reduced, steps
-    )
 
 
 def _floor_log2(n: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical import copies, reductions
 from transport.hierarchical.hosts import Placement, Spread, await_placement, publish_place
 from transport.hierarchical.inside import Inside, PartMembership
-from transport.hierarchical.learning import with_learnt_sites
 from transport.hierarchical.levels import Levels, Selection
 from transport.links.communicator import LinkCommunicator
 from transport.operands.quiet import quiet
@@ -28,6 +28,7 @@ from transport.place import Place, this_place
 from transport.shm import ShmCommunicator, unsupported_reason
 from transport.tcp import TcpCommunicator
 
+_LOGGER = logging.getLogger("meshlib.transport")
 _REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
 
 
@@ -38,8 +39,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     members of a host cannot share memory, ``across`` connects them as well; a group on one host
     uses ``inside`` alone, one without two members on any host ``across`` alone. Where hosts have
     sites (``MESHLIB_SITE``), there are three levels: a site is to the others what a host is, and on
-    two levels itself. Messages go by ``across``. The order of a reduction depends on the placement:
-    it is the same in every run that places ranks alike.
+    two levels itself. Messages go by ``across``. The order of addition is that of all transports,
+    wherever ranks are; it is cheap where each host has a block of it (``hierarchical/sums.py``).
 
     ``host`` is where this rank is taken to be (default: where it is), ``table`` chooses algorithms
     (default: the job's tuning). Who knows where all members are gives that as ``placement``, equal
@@ -151,7 +152,6 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         if self._collectives is None:
             keys = self._keys
             placement = self._placement or await_placement(self.membership, keys, call)
-            placement = with_learnt_sites(placement, keys, self._whole, call)
             self._collectives = self._arrange(placement, call)
             if self._collectives is self._whole and self._turns is not None:
                 self._whole.take_turns(self._turns)
@@ -166,6 +166,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             return self._whole
         tuning = self.membership.runtime.tuning
         levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
+        self._note_sums(levels, "sites")
         near = levels.select(levels.local)
         here = placement.within(levels.local)
         levels.inside = self._arrange_hosts(here, near, levels.local, call)
@@ -192,7 +193,21 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             return levels.inside
         if placement.spread is Spread.APART:
             return whole
+        self._note_sums(levels, "hosts")
         return TwoLevels(levels)
+
+    def _note_sums(self, levels: Levels, what: str) -> None:
+        """Say so where ranks are numbered such that more sums than one a host cross."""
+        if not levels.one_tree and self.rank == 0:
+            _LOGGER.info(
+                "%s: the %s' ranks %s are no equal blocks of the order of addition, so %s cross"
+                " between them where one each would do; number ranks so that each has a power of"
+                " two of them in a row",
+                self.membership.group,
+                what,
+                " | ".join(str(list(ranks)) for ranks in levels.hosts),
+                f"{len(levels.all_blocks)} sums",
+            )
 
     def _open_inside(self, name: str, local: tuple[int, ...]) -> Communicator:
         communicator = self._make_inside(PartMembership.of(self.membership, name, local))

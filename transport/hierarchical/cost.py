@@ -131,9 +131,12 @@ class HostsCost:
 
 
 def _crossing(algorithm: Algorithm, shape: Shape) -> float:
-    """Return the share of all frames that leave a host: neighbours' leave it at its end alone."""
+    """Return the share of all bytes that leave a host.
+
+    Neighbours leave it at its end alone. Halving gets there with a part for each rank of a host.
+    """
     if shape.hosts == 1:
         return 0.0
-    if algorithm in (Algorithm.RING, Algorithm.CHAIN):
+    if algorithm in (Algorithm.RING, Algorithm.CHAIN, Algorithm.HALVING):
         return 1 / shape.ranks_per_host
     return (shape.ranks - shape.ranks_per_host) / (shape.ranks - 1)

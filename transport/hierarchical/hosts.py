@@ -29,14 +29,12 @@ class Placement:
     """The members of a group by host (``Place.machine``): ``hosts[a]`` are group ranks, rising, and
     the hosts are in the order of their first ones. ``memory[a]`` says whether there are several
     members on host a, who can all share it, ``sites[a]`` at which site host a is: that of its first
-    member. ``to_store`` are the hosts' round trips to the store in seconds, of the nearest member
-    each; empty where one is not known.
+    member.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     memory: tuple[bool, ...]
     sites: tuple[str, ...]
-    to_store: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, members: Sequence[Place]) -> Placement:
@@ -48,11 +46,7 @@ class Placement:
         shares = [not place.obstacle for place in members]
         memory = tuple(len(ranks) > 1 and all(shares[rank] for rank in ranks) for ranks in groups)
         sites = tuple(members[ranks[0]].site for ranks in groups)
-        trips = [place.round_trip for place in members]
-        known = [seconds for seconds in trips if seconds is not None]
-        if len(known) < len(trips):
-            return cls(groups, memory, sites)
-        return cls(groups, memory, sites, tuple(min(known[r] for r in ranks) for ranks in groups))
+        return cls(groups, memory, sites)
 
     @property
     def spread(self) -> Spread:
@@ -94,14 +88,13 @@ class Placement:
             fields = json.loads(data)
             hosts = tuple(tuple(map(int, ranks)) for ranks in fields["hosts"])
             memory, sites = tuple(map(bool, fields["memory"])), tuple(map(str, fields["sites"]))
-            placement = cls(hosts, memory, sites, tuple(map(float, fields["to_store"])))
+            placement = cls(hosts, memory, sites)
         except (ValueError, TypeError, KeyError) as error:
             raise DistNetworkError(
                 f"expected the hosts of a group in the store, got {data[:80]!r}"
             ) from error
         members = sorted(rank for ranks in hosts for rank in ranks)
         counts = {len(hosts), len(placement.memory), len(placement.sites)}
-        counts.add(len(placement.to_store) or len(hosts))
         if members != list(range(size)) or len(counts) > 1:
             raise DistNetworkError(f"expected the hosts of {size} members, got {hosts}")
         return placement
@@ -112,7 +105,7 @@ def publish_place(membership: Membership, place: Place) -> None:
     others reads one value, not as many as there are members.
     """
     store, size = membership.store, membership.size
-    store.post(_host_key(membership.rank), place.seen_from(store).encode())
+    store.post(_host_key(membership.rank), place.encode())
     # A group that is made again after all have closed it counts on.
     if store.add("hosts-known", 1) % size == 0:
         found = store.multi_get([_host_key(rank) for rank in range(size)])

@@ -15,6 +15,7 @@ from transport.hierarchical.hosts import Placement
 from transport.link import Link
 from transport.links.communicator import LinkCommunicator
 from transport.operands.flat import Scratch, laps_of, part_bounds
+from transport.operands.order import Block, are_one_tree, subtrees
 from transport.operands.reduce_op import Flat
 
 _LAP_SEGMENTS = 16
@@ -83,6 +84,14 @@ class Levels:
         self.table = table or tuning.thresholds("hierarchical", whole.size)
         self.scratch = Scratch()
         self.placement = placement
+        self.blocks_by_host: tuple[tuple[Block, ...], ...] = tuple(
+            subtrees(ranks, self.size) for ranks in self.hosts
+        )
+        self.blocks = self.blocks_by_host[self.host]
+        """The subtrees of the order of addition that this host's members are."""
+        self.all_blocks = sorted(block for blocks in self.blocks_by_host for block in blocks)
+        self.one_tree: bool = are_one_tree(self.hosts)
+        """Whether the sums of hosts are added as those of a group of one rank each are."""
         self._between_sites = between_sites
         segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
         self.lap_bytes: int = segments * self.table.segment

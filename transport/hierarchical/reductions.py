@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from transport.call import Call
+from transport.hierarchical import sums
 from transport.hierarchical.levels import Levels, Selection
 from transport.operands.flat import laps_of, part_bounds
 from transport.operands.operand import Operand, store
@@ -25,7 +26,7 @@ _LOADED, _OWN, _PACKED, _MINE, _ROUNDED = range(5)
 
 def all_reduce(levels: Levels, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """Reduce the members' ``buffer`` in place."""
-    if reduction_dtype(buffer.dtype) == buffer.dtype:
+    if reduction_dtype(buffer.dtype) == buffer.dtype and levels.one_tree:
         op.prepare(buffer)
         _all_reduce(levels, call, buffer, buffer, op)
         return
@@ -39,31 +40,42 @@ def _all_reduce(levels: Levels, call: Call, total: Flat, result: Flat, op: Reduc
     """Reduce ``total``, prepared already, and put it into ``result``: itself, or a narrower one."""
     inside = levels.inside
     slices = levels.slices(total.nbytes)
+    one = sums.have_one(levels, total.nbytes // slices, total.dtype, op)
     if slices == 1:
-        inside.reduce(call, total, op.plain, 0)
+        found = sums.reduce_inside(levels, call, total, op, 0, one)
         if levels.index == 0:
-            _all_reduce_across(levels.across(0), call, total, result, op, levels.size)
+            _all_reduce_across(levels, levels.across(0), call, found, result, op, one)
         inside.broadcast(call, result, 0)
         return
     totals = levels.cut(total, slices)
     results = totals if result is total else levels.cut(result, slices)
     own = levels.index
-    inside.reduce_scatter(call, totals[own], totals, op.plain)
+    found = sums.scatter_inside(levels, call, totals[own], totals, op, one)
     if own < slices:
         if op.residual is not None:
             op = op.part(*part_bounds(total.size, slices, own), total.size)
-        _all_reduce_across(levels.across(own), call, totals[own], results[own], op, levels.size)
+        _all_reduce_across(levels, levels.across(own), call, found, results[own], op, one)
     inside.all_gather(call, results, results[own])
 
 
 def _all_reduce_across(
-    across: Selection, call: Call, total: Flat, result: Flat, op: ReduceOp, size: int
+    levels: Levels,
+    across: Selection,
+    call: Call,
+    total: Flat,
+    result: Flat,
+    op: ReduceOp,
+    one: bool,
 ) -> None:
+    if not one:
+        sums.all_reduce_across(levels, across, call, total, result, op)
+        return
+    same = result.dtype == total.dtype
     small = total.nbytes <= across.table.all_reduce_doubling
-    if result is total or small or across.compression is not None:
+    if same or small or across.compression is not None:
         across.all_reduce(call, total, op.plain)
-        op.finish(total, size)
-        if result is not total:
+        op.finish(total, levels.size)
+        if not same:
             store(result, total)
         return
     # Rounded before it is gathered: half of the way, narrow data travels.
@@ -72,7 +84,7 @@ def _all_reduce_across(
     results = [result[start:stop] for start, stop in bounds]
     own = across.rank
     across.reduce_scatter(call, totals[own], totals, op.plain)
-    op.finish(totals[own], size)
+    op.finish(totals[own], levels.size)
     store(results[own], totals[own])
     across.all_gather(call, results, results[own])
 
@@ -93,29 +105,38 @@ def _reduce_whole(
     levels: Levels, call: Call, own: Flat, result: Flat, op: ReduceOp, root: int
 ) -> None:
     speaker = levels.speaker(root)
-    if levels.index != speaker:
-        levels.inside.reduce(call, own, op.plain, speaker)
-        return
-    total = levels.scratch.flat(_OWN, own.dtype, own.size)
-    np.copyto(total, own)
-    levels.inside.reduce(call, total, op.plain, speaker)
-    root_host, _ = levels.placement.find(root)
-    levels.across_with(root).reduce(call, total, op.plain, root_host)
+    total = own
+    if levels.index == speaker:
+        total = levels.scratch.flat(_OWN, own.dtype, own.size)
+        np.copyto(total, own)
+    found = sums.reduce_inside(levels, call, total, op, speaker, levels.one_tree)
+    if levels.index == speaker:
+        found = _reduce_across(levels, levels.across_with(root), call, found, root, op)
     if levels.rank == root:
-        op.finish(total, levels.size)
-        store(result, total)
+        op.finish(found, levels.size)
+        store(result, found)
+
+
+def _reduce_across(
+    levels: Levels, across: Selection, call: Call, total: Flat, root: int, op: ReduceOp
+) -> Flat:
+    root_host, _ = levels.placement.find(root)
+    if not levels.one_tree:
+        return sums.reduce_across(levels, across, call, total, root_host, op)
+    across.reduce(call, total, op.plain, root_host)
+    return total
 
 
 def _reduce_slices(
     levels: Levels, call: Call, own: Flat, result: Flat, op: ReduceOp, root: int, slices: int
 ) -> None:
-    inside, index = levels.inside, levels.index
+    index = levels.index
     parts = levels.cut(own, slices)
     total = levels.scratch.flat(_OWN, own.dtype, parts[index].size)
-    inside.reduce_scatter(call, total, parts, op.plain)
+    total = sums.scatter_inside(levels, call, total, parts, op, levels.one_tree)
     root_host, root_index = levels.placement.find(root)
     if index < slices:
-        levels.across(index).reduce(call, total, op.plain, root_host)
+        total = _reduce_across(levels, levels.across(index), call, total, root, op)
     if levels.host != root_host:
         return
     op.finish(total, levels.size)
@@ -124,7 +145,7 @@ def _reduce_slices(
         store(rounded, total)
         total = rounded
     results = levels.cut(result, slices) if levels.rank == root else None
-    inside.gather(call, results, total, root_index)
+    levels.inside.gather(call, results, total, root_index)
 
 
 def reduce_scatter(
@@ -155,7 +176,7 @@ def _reduce_blocks(
 
     They are packed by the slice that carries them across, then by host, then by member.
     """
-    inside, index, hosts = levels.inside, levels.index, range(len(levels.hosts))
+    index, hosts = levels.index, range(len(levels.hosts))
     sizes = [stop - start for start, stop in bounds]
     packed = levels.scratch.flat(_PACKED, operand.dtype, sum(sizes))
     slice_ends, host_sizes, end = [0], list[int](), 0
@@ -172,13 +193,18 @@ def _reduce_blocks(
     portions = [packed[begin:end] for begin, end in pairwise(slice_ends)]
     portions += [packed[:0]] * (len(levels.local) - slices)
     mine = levels.scratch.flat(_MINE, operand.dtype, portions[index].size)
-    inside.reduce_scatter(call, mine, portions, op.plain)
+    one = sums.have_one(levels, packed.nbytes // slices, packed.dtype, op)
+    found = sums.scatter_inside(levels, call, mine, portions, op, one)
     reduced = mine[:0]
     if index < slices:
-        ends = [0, *accumulate(host_sizes)]
+        across, ends = levels.across(index), [0, *accumulate(host_sizes)]
         by_host = [mine[begin:end] for begin, end in pairwise(ends)]
         reduced = by_host[levels.host]
-        levels.across(index).reduce_scatter(call, reduced, by_host, op.plain)
+        if one:
+            across.reduce_scatter(call, reduced, by_host, op.plain)
+        else:
+            # Finished where it belongs.
+            sums.scatter_across(levels, across, call, found, [*pairwise(ends)], reduced, op.plain)
     if slices < len(levels.local):
         reduced = _hand_over(levels, call, reduced, sizes, slices)
     op.finish(reduced, levels.size)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from transport.algorithms.collectives import LinkCollectives
 from transport.algorithms.exchanges.overlap import Overlap
-from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.base import Turns
 from transport.communicators.runtime import Membership
@@ -47,7 +45,3 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
 
     def take_turns(self, turns: Turns) -> None:
         self.overlap.turns = turns
-
-    def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
-        """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""
-        return [0.0] * len(peers)

@@ -261,14 +261,6 @@ class Coder:
             form.decode(scales, codes, decoded[: stop - start])
             np.copyto(into[start:stop], decoded[: stop - start], casting="unsafe")
 
-    def add(self, data: Flat, total: Floats) -> None:
-        """Add what ``data`` stands for to ``total``."""
-        decoded = self._scratch.flat(WIDENED, _F32, min(total.size, _PIECE))
-        for start, stop, scales, codes in _pieces(self._encoding, data, total.size):
-            part = decoded[: stop - start]
-            self._encoding.decode(scales, codes, part)
-            np.add(total[start:stop], part, out=total[start:stop])
-
 
 def _pieces(form: Encoding, data: Flat, count: int) -> list[tuple[int, int, Floats, Flat]]:
     """Return where the pieces of ``count`` numbers begin and end, with their scales and codes."""

@@ -12,7 +12,6 @@ from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dt
 
 # Slots of the communicator's scratch memory.
 ARRIVING = 0
-ARRIVING_NEXT = 1
 LOADED = 2
 TOTAL = 3
 WHOLE = 4
@@ -20,6 +19,7 @@ CODED = 5
 WIDENED = 6
 ENCODED = 7
 ARRIVING_BEHIND = 8
+REDUCED = 9
 
 
 class Operand:

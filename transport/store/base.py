@@ -230,13 +230,6 @@ class Store(ABC):
         """Whether other ranks' stores end when this one is closed."""
         return False
 
-    @property
-    def round_trip(self) -> float | None:
-        """How many seconds it takes to the store and back, at least; None where nothing is known,
-        or nobody is far.
-        """
-        return None
-
     def set_will(self, key: str, value: Value) -> bool:
         """Have ``value`` appended to ``key`` when this client is gone without ``close``.
 

@@ -104,11 +104,6 @@ class PrefixStore(Store):
         return self._store.serves
 
     @property
-    def round_trip(self) -> float | None:
-        """How many seconds it takes to the wrapped store and back, at least, if that is known."""
-        return self._store.round_trip
-
-    @property
     def in_one_process(self) -> bool:
         """Whether all users of the wrapped store's data are threads of this process."""
         return self._store.in_one_process

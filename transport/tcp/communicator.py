@@ -30,10 +30,11 @@ from transport.links.mailbox import Mailbox
 from transport.net.limits import explain
 from transport.operands.reduce_op import Flat
 from transport.tcp.conversation import Conversation
+from transport.tcp.far import connections_from_environment
 from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
 from transport.tcp.meeting.address import listening_host
-from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
+from transport.tcp.meeting.dial import Dial, address_key, publish
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 from transport.tcp.meeting.watch import Threads, Watches, end_watch
@@ -73,6 +74,8 @@ class TcpCommunicator(LinkCommunicator):
         self._changed = Condition(self._lock)
         self._arrived: dict[int, socket.socket] = {}
         self._links: dict[int, TcpLink] = {}
+        # By peer, further connections of links that are not opened here yet.
+        self._spare: dict[int, list[socket.socket]] = {}
         # The one for sending by peer, and all: two members may call each other at the same time.
         self._conversations: dict[int, Conversation] = {}
         self._all_conversations: set[Conversation] = set()
@@ -84,7 +87,7 @@ class TcpCommunicator(LinkCommunicator):
         self._known: dict[int, bytes] = {}
         self._dials: set[Dial] = set()
         self._dialled: dict[int, socket.socket] = {}
-        self._widening: set[int] = set()
+        self._connections = connections_from_environment()
         self._threads = Threads()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
@@ -137,10 +140,6 @@ class TcpCommunicator(LinkCommunicator):
                 raise error
             left.discard(peer)
 
-    def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
-        published = self._published(range(self.size), call)  # which ``reach`` needs as well
-        return time_ways([published[peer] for peer in peers], call)
-
     def _published(self, peers: Sequence[int], call: Call) -> dict[int, bytes]:
         """Return the addresses of all that are known, ``peers`` among them."""
         asked = [peer for peer in peers if peer not in self._known and peer != self.rank]
@@ -181,6 +180,8 @@ class TcpCommunicator(LinkCommunicator):
         """
         with self._lock:
             unclaimed = [*self._arrived.values(), *self._dialled.values()]
+            unclaimed += [sock for socks in self._spare.values() for sock in socks]
+            self._spare.clear()
             self._arrived.clear()
             self._dialled.clear()
             dials = list(self._dials)
@@ -206,42 +207,32 @@ class TcpCommunicator(LinkCommunicator):
         else:
             sock = self._await_arrival(peer, call)
         name = self.membership.describe(peer)
-        advice = self._endpoint.advice
-        link = TcpLink(sock, peer, name, None, self._widen, advice, self._links)
+        link = TcpLink(sock, peer, name, connections=self._connections)
         with self._lock:
-            if self.abort_reason is None:
+            opened = self.abort_reason is None
+            if opened:
                 self._links[peer] = link
-                return link
-        link.close()
-        raise CommunicatorAbortedError(self.abort_reason)
+                for more in self._spare.pop(peer, ()):
+                    link.add(more, dialled=False)
+        if not opened:
+            link.close()
+            raise CommunicatorAbortedError(self.abort_reason or "")
+        if peer < self.rank and link.distance.connections > 1:
+            with suppress(RuntimeError):  # no room for a thread: one connection does, slower
+                self._threads.begin(f"meshlib-tcp-dial-{peer}", partial(self._widen, link))
+        return link
 
-    def _widen(self, link: TcpLink, connections: int) -> None:
-        """Make more connections to a peer, where it is for this rank to make them."""
-        if link.peer > self.rank or link.peer in self._widening:
-            return
-        missing = connections - link.connections
-        if missing <= 0:
-            return
-        self._widening.add(link.peer)
-        name = f"meshlib-tcp-widen-{link.peer}"
-        try:
-            self._threads.begin(name, partial(self._add_connections, link, missing))
-        except RuntimeError as error:
-            _LOGGER.info("no more connections to %s: %s", link.name, explain(error))
-
-    def _add_connections(self, link: TcpLink, missing: int) -> None:
-        """Make ``missing`` connections; after a failure there are no further attempts, since the
-        peer may have one more than this rank then.
-        """
+    def _widen(self, link: TcpLink) -> None:
+        """Make the other connections to a peer that is far, beside the calls."""
         header = CallHeader(0, 0, NO_ROOT, Kind.BARRIER, 0, 0)
         try:
-            for _ in range(missing):
+            while link.connections < link.distance.connections:
                 call = Call(header, Deadline.after(_WIDEN_SECONDS))
-                link.add(self._dial(link.peer, Channel.MORE, call), known=True)
+                link.add(self._dial(link.peer, Channel.MORE, call), dialled=True)
         except (DistError, OSError) as error:
-            _LOGGER.info("no more connections to %s: %s", link.name, error)
-            return
-        self._widening.discard(link.peer)
+            _LOGGER.info(
+                "no more than %d connections to %s: %s", link.connections, link.name, error
+            )
 
     def _await_arrival(self, peer: int, call: Call) -> socket.socket:
         patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
@@ -412,9 +403,12 @@ class TcpCommunicator(LinkCommunicator):
         if channel == Channel.COLLECTIVE and (peer < self.rank or link is not None):
             return sock
         if channel == Channel.MORE:
-            if link is None or peer < self.rank:
+            if peer < self.rank:
                 return sock
-            link.add(sock, known=False)  # before the peer uses it
+            if link is None:  # not opened here yet
+                self._spare.setdefault(peer, []).append(sock)
+            else:
+                link.add(sock, dialled=False)  # before the peer uses it
         try:
             sock.send(WELCOME)
         except OSError:
@@ -426,6 +420,8 @@ class TcpCommunicator(LinkCommunicator):
         elif channel != Channel.MORE:
             # A peer that gave up and tried again means the newer connection.
             older = self._arrived.get(peer)
+            for more in self._spare.pop(peer, ()):
+                more.close()
             self._arrived[peer] = sock
             self._changed.notify_all()
             return older

@@ -2,7 +2,7 @@
 
 A small frame is put together in memory and moved in one piece. A large one goes from and to the
 arrays' own memory; its prefix is read and checked before a byte of it lands there. Where a link has
-several connections, all prefixes are on the first, and say how the payload is dealt to them.
+several connections, all prefixes are on the first, and say over how many the payload is striped.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from transport.call import HEADER_BYTES, Call, CallHeader
-from transport.tcp.deal import MOST_CONNECTIONS, Deal
+from transport.tcp.stripes import Stripes
 
 # Padded to a whole cache line. Of 40 bytes, an array's bytes would lie in the kernel's pages a few
 # bytes behind where they lie in ours, for which some processors' copy instruction is twice as slow.
-# Behind the length: how many connections the sender has, how many it would have, and the shares of
-# this payload that they get.
-_LENGTH = struct.Struct(f"<QBB{MOST_CONNECTIONS}s{22 - MOST_CONNECTIONS}x")
+# Behind the length: over how many connections the payload comes.
+_LENGTH = struct.Struct("<QB23x")
 _CHECKED_BYTES = HEADER_BYTES + 8
 PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
 
@@ -39,21 +38,6 @@ ALL = int(socket.MSG_WAITALL)
 
 STEP_BYTES = 1 << 20
 """The most that is moved one way before the other way gets its turn."""
-
-
-class Terms(NamedTuple):
-    """What a prefix says of connections: of how many its sender knows, how many it would have, and
-    in which ``shares`` the payload is dealt to the first of them (a byte each; none: all of it is
-    on the first).
-    """
-
-    have: int = 1
-    wants: int = 1
-    shares: bytes = b""
-
-
-ALONE = Terms()
-"""A link's with one connection that needs no more."""
 
 
 def parse_prefix(prefix: bytes | bytearray | memoryview) -> tuple[CallHeader, int]:
@@ -75,9 +59,9 @@ class Outgoing:
 
     __slots__ = ("_head", "_rest", "begun", "done")
 
-    def __init__(self, call: Call, data: memoryview, terms: Terms = ALONE) -> None:
+    def __init__(self, call: Call, data: memoryview, connections: int = 1) -> None:
         size = data.nbytes
-        prefix = call.packed + _LENGTH.pack(size, *terms)
+        prefix = call.packed + _LENGTH.pack(size, connections)
         if size <= SMALL_BYTES:
             self._head = b""
             self._rest: bytes | memoryview = prefix + data
@@ -119,9 +103,9 @@ class PassedOn(Outgoing):
 
     __slots__ = ("_at", "_data", "there")
 
-    def __init__(self, call: Call, data: memoryview, terms: Terms = ALONE) -> None:
-        super().__init__(call, data, terms)
-        self._head = call.packed + _LENGTH.pack(data.nbytes, *terms)
+    def __init__(self, call: Call, data: memoryview, connections: int = 1) -> None:
+        super().__init__(call, data, connections)
+        self._head = call.packed + _LENGTH.pack(data.nbytes, connections)
         self._data = data
         self._at = 0
         self.there = 0
@@ -147,33 +131,38 @@ class PassedOn(Outgoing):
         self.done = not self._head and self._at == len(self._data)
 
 
-class DealtOutgoing(PassedOn):
-    """A ``PassedOn`` whose payload, a large one, is dealt to several connections."""
+class StripedOutgoing(PassedOn):
+    """A ``PassedOn`` whose payload, a large one, is striped over several connections."""
 
-    __slots__ = ("_deal",)
+    __slots__ = ("_began", "_stripes")
 
-    def __init__(
-        self, call: Call, data: memoryview, terms: Terms, connections: Sequence[socket.socket]
-    ) -> None:
-        super().__init__(call, data, terms)
-        self._deal = Deal(data, connections, terms.shares)
+    def __init__(self, call: Call, data: memoryview, connections: Sequence[socket.socket]) -> None:
+        super().__init__(call, data, len(connections))
+        self._stripes = Stripes(data, connections)
+        self._began = 0.0
 
     @property
     def waits(self) -> bool:
-        self._deal.there = self.there
-        return self.there > 0 and bool(self._head or self._deal.left)
+        self._stripes.there = self.there
+        return self.there > 0 and bool(self._head or self._stripes.left)
+
+    @property
+    def took(self) -> float:
+        """The seconds since the first of it left."""
+        return time.monotonic() - self._began
 
     def push(self, sock: socket.socket) -> None:
-        self._deal.there = self.there
+        self._stripes.there = self.there
         if self._head:
             self._head = self._head[sock.send(self._head, NOW) :]
             self.begun = True
-        elif not self._deal.move(_send, STEP_BYTES):
+            self._began = time.monotonic()
+        elif not self._stripes.move(_send, STEP_BYTES):
             raise BlockingIOError
-        self.done = self._deal.contiguous == len(self._data)
+        self.done = self._stripes.contiguous == len(self._data)
 
     def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
-        return (sock,) if self._head else self._deal.left
+        return (sock,) if self._head else self._stripes.left
 
 
 def _send(sock: socket.socket, data: memoryview) -> int:
@@ -191,18 +180,18 @@ class Incoming:
     """The frame that ``call`` waits for, on its way from a socket ``into`` memory.
 
     ``staging`` is ``STAGING_BYTES`` of memory. ``received`` counts the payload's bytes in
-    ``into``: all at once for a small frame, rising for a large one. ``connections`` is told what
-    the prefix says, and returns the sockets to which the payload is dealt.
+    ``into``: all at once for a small frame, rising for a large one. ``connections`` is given
+    the number in the prefix, and returns the sockets over which the payload comes.
     """
 
     __slots__ = (
         "_connections",
-        "_deal",
         "_expected",
         "_in_place",
         "_rest",
         "_staged",
         "_staging",
+        "_stripes",
         "call",
         "done",
         "into",
@@ -214,14 +203,14 @@ class Incoming:
         call: Call,
         into: memoryview,
         staging: memoryview,
-        connections: Callable[[Terms], Sequence[socket.socket]],
+        connections: Callable[[int], Sequence[socket.socket]],
     ) -> None:
         size = into.nbytes
         self.call = call
         self.into = into
-        self._expected = call.packed + _LENGTH.pack(size, *ALONE)
+        self._expected = call.packed + _LENGTH.pack(size, 1)
         self._connections = connections
-        self._deal: Deal | None = None
+        self._stripes: Stripes | None = None
         self._staging = staging
         self._rest = staging[: PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES]
         self._staged = 0
@@ -230,13 +219,13 @@ class Incoming:
         self.done = False
 
     @property
-    def dealt(self) -> bool:
+    def striped(self) -> bool:
         """Whether the payload is known to come over several connections."""
-        return self._deal is not None
+        return self._stripes is not None
 
     def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
         """Return the sockets that have to bring more; ``sock`` is the first connection."""
-        return (sock,) if self._deal is None else self._deal.left
+        return (sock,) if self._stripes is None else self._stripes.left
 
     @property
     def begun(self) -> bool:
@@ -247,13 +236,13 @@ class Incoming:
         """Receive once, with the ``flags`` of recv and at most ``limit`` bytes (0: no limit).
 
         Raises BlockingIOError when there was nothing, ConnectionResetError at the end of the
-        stream, WrongFrame when the frame is not the one that the call waits for. A dealt payload is
-        never waited for.
+        stream, WrongFrame when the frame is not the one that the call waits for. A striped payload
+        is never waited for.
         """
-        if self._deal is not None:
-            if not self._deal.move(_receive, limit or STEP_BYTES):
+        if self._stripes is not None:
+            if not self._stripes.move(_receive, limit or STEP_BYTES):
                 raise BlockingIOError
-            self.received = self._deal.contiguous
+            self.received = self._stripes.contiguous
             self.done = self.received == len(self.into)
             return
         if not self._in_place:
@@ -271,7 +260,7 @@ class Incoming:
             return
         self._staged += count
         if self._staged >= PREFIX_BYTES:
-            if bytes(self._staging[:PREFIX_BYTES]) != self._expected and self._is_dealt():
+            if bytes(self._staging[:PREFIX_BYTES]) != self._expected and self._is_striped():
                 return
             if len(self.into) > SMALL_BYTES:
                 self._rest = self.into
@@ -281,15 +270,13 @@ class Incoming:
                 self.received = len(self.into)
                 self.done = True
 
-    def _is_dealt(self) -> bool:
-        """Look at a prefix that is not what a link of one connection has; begin a deal if it says
-        so.
+    def _is_striped(self) -> bool:
+        """Look at a prefix that is not that of a payload on one connection; begin with the others
+        if it says so.
         """
         if bytes(self._staging[:_CHECKED_BYTES]) != self._expected[:_CHECKED_BYTES]:
             raise WrongFrame(*parse_prefix(self._staging))
-        _, have, wants, shares = _LENGTH.unpack_from(self._staging, HEADER_BYTES)
-        terms = Terms(have, wants, shares.rstrip(b"\0"))
-        over = self._connections(terms)
+        over = self._connections(_LENGTH.unpack_from(self._staging, HEADER_BYTES)[1])
         if len(over) > 1:
-            self._deal = Deal(self.into, over, terms.shares)
-        return self._deal is not None
+            self._stripes = Stripes(self.into, over)
+        return self._stripes is not None

@@ -15,7 +15,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable
+from functools import partial
 
 from transport.call import Call
 from transport.condition import has, let_go
@@ -24,27 +25,24 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.link import UNKNOWN, Link, OnPiece, Outbox, Pace, PacedLink, wrong_frame
+from transport.link import Link, OnPiece, Outbox, QueuedLink, wrong_frame
 from transport.net.reach import is_out_of_reach
-from transport.tcp.deal import MOST_CONNECTIONS, STRIPED_BYTES
+from transport.tcp.far import Distance, is_on_this_machine
 from transport.tcp.frame import (
     ALL,
-    ALONE,
     NOW,
     SMALL_BYTES,
     STAGING_BYTES,
     STEP_BYTES,
-    DealtOutgoing,
     Incoming,
     Outgoing,
     PassedOn,
-    Terms,
+    StripedOutgoing,
     WrongFrame,
 )
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import Advice, make_room, pace_of
-from transport.tcp.waiting import poll
-from transport.tcp.width import Width
+from transport.tcp.stripes import STRIPED_BYTES
+from transport.tcp.waiting import await_readable, poll
 from transport.waiting import LookOut
 
 _SLICE_SECONDS = 1
@@ -55,17 +53,18 @@ _LOCAL_SEND_BUFFER = 512 << 10
 # Of a frame that is passed on: what was received is still in cache when it is sent.
 _RELAYED_BYTES = 512 << 10
 _RESET = struct.pack("@ii", 1, 0)  # as SO_LINGER: close at once, without what is still queued
+# Says on a further connection that the end which made it has it.
+_READY = b"\x01"
 _HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
 
-class TcpLink(PacedLink):
+class TcpLink(QueuedLink):
     """A link over ``sock``, a connected stream socket, which belongs to the link from now on.
 
     ``name`` is what messages call the peer. Several threads may call ``send``; they take turns.
     ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
-    because it waits for this rank to take something. ``on_widen`` is asked for so many connections
-    if it is for this end to make them. ``advice`` tells the user what would make it faster.
-    ``links`` are those of its communicator.
+    because it waits for this rank to take something. ``connections`` is how many it has if the peer
+    is far; the others are for its owner to ``add``.
     """
 
     # No kernel has less room for a connection than twice that, at both ends together.
@@ -77,14 +76,11 @@ class TcpLink(PacedLink):
         peer: int,
         name: str,
         on_stall: Callable[[], None] | None = None,
-        on_widen: Callable[[TcpLink, int], None] | None = None,
-        advice: Advice | None = None,
-        links: Sized = (),
+        connections: int = 1,
     ) -> None:
         self.peer = peer
         self.name = name
         self._on_stall = on_stall
-        self._on_widen = on_widen
         self.first = sock
         # Held while a thread uses the socket: its descriptor must not be closed, and given to
         # another file, under a system call.
@@ -93,20 +89,17 @@ class TcpLink(PacedLink):
         self._peer_left = False
         self._closing = False
         self._held = False
-        # Connections beside the first, in the same order at both ends. The peer may know of fewer.
+        # Connections beside the first, in the same order at both ends. The peer may have fewer yet.
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
         self._look_out = LookOut(pauses=True, main_only=True)
-        self._width = Width(name, advice or Advice(), links)
+        self.distance: Distance = Distance(sock, name, connections)
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
-        self._on_this_machine: bool = _on_this_machine(sock)
-        if self._on_this_machine:
+        if is_on_this_machine(sock):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
-        else:
-            make_room(sock)
 
     def send(self, call: Call, data: memoryview) -> None:
         try:
@@ -161,26 +154,26 @@ class TcpLink(PacedLink):
             source.leave()
             self.leave()
 
-    def pace(self) -> Pace:
-        """See ``PacedLink``. On one machine nothing is far enough to matter."""
-        if self._on_this_machine:
-            return UNKNOWN
-        return pace_of((self.first, *self._more))
+    @property
+    def window(self) -> int:
+        return self.distance.window
 
     @property
     def connections(self) -> int:
         """How many connections there are by now."""
         return 1 + len(self._more)
 
-    def add(self, sock: socket.socket, known: bool) -> None:
-        """Take another connection to the peer, which has it already (``known``), or may only be
-        about to learn that it was accepted. It belongs to the link from now on. Any thread.
+    def add(self, sock: socket.socket, dialled: bool) -> None:
+        """Take another connection to the peer, which has it already if this end ``dialled``, and
+        else may only be about to learn that it was accepted. It belongs to the link from now on.
+        Any thread.
         """
         sock.settimeout(None)
-        make_room(sock)
         self._more = (*self._more, sock)
-        if known:
+        if dialled:
             self._usable = len(self._more)
+            with contextlib.suppress(OSError):  # gone already: the next call finds out
+                sock.send(_READY)
         if self._ended is not None:
             self._end(self._ended)
 
@@ -239,52 +232,46 @@ class TcpLink(PacedLink):
 
     def departure(self, call: Call, data: memoryview) -> Outgoing:
         """Return a frame that is to be pushed here."""
-        terms = self._terms(data.nbytes)
-        if not terms.shares:
-            return Outgoing(call, data, terms)
-        outgoing = DealtOutgoing(call, data, terms, self._dealt_to(terms))
+        over = self._connections_for(data.nbytes)
+        if len(over) == 1:
+            return Outgoing(call, data)
+        outgoing = StripedOutgoing(call, data, over)
         outgoing.there = data.nbytes
         return outgoing
 
     def _passage(self, call: Call, data: memoryview) -> PassedOn:
         """Return a frame that is to be pushed here while its payload comes."""
-        terms = self._terms(data.nbytes)
-        if not terms.shares:
-            return PassedOn(call, data, terms)
-        return DealtOutgoing(call, data, terms, self._dealt_to(terms))
+        over = self._connections_for(data.nbytes)
+        return PassedOn(call, data) if len(over) == 1 else StripedOutgoing(call, data, over)
 
-    def _terms(self, nbytes: int) -> Terms:
-        """Return what the prefix of a frame with so many bytes says of the connections."""
-        if self._on_this_machine and not self._more:
-            return ALONE
-        shares = b""
-        if nbytes >= STRIPED_BYTES:
-            shares = self._width.shares((self.first, *self._more[: self._usable]), nbytes)
-            self._ask_for(self._width.wanted)
-        return Terms(1 + len(self._more), self._width.wanted, shares)
+    def _connections_for(self, nbytes: int) -> tuple[socket.socket, ...]:
+        """Return the connections for a payload that leaves: those that the peer has as well."""
+        if not self._more or nbytes < STRIPED_BYTES:
+            return (self.first,)
+        with contextlib.suppress(OSError):  # one that is gone is noticed where it is used
+            while self._usable < len(self._more) and self._more[self._usable].recv(1, NOW):
+                self._usable += 1
+        return (self.first, *self._more[: self._usable])
 
     def arrival(self, call: Call, into: memoryview) -> Incoming:
         """Return a frame that is to be pulled from here."""
-        return Incoming(call, into, self.staging, self._connections)
+        return Incoming(call, into, self.staging, partial(self._connections, call))
 
-    def _connections(self, terms: Terms) -> tuple[socket.socket, ...]:
-        """Be told what the peer knows and wants; return the connections that have shares."""
-        if terms.have > 1:
-            self._usable = max(self._usable, min(terms.have - 1, len(self._more)))
-        self._ask_for(min(terms.wants, MOST_CONNECTIONS))
-        if len(terms.shares) > self.connections:
+    def _connections(self, call: Call, count: int) -> tuple[socket.socket, ...]:
+        """Return the connections over which the peer says that a payload comes."""
+        if count > self.connections:
             raise ConnectionAbortedError(
                 errno.ECONNABORTED,
-                f"it deals a payload to {len(terms.shares)} connections of {self.connections}",
+                f"it sends a payload over {count} connections of {self.connections}",
             )
-        return self._dealt_to(terms) if terms.shares else ()
-
-    def _dealt_to(self, terms: Terms) -> tuple[socket.socket, ...]:
-        return (self.first, *self._more[: len(terms.shares) - 1])
-
-    def _ask_for(self, connections: int) -> None:
-        if connections > self.connections and self._on_widen is not None:
-            self._on_widen(self, connections)
+        while self._usable < count - 1:  # its word that it has them came before the payload
+            sock = self._more[self._usable]
+            await_readable(call, sock, self.peer, self.name)
+            with contextlib.suppress(BlockingIOError):  # inside TLS, half of it may have come
+                if not sock.recv(1, NOW):
+                    raise ConnectionResetError(errno.ECONNRESET, "it hung up")
+                self._usable += 1
+        return (self.first, *self._more[: max(1, count) - 1])
 
     def enter(self, call: Call) -> None:
         """Take the link for ``call``, waiting for other threads. Raises when it has ended.
@@ -390,7 +377,7 @@ class TcpLink(PacedLink):
                 on_piece(incoming.received)
             if incoming.done:
                 return
-            if not incoming.dealt and call.deadline.at - time.monotonic() > _SLICE_SECONDS:
+            if not incoming.striped and call.deadline.at - time.monotonic() > _SLICE_SECONDS:
                 self.pull(incoming, flags)
             elif not self.pull(incoming, NOW):
                 poll(call, {}, {self: incoming}, self)
@@ -400,10 +387,11 @@ class TcpLink(PacedLink):
         try:
             outgoing.push(self.first)
         except BlockingIOError:
-            self._width.note_full(self.first, self.connections)
             return False
         except OSError as error:
             raise self.lost(error) from error
+        if outgoing.done and isinstance(outgoing, StripedOutgoing):
+            self.distance.note_sent(outgoing.there, outgoing.took)
         return True
 
     def pull(self, incoming: Incoming, flags: int, limit: int = 0) -> bool:
@@ -443,10 +431,3 @@ class TcpLink(PacedLink):
             return CommunicatorAbortedError(self._ended)
         text = f"the connection to {self.name} was lost: {reason}"
         return PeerLostError(text, self.peer, is_out_of_reach(reason))
-
-
-def _on_this_machine(sock: socket.socket) -> bool:
-    try:
-        return sock.getsockname()[0] == sock.getpeername()[0]
-    except OSError:  # the peer has hung up already; the first call finds out
-        return False

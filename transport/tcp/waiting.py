@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -58,3 +59,14 @@ def poll(
             (awaited or next(iter(leaving))).peer,
         )
     return {links[descriptor] for descriptor, _ in ready}
+
+
+def await_readable(call: Call, sock: socket.socket, peer: int, name: str) -> None:
+    """Wait until something has come on ``sock`` from ``peer``; raise past the deadline."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while not poller.poll(math.ceil(call.deadline.piece() * 1000)):
+        if call.deadline.expired:
+            raise CommunicatorTimeoutError(
+                f"{call.header}: within {call.deadline.seconds:g} s {name} sent nothing", peer
+            )

@@ -36,7 +36,6 @@ class Meshlib:
             MESHLIB_HOST=addresses[rank], MESHLIB_SECRET="0123456789abcdef" * 4,
         )  # fmt: skip
         if not dist.is_initialized():
-            os.environ["MESHLIB_LEARN_SITES"] = "0"
             dist.init_process_group(plan["backend"], timeout=timedelta(seconds=60))
         compress = {0: self.compress} if self.compress else None
         self.group = dist.init_device_mesh("cpu", (size,), compress=compress).process_group
@@ -175,19 +174,13 @@ class Sited(Meshlib):
             os.environ[self.name] = former
 
 
-class Learnt(Sited):
-    """The same in a group that finds its sites."""
-
-    name, value = "MESHLIB_LEARN_SITES", "1"
-
-
 def compressing(form):
     return type(form, (Meshlib,), {"compress": form})()
 
 
 libraries = {"meshlib": Meshlib()}
 if plan["sites"] > 1:
-    libraries |= {"sites": Sited(), "learnt": Learnt()}
+    libraries |= {"sites": Sited()}
 libraries |= {form: compressing(form) for form in plan["compress"]}
 x = pinned(4 << 20)
 dist.monitored_barrier()

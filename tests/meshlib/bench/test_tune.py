@@ -98,7 +98,7 @@ def test_a_contest_is_between_two_algorithms() -> None:
         Kind.REDUCE_SCATTER: lambda table, size: table.reduce_scatter(size, 4, narrow=False),
         Kind.ALL_GATHER: lambda table, size: table.all_gather(size, 4),
         Kind.BROADCAST: lambda table, size: table.broadcast(size, 4),
-        Kind.REDUCE: lambda table, size: table.reduce(size, 4),
+        Kind.REDUCE: lambda table, size: table.reduce(size, 8),
     }
     for contest in CONTESTS["tcp"]:
         largest = contest.sizes[-1]
@@ -107,7 +107,7 @@ def test_a_contest_is_between_two_algorithms() -> None:
             assert (small, large) == (Algorithm.STAR, Algorithm.DOUBLING)
         else:
             assert small in (Algorithm.DOUBLING, Algorithm.BRUCK, Algorithm.TREE)
-            assert large in (Algorithm.PAIRWISE, Algorithm.CHAIN)
+            assert large in (Algorithm.PAIRWISE, Algorithm.CHAIN, Algorithm.PARTS)
 
 
 def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,8 @@ def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None
     cost, table = found[0].cost, found[0].thresholds
     assert cost is not None
     assert min(cost.alpha, cost.beta, cost.gamma, cost.lanes) > 0
-    assert {getattr(table, contest.field) for contest in small} <= {0, 1 << 10, 1 << 14}
+    tried = [contest for contest in small if contest.least_ranks <= 4]
+    assert {getattr(table, contest.field) for contest in tried} <= {0, 1 << 10, 1 << 14}
     assert Found.decode(found[0].encode()) == found[0]
 
 
@@ -208,7 +209,8 @@ def test_a_thousand_hosts() -> None:
     barrier, reduce = (line.split() for line in text.splitlines()[-2:])
     assert barrier == ["barrier", "0", "B", "260", "202", "0.78"]  # 13 steps; 10 and 2 inside
     assert reduce[0] == "all_reduce"
-    assert float(reduce[-1]) < 0.5  # a ring of 8,000 has eight times as many steps
+    # Halving takes as few steps on one level, of which the model counts no work inside hosts.
+    assert float(reduce[-1]) > 1
 
 
 def test_costs_that_nobody_measured_are_asked_for() -> None:

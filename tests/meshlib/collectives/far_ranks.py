@@ -11,7 +11,7 @@ import pytest
 
 import meshlib as dist
 from transport.algorithms.exchanges.overlap import Overlap
-from transport.link import Outbox, Pace
+from transport.link import Outbox
 from transport.tcp.link import TcpLink
 
 COUNT = 700_000  # two laps of a reduction between two ranks
@@ -31,11 +31,8 @@ class Begun:
                 self.once.set()
             return begun
 
-        def far(_: TcpLink) -> Pace:
-            return Pace(2e-3, 1e9)
-
         monkeypatch.setattr(Overlap, "let_next", noted)
-        monkeypatch.setattr(TcpLink, "pace", far)
+        monkeypatch.setattr(TcpLink, "window", 4 << 20)
 
 
 class Order:

@@ -39,9 +39,15 @@ TABLE = replace(TINY, segment=256, star_ranks=0)
 STAR = replace(TABLE, star=SMALL * 8 * 4, star_ranks=5)
 
 
-def doubling_frames(n: int) -> int:
-    k = n.bit_length() - 1
-    return k * 2**k + 2 * (n - 2**k)
+def whole_frames(n: int) -> int:
+    """By doubling, or along a tree there and back."""
+    return n * steps(n) if n == 2 ** steps(n) else 2 * (n - 1)
+
+
+def halving_frames(n: int) -> int:
+    """Inside the blocks, and from each to the one before it, whose ranks get a frame each."""
+    blocks = [2**k for k in range(n.bit_length()) if n & 2**k]
+    return sum(m * steps(m) for m in blocks) + sum(blocks[1:])
 
 
 def steps(n: int) -> int:
@@ -60,15 +66,19 @@ def test_barrier(n: int) -> None:
     ids=str,
 )
 def test_all_reduce(n: int, dtype: np.dtype[Any], op: ReduceOp) -> None:
-    def reduce(size: int) -> Count:
-        return counted(n, lambda m: m.all_reduce(np.ones(size, dtype), op), TABLE)
+    def reduce(size: int, table: Thresholds = TABLE) -> Count:
+        return counted(n, lambda m: m.all_reduce(np.ones(size, dtype), op), table)
 
-    assert reduce(SMALL) == Count(doubling_frames(n), doubling_frames(n) * SMALL * 4)
+    few = replace(TABLE, pairwise_ranks=n)
+    assert reduce(SMALL, few) == Count(whole_frames(n), whole_frames(n) * SMALL * 4)
+    assert reduce(0, few) == Count(whole_frames(n), 0)
     laps = ceil(LARGE * 4 / (n * TABLE.segment))
     sent = LARGE * dtype.itemsize
     first = LARGE * 4 if op == ReduceOp.PREMUL_SUM else sent
-    assert reduce(LARGE) == Count(2 * n * (n - 1) * laps, (n - 1) * (first + sent))
-    assert reduce(0) == Count(doubling_frames(n), 0)
+    frames = 2 * n * (n - 1) * laps
+    if n > TABLE.pairwise_ranks and dtype == F32:
+        frames = 2 * halving_frames(n)
+    assert reduce(LARGE) == Count(frames, (n - 1) * (first + sent))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
@@ -93,7 +103,20 @@ def test_broadcast_and_reduce(n: int, root: int) -> None:
     assert broadcast(LARGE) == Count((n - 1) * (1 if n == 2 else laps), (n - 1) * LARGE * 4)
     for dtype in (F32, BF16):
         assert reduce(SMALL, dtype) == Count(n - 1, (n - 1) * SMALL * 4)
-        assert reduce(LARGE, dtype) == Count((n - 1) * laps, (n - 1) * LARGE * 4)
+        found = reduce(LARGE, dtype)
+        if n <= 4:
+            assert found == Count((n - 1) * laps, (n - 1) * LARGE * 4)
+            continue
+        # A part on each member, and all of them but the root's own to the root.
+        bounds = [part_bounds(LARGE, n, i) for i in range(n)]
+        parts = [dtype.itemsize * (stop - start) for start, stop in bounds]
+        frames, sent = n * (n - 1) * ceil(ceil(LARGE / n) * 4 / TABLE.segment), sum(parts)
+        more = 0
+        if n > TABLE.pairwise_ranks and dtype == F32:
+            block = 2 ** (n.bit_length() - 1)
+            frames, more = halving_frames(n) + n - block, sum(parts[block:])
+        expected = Count(frames + n - 1, (n - 1) * sent + more + sent - parts[root])
+        assert found == expected
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
@@ -125,12 +148,25 @@ def test_reduce_scatter(n: int, dtype: np.dtype[Any], op: ReduceOp) -> None:
 
     small, large = [1] * n, [200 * i for i in range(n)]
     wire = 4 if op == ReduceOp.PREMUL_SUM else dtype.itemsize
-    if n >= TABLE.doubling_ranks:
-        assert scatter(small) == Count(doubling_frames(n), doubling_frames(n) * sum(small) * 4)
-    else:
-        assert scatter(small) == Count(n * (n - 1), (n - 1) * sum(small) * wire)
-    laps = ceil(max(large) * 4 / TABLE.segment)
-    assert scatter(large) == Count(n * (n - 1) * laps, (n - 1) * sum(large) * wire)
+    for sizes in (small, large):
+        frames, more = n * (n - 1) * ceil(max(sizes) * 4 / TABLE.segment), 0
+        if n > TABLE.pairwise_ranks and dtype == F32:
+            block = 2 ** (n.bit_length() - 1)
+            frames, more = halving_frames(n) + n - block, 4 * sum(sizes[block:])
+        assert scatter(sizes) == Count(frames, (n - 1) * sum(sizes) * wire + more)
+
+
+@pytest.mark.parametrize("n", [4, 5, 8])
+def test_a_small_reduce_scatter(n: int) -> None:
+    def body(m: Member) -> None:
+        inputs = [np.full(1, i + m.rank, BF16) for i in range(n)]
+        output = np.empty(1, BF16)
+        call = m.call(Kind.REDUCE_SCATTER, BF16, op=ReduceOp.SUM)
+        m.comm.reduce_scatter(call, output, inputs, ReduceOp.SUM)
+        assert output == n * m.rank + n * (n - 1) // 2
+
+    table = replace(TABLE, pairwise_ranks=n)
+    assert counted(n, body, table) == Count(whole_frames(n), whole_frames(n) * n * 4)
 
 
 @pytest.mark.parametrize("n", [3, 4, 5])

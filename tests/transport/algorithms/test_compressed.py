@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from far_links import FarInprocCommunicator, far
+from far_links import FarInprocCommunicator
 from rank_threads import Member, Transport, run_group
 
 from transport.algorithms.compressed import LEAST_BYTES
@@ -31,7 +31,7 @@ def transport(name: str | None, far_bytes: int = 0) -> Transport:
         membership = replace(membership, compression=compression)
         if not far_bytes:
             return InprocCommunicator(membership, table)
-        return FarInprocCommunicator(membership, table, lambda rank, peer: far(far_bytes))
+        return FarInprocCommunicator(membership, table, lambda rank, peer: far_bytes)
 
     return Transport("compressed", make)
 

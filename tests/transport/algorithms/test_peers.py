@@ -76,15 +76,13 @@ def scatter(m: Member) -> None:
     [
         (Algorithm.PAIRWISE, LARGE, all_reduce),
         (Algorithm.PAIRWISE, LARGE, all_gather),
-        (Algorithm.RING, RING, all_reduce),
+        (Algorithm.HALVING, RING, all_reduce),
         (Algorithm.RING, RING, all_gather),
-        (Algorithm.DOUBLING, SMALL, all_reduce),
         (Algorithm.BRUCK, SMALL, all_gather),
         (Algorithm.DISSEMINATION, SMALL, Member.barrier),
         (Algorithm.TREE, SMALL, broadcast),
         (Algorithm.TREE, SMALL, reduce),
         (Algorithm.CHAIN, CHAIN, broadcast),
-        (Algorithm.CHAIN, CHAIN, reduce),
         (Algorithm.DIRECT, SMALL, gather),
         (Algorithm.DIRECT, SMALL, scatter),
     ],
@@ -103,3 +101,21 @@ def test_links_that_are_needed_are_known_before(
         assert comm.told == ([peers] if len(peers) > 1 else [])
 
     run_group(Transport("recording", Recording), n, run, table)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_group_that_doubles_knows_its_links_before(n: int) -> None:
+    test_links_that_are_needed_are_known_before(n, Algorithm.DOUBLING, SMALL, all_reduce)
+
+
+@pytest.mark.parametrize("n", [5, 6, 12])
+def test_a_reduction_in_parts_needs_the_links_of_its_two_halves(n: int) -> None:
+    def run(m: Member) -> None:
+        reduce(m)
+        comm = m.comm
+        assert isinstance(comm, Recording)
+        ways = Algorithm.PAIRWISE, Algorithm.DIRECT
+        told = [peers_of(way, m.rank, n, ROOT) for way in ways]
+        assert comm.told == [peers for peers in told if len(peers) > 1]
+
+    run_group(Transport("recording", Recording), n, run, CHAIN)

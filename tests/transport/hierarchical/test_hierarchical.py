@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.levels import Levels
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.operands.flat import part_bounds
 from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport.place import Place
 from transport.shm import ShmCommunicator
@@ -76,6 +78,39 @@ def others(hosts: str) -> int:
     return len(set(hosts)) - 1
 
 
+def sums_of(hosts: str) -> Counter[str]:
+    """How many sums each host has: one for each largest subtree whose ranks it has."""
+    found = Counter[str]()
+
+    def count(first: int, width: int) -> None:
+        there = set(hosts[first : first + width])
+        if len(there) == 1:
+            found.update(there)
+        elif there:
+            count(first, width // 2)
+            count(first + width // 2, width // 2)
+
+    count(0, 1 << (len(hosts) - 1).bit_length())
+    return found
+
+
+def is_one_tree(hosts: str) -> bool:
+    return hosts in ("aab", "aabb", "aabbcc")
+
+
+def sent_to_owners(hosts: str, slices: int, elements: int = 1003) -> int:
+    """How many elements cross until each host has the sums of what it reduces of each slice."""
+    names = list(dict.fromkeys(hosts))
+    total = 0
+    for number in range(slices):
+        start, stop = part_bounds(elements, slices, number)
+        for host, name in enumerate(names):
+            begin, end = part_bounds(stop - start, len(names), host)
+            others_sums = sum(sums_of(hosts).values()) - sums_of(hosts)[name]
+            total += (end - begin) * (others_sums if not is_one_tree(hosts) else len(names) - 1)
+    return total
+
+
 @pytest.mark.parametrize("hosts", PLACEMENTS)
 @pytest.mark.parametrize("one_slice", [0, 1 << 20], ids=["slices", "one slice"])
 @pytest.mark.parametrize("root", [0, 2])
@@ -94,6 +129,8 @@ def test_a_broadcast_and_a_reduce_cross_once_a_host(hosts: str, one_slice: int, 
     table = replace(TABLE, one_slice=one_slice)
     least = others(hosts) * LARGE * 4
     assert crossing(hosts, broadcast, table).bytes == least
+    if not is_one_tree(hosts):
+        least = (sum(sums_of(hosts).values()) - sums_of(hosts)[hosts[root]]) * LARGE * 4
     assert crossing(hosts, reduce(F32, ReduceOp.SUM), table).bytes == least
     assert crossing(hosts, reduce(F32, premul_sum(2.0)), table).bytes == least
     assert crossing(hosts, reduce(BF16, ReduceOp.SUM), table).bytes == least
@@ -108,10 +145,12 @@ def test_an_all_reduce_crosses_as_one_between_hosts(hosts: str, one_slice: int) 
 
         return crossing(hosts, body, replace(TABLE, one_slice=one_slice)).bytes
 
-    assert crossed(F32, ReduceOp.AVG) == 2 * others(hosts) * LARGE * 4
-    assert crossed(F32, premul_sum(2.0)) == 2 * others(hosts) * LARGE * 4
+    slices = 1 if one_slice else min(Counter(hosts).values())
+    there, back = sent_to_owners(hosts, slices), others(hosts) * LARGE
+    assert crossed(F32, ReduceOp.AVG) == 4 * (there + back)
+    assert crossed(F32, premul_sum(2.0)) == 4 * (there + back)
     # Partial sums are wide, results are not.
-    assert crossed(BF16, ReduceOp.SUM) == others(hosts) * LARGE * (4 + 2)
+    assert crossed(BF16, ReduceOp.SUM) == 4 * there + 2 * back
 
 
 @pytest.mark.parametrize("hosts", PLACEMENTS)
@@ -133,6 +172,12 @@ def test_an_all_gather_and_a_reduce_scatter_cross_once_a_host(hosts: str, one_sl
     table = replace(TABLE, one_slice=one_slice, reduce_scatter_doubling=0)
     least = others(hosts) * sum(sizes) * 4
     assert crossing(hosts, gather, table).bytes == least
+    if not is_one_tree(hosts):
+        of_host = Counter[str]()
+        for host, size in zip(hosts, sizes, strict=True):
+            of_host[host] += size
+        found = sums_of(hosts)
+        least = sum(4 * size * (found.total() - found[host]) for host, size in of_host.items())
     assert crossing(hosts, scatter, table).bytes == least
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from rank_threads import LONG, Member, Transport, run_group
 
 import transport.tcp.meeting.dial as dialling
 from transport.auto import AutoCommunicator
-from transport.call import Call, Kind
+from transport.call import Kind
 from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
@@ -110,41 +110,6 @@ def test_between_hosts_it_is_asked_for_their_places_as_well() -> None:
 
     run_group(counting(make, asked), HOSTS, body)
     assert asked == {rank: [Op.MULTI_GET] * (2 if rank else 1) for rank in range(HOSTS)}
-
-
-def test_where_hosts_are_far_one_question_more_tells_of_their_sites(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Place, "seen_from", lambda place, _store: place)
-    measure = TcpCommunicator.round_trips
-
-    def far_from_rank_0(comm: TcpCommunicator, peers: Sequence[int], call: Call) -> list[float]:
-        found = zip(peers, measure(comm, peers, call), strict=True)
-        return [0.5 if 0 in (comm.rank, peer) else seconds for peer, seconds in found]
-
-    monkeypatch.setattr(TcpCommunicator, "round_trips", far_from_rank_0)
-    asked: dict[int, list[Op]] = {}
-    here = threading.Barrier(HOSTS)
-
-    def make(membership: Membership, table: Thresholds) -> Communicator:
-        rank = membership.rank
-        made = AutoCommunicator(membership, table, host=Place(f"host {rank}"))
-        place = Place(f"host {rank}", "pretended", round_trip=0.5 if rank else 0.0001)
-        made._directory.place = made._directory._places[rank] = place
-        made._directory.publish()
-        return made
-
-    def body(member: Member) -> tuple[str, ...]:
-        here.wait(LONG)
-        asked[member.rank].clear()
-        member.all_reduce(np.ones(2), ReduceOp.SUM)
-        comm: Any = member.comm
-        levels = comm._levels._collectives._levels
-        return tuple(map(str, levels.placement.hosts))
-
-    found = run_group(counting(make, asked), HOSTS, body)
-    assert set(found) == {("(0,)", "(1, 2, 3, 4, 5, 6, 7)")}
-    assert asked == {rank: [Op.MULTI_GET] * 3 for rank in range(HOSTS)}
 
 
 def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 from rank_threads import LONG, run_threads
-from tcp_pairs import call, links, sockets
+from tcp_pairs import call, links
 
 from transport.call import Call
 from transport.errors import (
@@ -20,7 +19,6 @@ from transport.errors import (
 )
 from transport.link import OnPiece, Outbox
 from transport.tcp.link import TcpLink
-from transport.tcp.pace import pace_of
 
 LARGE = 3_000_000  # more than the sockets of a pair hold between them, a few times
 
@@ -237,41 +235,3 @@ def test_an_error_of_the_caller_leaves_the_links_free() -> None:
         theirs.send(call(), into)
         ours.recv_into(call(), into)
         assert into == b"ab"
-
-
-def test_the_pace_of_a_connection_is_known() -> None:
-    """On this machine nothing is far: a link there has no pace at all."""
-    with sockets() as (ours, theirs):
-        ours.sendall(b"x" * 1000)
-        theirs.recv(1000, 256)
-        found = pace_of([ours])
-        assert 0 < found.round_trip < LONG
-        link = TcpLink(ours, 1, "rank 1")
-        assert link.pace()[:2] == (0.0, 0.0)
-        link.close()
-        assert pace_of([ours])[:2] == (0.0, 0.0)
-
-
-def test_what_older_kernels_say_is_enough() -> None:
-    class Old:
-        def __init__(self, info: bytes) -> None:
-            self.info = info
-
-        def getsockopt(self, _level: int, _option: int, size: int = 0) -> bytes | int:
-            return self.info if size else 4096
-
-    old: Any = Old(bytes(68) + (1500).to_bytes(4, "little") + bytes(32))
-    assert pace_of([old]) == (0.0015, 0.0)
-    newer: Any = Old(
-        bytes(68)
-        + (1500).to_bytes(4, "little")
-        + bytes(48)
-        + (10**8).to_bytes(8, "little")
-        + bytes(20)
-        + (1200).to_bytes(4, "little")
-        + bytes(16)
-        + b"".join(micros.to_bytes(8, "little") for micros in (500_000, 100_000, 50_000))
-    )
-    assert pace_of([newer]) == (0.0012, 2e8)
-    assert pace_of([newer, old]) == (0.0012, 2e8)
-    assert pace_of([Old(bytes(20))]) == (0.0, 0.0)  # pyright: ignore[reportArgumentType]

@@ -19,7 +19,6 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.tcp.deal import STRIPED_BYTES
 from transport.tcp.frame import (
     PREFIX_BYTES,
     SMALL_BYTES,
@@ -27,6 +26,7 @@ from transport.tcp.frame import (
     PassedOn,
 )
 from transport.tcp.link import TcpLink
+from transport.tcp.stripes import STRIPED_BYTES
 
 LARGE = 5_000_001
 SIZES = (0, 5, SMALL_BYTES, SMALL_BYTES + 1, STRIPED_BYTES, LARGE)
@@ -47,20 +47,19 @@ def prefix(data: memoryview) -> bytes:
 
 @contextmanager
 def wide(connections: int) -> Generator[tuple[TcpLink, TcpLink]]:
-    """Two ends of a link over so many connections, both of which know of all."""
+    """Two ends of a link over so many connections."""
     with ExitStack() as stack:
         pairs = [stack.enter_context(sockets()) for _ in range(connections)]
         ends = stack.enter_context(linked(*pairs[0]))
-        for pair in pairs[1:]:
-            for end, sock in zip(ends, pair, strict=True):
-                end.add(sock, known=True)
+        for ours, theirs in pairs[1:]:
+            ends[1].add(theirs, dialled=False)
+            ends[0].add(ours, dialled=True)
         yield ends
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("connections", [(1, 1), (3, 1), (1, 2), (2, 3)])
 def test_what_comes_is_kept_and_passed_on(connections: tuple[int, int], size: int) -> None:
-    """Twice, so that what the first frame says of the connections is known in the second."""
     with wide(connections[0]) as (root, source), wide(connections[1]) as (onward, last):
         kept, got = ([space(size) for _ in range(2)] for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""A TCP link over several connections: frames dealt to all of them, checked on the first."""
+"""A TCP link over several connections: frames striped over all of them, checked on the first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far_links import FarTcpCommunicator
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 from tcp_pairs import call, linked, sockets
 
-from transport.call import Call, Kind
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
@@ -26,10 +24,11 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.operands.reduce_op import ReduceOp
-from transport.tcp import frame
-from transport.tcp.deal import BLOCK_BYTES, STRIPED_BYTES, Deal, runs_of, shares_of
-from transport.tcp.frame import STEP_BYTES, Terms
+from transport.tcp import TcpCommunicator, frame
+from transport.tcp.far import Distance, connections_from_environment
+from transport.tcp.frame import STEP_BYTES
 from transport.tcp.link import TcpLink
+from transport.tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
 
 SIZES = (0, 5, STRIPED_BYTES - 1, STRIPED_BYTES, 3 * STRIPED_BYTES + 77, 4_000_001)
 
@@ -49,52 +48,22 @@ def wide(connections: int) -> Generator[tuple[TcpLink, TcpLink]]:
         pairs = [stack.enter_context(sockets()) for _ in range(connections)]
         links = stack.enter_context(linked(*pairs[0]))
         for ours, theirs in pairs[1:]:
-            links[0].add(ours, known=False)
-            links[1].add(theirs, known=True)
+            links[0].add(ours, dialled=False)
+            links[1].add(theirs, dialled=True)
         yield links
-
-
-@given(blocks=st.integers(1, 600), shares=st.binary(min_size=2, max_size=16).filter(any))
-def test_every_block_is_dealt_once_in_the_shares_and_evenly(blocks: int, shares: bytes) -> None:
-    runs = runs_of(blocks, shares)
-    owners = sorted((begin, end, i) for i, own in enumerate(runs) for begin, end in own)
-    assert [0, *(end for _, end, _ in owners)] == [*(begin for begin, _, _ in owners), blocks]
-    for i, own in enumerate(runs):
-        assert own == sorted(own)
-        count, fair = sum(end - begin for begin, end in own), blocks * shares[i] / sum(shares)
-        assert abs(count - fair) < 1 + 1e-9
-        early = sum(min(end, blocks // 2) - begin for begin, end in own if begin < blocks // 2)
-        assert abs(early - count / 2) <= 1 + len(shares)
-
-
-@example(rooms=[1] * 16, nbytes=1 << 18)
-@given(
-    rooms=st.lists(st.integers(1, 1 << 30), min_size=2, max_size=16), nbytes=st.integers(1 << 18)
-)
-def test_shares_are_what_connections_have_room_for(rooms: list[int], nbytes: int) -> None:
-    shares = shares_of(rooms, nbytes)
-    assert len(shares) == len(rooms)
-    dealt = sum(room for room, share in zip(rooms, shares, strict=True) if share)
-    for room, share in zip(rooms, shares, strict=True):
-        if share:
-            assert share - 1 < 255 * room / max(rooms) <= share
-            assert 2 * room * nbytes >= dealt * BLOCK_BYTES  # half a block
-        else:
-            assert 2 * room * nbytes < (dealt + room) * BLOCK_BYTES
-    assert 255 in shares
 
 
 @given(
     size=st.integers(1, 5 * BLOCK_BYTES),
-    shares=st.binary(min_size=2, max_size=4).filter(any),
+    count=st.integers(2, 4),
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2 * BLOCK_BYTES)), max_size=30),
 )
-def test_every_byte_is_moved_once(size: int, shares: bytes, steps: list[tuple[int, int]]) -> None:
+def test_every_byte_is_moved_once(size: int, count: int, steps: list[tuple[int, int]]) -> None:
     """``contiguous`` is where the first byte is missing, whatever moves how far."""
-    ends: Any = list(range(len(shares)))
+    ends: Any = list(range(count))
     data, moved = space(size), np.zeros(size, bool)
     places = np.frombuffer(data, np.uint8)
-    deal = Deal(data, ends, shares)
+    stripes = Stripes(data, ends)
 
     def mark(view: memoryview, count: int) -> int:
         begin = np.frombuffer(view, np.uint8).ctypes.data - places.ctypes.data
@@ -112,12 +81,12 @@ def test_every_byte_is_moved_once(size: int, shares: bytes, steps: list[tuple[in
         return step
 
     for which, most in steps:
-        deal.move(only(which, most), STEP_BYTES)
-        assert deal.contiguous == (size if moved.all() else int(np.argmin(moved)))
-    while deal.left:
-        assert deal.move(lambda end, view: mark(view, len(view)), 100_000)
+        stripes.move(only(which, most), STEP_BYTES)
+        assert stripes.contiguous == (size if moved.all() else int(np.argmin(moved)))
+    while stripes.left:
+        assert stripes.move(lambda end, view: mark(view, len(view)), 100_000)
     assert moved.all()
-    assert deal.contiguous == size
+    assert stripes.contiguous == size
 
 
 def test_frames_go_over_all_connections_as_soon_as_both_ends_know_of_them() -> None:
@@ -142,26 +111,17 @@ def test_frames_go_over_all_connections_as_soon_as_both_ends_know_of_them() -> N
             assert len(outgoing.waits_on(link.first)) == 3
 
 
-def test_an_acceptor_waits_until_the_other_end_knows() -> None:
-    with wide(2) as (acceptor, maker):
-        big = payload(1, STRIPED_BYTES)
-        assert acceptor.departure(call(), big).waits_on(acceptor.first) == (acceptor.first,)
-        run_threads(
-            [
-                lambda: maker.send(call(), payload(2, 3)),
-                lambda: acceptor.recv_into(call(), space(3)),
-            ]
-        )
-        outgoing = acceptor.departure(call(), big)
-        while not outgoing.done:
-            if not acceptor.push(outgoing):
-                maker.pull(maker.arrival(call(), space(STRIPED_BYTES)), 0)
-        assert not outgoing.waits_on(acceptor.first)
-        with sockets() as (one_more, _):
-            acceptor.add(one_more, known=False)  # the maker has not heard of it
-            outgoing = acceptor.departure(call(), payload(3, 60 * BLOCK_BYTES))
-            acceptor.push(outgoing)  # the prefix
-            assert len(outgoing.waits_on(acceptor.first)) == 2
+def test_an_acceptor_waits_until_the_other_end_has_a_connection() -> None:
+    with wide(2) as (acceptor, _), sockets() as (here, there):
+        acceptor.add(here, dialled=False)
+        outgoing = acceptor.departure(call(), payload(3, 60 * BLOCK_BYTES))
+        acceptor.push(outgoing)  # the prefix
+        assert len(outgoing.waits_on(acceptor.first)) == 2
+        there.send(b"\x01")
+        deadline = Deadline.after(LONG)
+        while len(acceptor._connections_for(STRIPED_BYTES)) < 3:
+            assert not deadline.expired
+        assert len(acceptor._connections_for(STRIPED_BYTES - 1)) == 1
 
 
 @pytest.mark.parametrize("way", ["send", "outbox"])
@@ -201,10 +161,9 @@ def test_a_frame_of_another_call_is_noticed_before_its_payload_lands() -> None:
         sender.join(LONG)
 
 
-def test_a_payload_dealt_to_connections_that_there_are_not_is_no_hang() -> None:
+def test_a_payload_over_connections_that_there_are_not_is_no_hang() -> None:
     with wide(2) as (ours, theirs):
-        terms = Terms(3, 255, bytes([1, 1, 1]))
-        ours.first.send(call().packed + frame._LENGTH.pack(1 << 20, *terms))
+        ours.first.send(call().packed + frame._LENGTH.pack(1 << 20, 3))
         with pytest.raises(PeerLostError, match="3 connections of 2"):
             theirs.recv_into(call(), space(1 << 20))
 
@@ -240,61 +199,91 @@ def test_deadlines_aborts_and_losses_know_all_connections() -> None:
         assert more.fileno() == ours.first.fileno() == -1
 
 
-class Widening(FarTcpCommunicator):
-    """One rank's links want as many connections as the test says: to some peers it makes them, of
-    others it asks for them.
-    """
-
-    def link(self, peer: int, call: Call) -> TcpLink:
-        link = super().link(peer, call)
-        link._on_this_machine = False  # pyright: ignore[reportPrivateUsage]
-        return link
+@pytest.fixture
+def all_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.tcp.far.is_on_this_machine", lambda _sock: False)
+    monkeypatch.setattr("transport.tcp.far.round_trip_of", lambda _sock: 0.001)
 
 
+@pytest.mark.usefixtures("all_far")
 @pytest.mark.parametrize("tls", [False, True])
-@pytest.mark.parametrize("wanting", [0, 1, 2])
-def test_a_link_has_as_many_connections_as_one_end_wants(tls: bool, wanting: int) -> None:
+def test_links_to_far_peers_have_four_connections_at_both_ends(tls: bool) -> None:
     n, before = 3, set(threading.enumerate())
-    gate = threading.Barrier(n, timeout=LONG)
 
-    def body(m: Member) -> int:
+    def body(m: Member) -> set[int]:
         comm: Any = m.comm
-        for wanted in (1, 2, 4, 4):
-            if m.rank == wanting:
-                for link in comm._links.values():
-                    link._width.wanted = wanted
-            gate.wait()
+        deadline = Deadline.after(LONG)
+        while True:
             x = np.full(1_500_000, m.rank, np.float32)
             m.all_reduce(x, ReduceOp.SUM)
             assert (x == 3).all()
-            deadline = Deadline.after(LONG)
-            links = comm._links
-            links = links.values() if m.rank == wanting else [links[wanting]]
-            while not all(link.connections == wanted for link in links):
-                assert not deadline.expired
-                time.sleep(0.001)
-            gate.wait()
-        return min(link.connections for link in links)
+            links = comm._links.values()
+            used = {len(link._connections_for(STRIPED_BYTES)) for link in links}
+            done = np.array([used == {4}], np.uint8)
+            m.all_reduce(done, ReduceOp.MIN)
+            if done[0]:
+                return used
+            assert not deadline.expired
+            time.sleep(0.001)
 
-    assert run_group(Transport("widening", Widening, tls=tls), n, body) == [4] * n
+    assert run_group(Transport("far", TcpCommunicator, tls=tls), n, body) == [{4}] * n
     deadline = Deadline.after(LONG)
     while set(threading.enumerate()) - before:
         assert not deadline.expired, set(threading.enumerate()) - before
 
 
-def test_who_only_receives_makes_the_connections_that_the_sender_wants() -> None:
-    def body(m: Member) -> int:
-        comm: Any = m.comm
-        for wanted in (1, 2):
-            x = np.full(500_000, m.rank, np.float32)
-            if m.rank == 0 and wanted > 1:
-                comm._links[1]._width.wanted = wanted
-            m.comm.broadcast(m.call(Kind.BROADCAST, x.dtype, x.size, root=0), x, 0)
-            assert (x == 0).all()
-            deadline = Deadline.after(LONG)
-            while comm._links[1 - m.rank].connections < wanted:
-                assert not deadline.expired
-                time.sleep(0.001)
-        return comm._links[1 - m.rank].connections
+@pytest.mark.parametrize(
+    ("round_trip", "here", "connections", "window"),
+    [
+        (0.0009, False, 1, 0),
+        (0.001, False, 3, 3 << 20),
+        (0.050, False, 3, 3 << 20),
+        (0.0, False, 1, 0),  # not known
+        (0.001, True, 1, 0),
+    ],
+)
+def test_the_round_trip_decides(
+    monkeypatch: pytest.MonkeyPatch, round_trip: float, here: bool, connections: int, window: int
+) -> None:
+    monkeypatch.setattr("transport.tcp.far.is_on_this_machine", lambda _sock: here)
+    monkeypatch.setattr("transport.tcp.far.round_trip_of", lambda _sock: round_trip)
+    monkeypatch.setattr("transport.tcp.far._send_limit", lambda: 1 << 20)
+    with sockets() as (ours, _):
+        found = Distance(ours, "rank 1", 3)
+    assert (found.connections, found.window) == (connections, window)
 
-    assert run_group(Transport("widening", Widening), 2, body) == [2, 2]
+
+def test_a_window_that_holds_a_link_back_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("transport.tcp.far.is_on_this_machine", lambda _sock: False)
+    monkeypatch.setattr("transport.tcp.far.round_trip_of", lambda _sock: 0.050)
+    monkeypatch.setattr("transport.tcp.far._send_limit", lambda: 1 << 20)
+    monkeypatch.setattr(Distance, "_said", False)
+    with sockets() as (ours, _):
+        found = Distance(ours, "rank 1", 4)
+    found.note_sent(8 << 20, 1.0)  # 0.4 MiB in a round trip, of 4: something else is slow
+    found.note_sent(1 << 20, 0.01)  # which is in the kernel's memory at once
+    assert not caplog.text
+    for _ in range(2):
+        found.note_sent(8 << 20, 0.1)
+    (record,) = caplog.records
+    assert "tcp_wmem and net.ipv4.tcp_rmem with a maximum of 2097152" in record.getMessage()
+    assert "rank 1" in record.getMessage()
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, 4), ("", 4), ("1", 1), ("16", 16)])
+def test_the_environment_says_how_many_connections(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, expected: int
+) -> None:
+    monkeypatch.delenv("MESHLIB_TCP_CONNECTIONS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("MESHLIB_TCP_CONNECTIONS", said)
+    assert connections_from_environment() == expected
+
+
+@pytest.mark.parametrize("said", ["0", "17", "four", "-1"])
+def test_a_wrong_number_of_connections(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("MESHLIB_TCP_CONNECTIONS", said)
+    with pytest.raises(ValueError, match=f"MESHLIB_TCP_CONNECTIONS is '{said}'.*1 to 16"):
+        connections_from_environment()

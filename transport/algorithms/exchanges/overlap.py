@@ -16,7 +16,7 @@ from functools import cached_property
 
 from transport.call import Call
 from transport.communicators.base import Turns
-from transport.link import Link, Outbox, PacedLink
+from transport.link import Link, Outbox, QueuedLink
 from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat
 
@@ -91,7 +91,7 @@ class Overlap:
     def outbox(self, call: Call, links: Sequence[Link]) -> Outbox:
         """Return an outbox over ``links`` for the call that has entered, or has settled."""
         link = links[0]
-        assert isinstance(link, PacedLink)
+        assert isinstance(link, QueuedLink)
         if self._buffers:
             self._memory, self._buffers = _spans(self._buffers), ()
         return link.outbox(call, self._former)

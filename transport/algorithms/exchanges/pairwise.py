@@ -1,4 +1,7 @@
-"""Pairwise exchanges: in step s every rank sends to rank + s and receives from rank - s.
+"""Pairwise exchanges: in each step a rank sends to one rank and receives from one.
+
+Copies go to rank + s and come from rank - s in step s. Reductions go both ways between ranks at
+distance d = 1, 2, …, rank ^ d, which is the order of addition (``transport.operands.order``).
 
 No step waits for what another one brought, unlike a ring's, so a rank that is held up holds up
 nobody else before the end; and a reduction sends nothing but inputs, so floats of 8 and 16 bits
@@ -20,6 +23,7 @@ from transport.call import Call
 from transport.link import Link
 from transport.operands.flat import as_bytes, part_bounds
 from transport.operands.operand import store
+from transport.operands.order import arrivals
 from transport.operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
 
@@ -80,7 +84,7 @@ def swap_at_once(
             link.recv_into(call, into)
         return True
     several = len(onward) > 1 or (team.overlap.turns is not None and sent[0].nbytes <= MOST_BEHIND)
-    if several and any(is_far(link, team.table.segment) for link in onward):
+    if several and any(is_far(link) for link in onward):
         team.overlap.begin()
         pairwise_ahead.swap(team.overlap, call, onward, sent, behind, arriving)
         return True
@@ -123,13 +127,11 @@ def reduce_scatter(
 
 def _reduce_own(team: Team, call: Call, parts: Sequence[Part], result: Flat, op: ReduceOp) -> None:
     """Send each member its part, reduce what comes for this rank into ``result``, finish it."""
-    rank, size = team.rank, team.size
-    partial = Partial(team, op, parts[rank], result)
-    for step in range(1, size):
-        target, source = (rank + step) % size, (rank - step) % size
-        sent = as_bytes(partial.outgoing(parts[target]))
-        onward, behind = team.link(target, call), team.link(source, call)
-        into, on_piece = partial.expect()
-        onward.exchange(call, sent, behind, into, on_piece)
+    partial = Partial(team, op, parts[team.rank], result)
+    for peer, _ in arrivals(team.rank, team.size):
+        sent = as_bytes(partial.outgoing(parts[peer]))
+        link = team.link(peer, call)
+        into, on_piece = partial.expect_next()
+        link.exchange(call, sent, link, as_bytes(into), on_piece)
         partial.add()
     partial.finish()

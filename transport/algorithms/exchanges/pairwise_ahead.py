@@ -4,7 +4,7 @@ The bits are those of ``pairwise``. Frames are in another order, and longer wher
 input is sent as soon as the link has room for it, so many laps ahead of those that are reduced that
 the wire is never idle. Results follow as they are ready. What is sent ahead is kept nowhere: inputs
 leave from the caller's memory. All peers are received from at the same time, a frame of each in
-memory of its own, and reduced in the order of the steps.
+memory of its own, and reduced in the order of addition.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.choosing.choice import levels_of
 from transport.link import Link
 from transport.operands.flat import as_bytes, laps_of, part_bounds
+from transport.operands.order import arrivals
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 # See ``_segments_a_frame``.
 _LEAST_LAPS = 4
 _MOST_SEGMENTS = 4
-_SEGMENTS_ARRIVING = 32
+_SEGMENTS_IN_SCRATCH = 40
 
 
 class Schedule(NamedTuple):
@@ -44,7 +46,7 @@ def schedule(team: Team, call: Call, op: ReduceOp, nbytes: int) -> Schedule:
         # Scaled inputs leave from scratch memory, which has room for one.
         return Schedule(laps, 0)
     under_way = team.ahead(call)
-    if under_way < segment:
+    if not under_way:
         return Schedule(laps, 0)
     segment *= _segments_a_frame(laps, team.size)
     # In each lap there is an input and a result on a link.
@@ -57,7 +59,8 @@ def _segments_a_frame(laps: int, size: int) -> int:
     Where nothing is waited for in each lap, only what is done for each frame is left to be saved:
     as long as there are laps enough to be reduced while others arrive, and room for what arrives.
     """
-    room = _SEGMENTS_ARRIVING // (Coming.MOST * (size - 1))
+    # Of each other member some that arrive, and the sums that wait for each other.
+    room = _SEGMENTS_IN_SCRATCH // (Coming.MOST * (size - 1) + levels_of(size))
     return max(1, min(laps // _LEAST_LAPS, _MOST_SEGMENTS, room))
 
 
@@ -82,17 +85,17 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
     sender has that input.
     """
     rank, size = team.rank, team.size
-    targets, sources = _peers(team)
+    peers = _peers(team)
     pieces = [cut(buffer, laps, lap, size) for lap in range(laps)]
     results = [chunks[rank] for _, chunks in pieces]
     frames = order(laps, ahead)
-    onward = [team.link(peer, call) for peer in targets]
-    with team.overlap.outbox(call, onward) as outbox:
+    links = [team.link(peer, call) for peer in peers]
+    with team.overlap.outbox(call, links) as outbox:
         places = Places(team, results)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
-                for link, peer in zip(onward, targets, strict=True):
+                for link, peer in zip(links, peers, strict=True):
                     outbox.post(link, as_bytes(pieces[lap][1][peer]))
 
         coming = [
@@ -101,7 +104,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
                 team.link(peer, call),
                 [pieces[lap][1][peer] if done else places.of(lap, step) for done, lap in frames],
             )
-            for step, peer in enumerate(sources)
+            for step, peer in enumerate(peers)
         ]
         for lap in range(ahead + 1):
             send_inputs(lap)
@@ -112,7 +115,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
                     each.take()
                 continue
             _reduce(team, op, coming, pieces[lap][0][rank], results[lap])
-            for link in onward:
+            for link in links:
                 outbox.post(link, as_bytes(results[lap]))
             send_inputs(lap + ahead + 1)
             if lap == laps - 1:
@@ -130,22 +133,22 @@ def reduce_scatter(
 ) -> None:
     """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
     rank = team.rank
-    targets, sources = _peers(team)
-    onward = [team.link(peer, call) for peer in targets]
+    peers = _peers(team)
+    links = [team.link(peer, call) for peer in peers]
     bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
     results = [output[slice(*each)] for each in bounds]
-    with team.overlap.outbox(call, onward) as outbox:
+    with team.overlap.outbox(call, links) as outbox:
         places = Places(team, results)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
-                for link, peer in zip(onward, targets, strict=True):
+                for link, peer in zip(links, peers, strict=True):
                     part = inputs[peer]
                     outbox.post(link, as_bytes(part[slice(*part_bounds(part.size, laps, lap))]))
 
         coming = [
             Coming(outbox, team.link(peer, call), [places.of(lap, step) for lap in range(laps)])
-            for step, peer in enumerate(sources)
+            for step, peer in enumerate(peers)
         ]
         for lap in range(ahead):
             send_inputs(lap)
@@ -180,8 +183,7 @@ def swap(
 def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[Flat]]:
     """Return what of ``buffer`` each member reduces in one of ``laps`` laps, in both ways.
 
-    Who reduces an element, which decides in which order it is added up, does not depend on the
-    laps: so they may be chosen by what was measured.
+    Who reduces an element does not depend on the laps.
     """
     parts: list[Part] = []
     for member in range(size):
@@ -191,18 +193,16 @@ def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[
     return parts, [buffer[low:high] for _, low, high in parts]
 
 
-def _peers(team: Team) -> tuple[list[int], list[int]]:
-    """Return whom this rank sends to, and whom it receives from, in the order of the steps."""
-    rank, size = team.rank, team.size
-    steps = range(1, size)
-    return [(rank + step) % size for step in steps], [(rank - step) % size for step in steps]
+def _peers(team: Team) -> list[int]:
+    """Return the other members, in the order in which their contributions are added."""
+    return [peer for peer, _ in arrivals(team.rank, team.size)]
 
 
 def _reduce(team: Team, op: ReduceOp, coming: Sequence[Coming], own: Part, result: Flat) -> None:
     """Reduce this rank's ``own`` part of a lap and what comes for it from all into ``result``."""
     partial = Partial(team, op, own, result)
     for each in coming:
-        _, on_piece = partial.expect(each.next)
+        _, on_piece = partial.expect_next(each.next)
         each.take(on_piece)
         partial.add()
     partial.finish()

@@ -16,7 +16,7 @@ class Directory(PeerKeys):
 
     def __init__(self, membership: Membership, place: Place) -> None:
         super().__init__(membership)
-        self.place: Place = place.seen_from(membership.store)
+        self.place: Place = place
         self._places: dict[int, Place] = {membership.rank: self.place}
 
     def publish(self) -> None:

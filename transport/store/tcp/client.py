@@ -28,7 +28,6 @@ from transport.condition import let_go
 from transport.errors import DistStoreError, StoreSilentError
 from transport.net.fork import refusal
 from transport.net.reach import is_out_of_reach
-from transport.net.round_trip import round_trip_of
 from transport.net.tls_choice import is_tls
 from transport.store.commands import Op
 from transport.store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
@@ -107,10 +106,6 @@ class StoreConnection:
         # Time limits are the kernel's: a socket with Python's needs a poll before each call, and
         # threads that send and receive at the same time could not have different ones.
         sock.settimeout(None)
-        self.round_trip: float | None = round_trip_of(sock) or None
-        """How many seconds it took to the server and back, at least, if the kernel knows: while
-        connecting. Later ones have in them how busy the server is, and the kernel forgets.
-        """
 
     def request(
         self,

@@ -127,13 +127,6 @@ class TCPStore(Store):
         return self._lease is not None
 
     @property
-    def round_trip(self) -> float | None:
-        """How many seconds it took to the server and back, at least, while this store connected; if
-        the kernel knows. It stays the same.
-        """
-        return self._connection.round_trip
-
-    @property
     def port(self) -> int:
         """The port on which the server listens."""
         return self._address[1]

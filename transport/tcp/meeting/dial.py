@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
@@ -20,12 +19,9 @@ from transport.errors import (
 )
 from transport.net.auth import authenticate
 from transport.net.reach import is_out_of_reach
-from transport.net.round_trip import time_connections
 from transport.net.sockets import connect, recv_exact
 from transport.tcp.meeting.address import Address
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
-
-_TIMING_SECONDS = 5.0
 
 
 def publish(membership: Membership, address: Address) -> None:
@@ -36,16 +32,6 @@ def publish(membership: Membership, address: Address) -> None:
 def address_key(rank: int) -> str:
     """Return where a rank has published its address."""
     return f"tcp/{rank}"
-
-
-def time_ways(published: Sequence[bytes], call: Call) -> list[float]:
-    """Return the seconds to each of the ``published`` addresses and back, 0.0 where that is not
-    found out, by a connection for the time alone.
-    """
-    addresses = [Address.decode(data) for data in published]
-    where = [(address.host, address.port) for address in addresses]
-    seconds = min(_TIMING_SECONDS, call.deadline.remaining())
-    return time_connections(where, seconds)
 
 
 class Dial:

@@ -23,7 +23,6 @@ from transport.net.sockets import listen
 from transport.place import this_machine
 from transport.tcp.meeting.address import Address
 from transport.tcp.meeting.hello import HELLO_BYTES, Hello, digest_of
-from transport.tcp.pace import Advice
 
 if TYPE_CHECKING:
     from transport.net.tls import Tls
@@ -63,8 +62,6 @@ class Endpoint:
         self._token = token
         self.address = Address(host, listener.getsockname()[1], token.hex(), this_machine())
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.advice: Advice = Advice()
-        """What the rank's user is told of its links."""
         self._max_held = max(8, min(max_held, files // 4))
         # What other threads use too is under the lock; everything else is the loop's own.
         self._lock = threading.Lock()

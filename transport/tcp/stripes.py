@@ -1,0 +1,58 @@
+"""A large payload on its way over the k connections of a link: block i is on connection i mod k."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+BLOCK_BYTES = 128 << 10
+"""What is on one connection before the next one has its turn."""
+
+STRIPED_BYTES = 2 * BLOCK_BYTES
+"""Payloads from here on are striped, where there are several connections."""
+
+_Step = Callable[[socket.socket, memoryview], int]
+"""Moves some of the bytes; returns how many, or raises BlockingIOError."""
+
+
+class Stripes:
+    """``data`` on its way over ``sockets``. The first ``there`` bytes may be moved by now."""
+
+    __slots__ = ("_at", "_data", "_sockets", "there")
+
+    def __init__(self, data: memoryview, sockets: Sequence[socket.socket]) -> None:
+        self._data = data
+        self.there = len(data)
+        self._sockets = sockets
+        # Where each socket is; at or behind the end of the data when it has no more.
+        self._at = [number * BLOCK_BYTES for number in range(len(sockets))]
+
+    def move(self, step: _Step, most: int) -> int:
+        """Move some bytes, at most so many, on each socket that can; return how many in all."""
+        there, total = self.there, 0
+        for number, sock in enumerate(self._sockets):
+            left = most
+            while left and (begin := self._at[number]) < there:
+                end = min(begin - begin % BLOCK_BYTES + BLOCK_BYTES, there, begin + left)
+                try:
+                    moved = step(sock, self._data[begin:end])
+                except BlockingIOError:
+                    break
+                total += moved
+                left -= moved
+                begin += moved
+                if not begin % BLOCK_BYTES:
+                    begin += (len(self._sockets) - 1) * BLOCK_BYTES
+                self._at[number] = begin
+        return total
+
+    @property
+    def contiguous(self) -> int:
+        """How many bytes from the first on have been moved."""
+        return min(*self._at, len(self._data))
+
+    @property
+    def left(self) -> list[socket.socket]:
+        """The sockets that have bytes still to move, of those that may be moved by now."""
+        there = self.there
+        return [s for s, at in zip(self._sockets, self._at, strict=True) if at < there]
