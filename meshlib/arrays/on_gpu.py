@@ -1,5 +1,7 @@
 """Arrays in a GPU's memory, as flat device buffers without a copy.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 Any library's, by ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The interface names
 the stream that is current for the array in the calling thread, which is all that is needed to
 order a call behind the array's work, and later work behind the call. JAX has no such streams; its

@@ -1,5 +1,7 @@
 """Groups whose NCCL communicators come out of another group's, which is there already.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
 ``ncclCommSplit`` (NCCL 2.18) makes it out of a communicator's connections, but all members of that
 one take part, those of no new group too. Groups here are made by their members alone; so this is

@@ -1,5 +1,7 @@
 """XLA's buffers on a GPU, as arrays in order with the program's stream.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 On a GPU a compiled program is a sequence of work that a host thread puts on a stream. A call in it
 runs in that thread, when the program's stream has got the work before it and not yet the work
 behind it: a collective that is put behind the one, and before the other, needs no host to wait.

@@ -1,4 +1,7 @@
-"""Which GPU is this rank's, and what its arrays travel by."""
+"""Which GPU is this rank's, and what its arrays travel by.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Data parallel training on several devices of one process."""
+"""Data parallel training on several devices of one process.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from parallel.data_parallel.wrapper import DataParallel
 

@@ -1,4 +1,7 @@
-"""The GPUs of one process: which one an array is on, copies between them, work on all at once."""
+"""The GPUs of one process: which one an array is on, copies between them, work on all at once.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``DataParallel``: one process, several GPUs (several processes: the distributed one)."""
+"""``DataParallel``: one process, several GPUs (several processes: the distributed one).
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

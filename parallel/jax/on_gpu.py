@@ -1,5 +1,7 @@
 """Averaging gradients in a program for a GPU: collectives of the program's own, on its stream.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 On the CPU gradients are handed to a thread of the host's as they come. On a GPU the program's host
 thread is done long before the GPU is, and nothing needs a thread: the collectives are put on the
 stream behind the gradients. All gradients of one dtype share buckets, as elsewhere.

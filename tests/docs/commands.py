@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pages import ROOT
+from ports import reserved_port
 
 from meshlib.cli import COMMANDS
 from meshlib.launcher.options.parser import make_parser as launcher_parser
@@ -17,7 +18,8 @@ from meshlib.launcher.options.parser import make_parser as launcher_parser
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # Of other projects: the pages tell them for comparison.
-OF_OTHERS = {"torchrun", "mpirun", "mpiexec", "srun", "sbatch", "salloc", "git", "cd", "export"}
+OF_OTHERS = {"torchrun", "mpirun", "mpiexec", "srun", "sbatch", "salloc", "kubectl"}
+OF_OTHERS |= {"git", "cd", "export"}
 
 
 def command_lines(text: str) -> list[str]:
@@ -72,12 +74,24 @@ def _options_of(*words: str) -> set[str]:
 
 
 def run(words: list[str], directory: Path, timeout: float = 50) -> subprocess.CompletedProcess[str]:
-    """Run a command of this project, by the interpreter that runs the tests."""
+    """Run a command or a shell script of a page, by the interpreter that runs the tests.
+
+    A script finds a free port in ``PORT``.
+    """
     ours = {"meshrun": "meshlib.launcher", "meshlib": "meshlib.cli"}
+    if words[0] == "sh":
+        function = f'meshrun() {{ {shlex.quote(sys.executable)} -m meshlib.launcher "$@"; }}'
+        with reserved_port() as port:
+            script = f"PORT={port}; {function}; . ./{words[1]}"
+            return _run(["sh", "-c", script], directory, timeout)
     if words[0] in ours:
         words = [sys.executable, "-m", ours[words[0]], *words[1:]]
     else:
         words = [sys.executable if word == "python" else word for word in words]
+    return _run(words, directory, timeout)
+
+
+def _run(words: list[str], directory: Path, timeout: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
     )

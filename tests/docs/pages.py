@@ -7,7 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")],
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "tutorial").glob("*.md"),
+    ],
     key=lambda path: path.stem,
 )
 LANGUAGES = {"python", "sh", "console", "toml", "yaml", "json", "text"}
@@ -23,8 +28,9 @@ _NEEDS = re.compile(r"<!-- needs: ([\w, ]+) -->\n+ *$")
 class Block:
     """A fenced block.
 
-    One with a ``title`` is a file, a program if it is Python; other Python is a fragment. ``needs``
-    are the modules without which it cannot run, as ``<!-- needs: torch -->`` before it says.
+    A block with a ``title`` is a file: a program if it is Python, a script if it is shell. Other
+    Python is a fragment. ``needs`` are the modules without which the block cannot run, as
+    ``<!-- needs: torch -->`` before it says.
     """
 
     page: Path

@@ -1,7 +1,7 @@
 """Every code block of README, CONTRIBUTING and docs/ runs as it stands there.
 
 - A Python block with a title (``title="train.py"``) is a program: it is run by the commands of its
-  page that name it, else by itself.
+  page that name it, else by itself. A shell block with a title is run by a ``console`` block.
 - All other Python is a fragment: the fragments of a page run in their order, in one namespace for
   each rank, ranks being threads. ``preambles/PAGE.py`` runs first and makes what the page takes for
   granted; ``RANKS`` there is how many ranks there are (else 4).
@@ -33,11 +33,12 @@ PROGRAMS = [block for block in PYTHON if block.title]
 COMMANDS = [
     (block, line)
     for block in BLOCKS
-    if block.language == "sh"
+    if block.language == "sh" and not block.title
     for line in command_lines(block.text)
 ]
 STARTERS = {"meshrun", "python", "mpirun"}
 CONSOLES = [block for block in BLOCKS if block.language == "console"]
+SCRIPTS = [block for block in BLOCKS if block.language == "sh" and block.title]
 
 
 def is_here(module):
@@ -99,7 +100,8 @@ def test_a_program_runs(block, tmp_path):
     write_files(block.page, tmp_path)
     named = [words_of(line) for other, line in COMMANDS if other.page == block.page]
     named = [words for words in named if words[0] in STARTERS and block.title in words]
-    if any(block.title in other.text for other in CONSOLES if other.page == block.page):
+    runners = [other for other in CONSOLES + SCRIPTS if other.page == block.page]
+    if any(block.title in other.text for other in runners):
         return  # test_a_console_shows_what_really_comes runs it
     for words in named or [["python", block.title]]:
         if words[0] == "mpirun" and not shutil.which("mpirun"):
@@ -108,7 +110,15 @@ def test_a_program_runs(block, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "sh"], ids=str)
+@pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: f"{block}-{block.title}")
+def test_a_console_runs_each_script(block):
+    consoles = [other for other in CONSOLES if other.page == block.page]
+    assert any(f"$ sh {block.title}\n" in other.text for other in consoles)
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.language == "sh" and not b.title], ids=str
+)
 def test_what_the_commands_name_exists(block):
     for line in command_lines(block.text):
         check(line)

@@ -1,5 +1,7 @@
 """Buffers in device memory: what they are, the driver beneath them, and their transports.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
 """
 

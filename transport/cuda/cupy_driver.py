@@ -1,5 +1,7 @@
 """The driver for CUDA, by way of CuPy's runtime interface.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 Loaded only where CuPy is installed; see ``transport/cuda/driver.py`` for the contract.
 """
 

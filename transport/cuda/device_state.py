@@ -1,4 +1,7 @@
-"""What every communicator on device memory has: memory, one device, a stream, an end."""
+"""What every communicator on device memory has: memory, one device, a stream, an end.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

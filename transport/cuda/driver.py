@@ -1,5 +1,7 @@
 """All that transports of device memory need of a GPU, as one narrow interface.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 ``CupyDriver`` is the one for CUDA. The tests have another one, whose device memory is the host's
 and whose streams are threads that can be held back: the same protocol code runs over both.
 

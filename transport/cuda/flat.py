@@ -1,5 +1,7 @@
 """A flat typed buffer in device memory, and how work on it is ordered.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 A call on such buffers goes on after it returned: it has only been put on a stream. Two things are
 known of its order. It begins after all that the array's own stream had when the call was issued
 (``StreamOrder.begin``), and what comes after it waits for its ``Completion``. No host thread waits

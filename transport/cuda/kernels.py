@@ -1,4 +1,7 @@
-"""The kernels, compiled and launched through CuPy, on its current stream."""
+"""The kernels, compiled and launched through CuPy, on its current stream.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

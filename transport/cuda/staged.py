@@ -1,5 +1,7 @@
 """Calls on device memory by way of the host: pinned buffers and a transport for the CPU.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 Always possible, whatever the GPUs and their drivers can do among themselves. Large calls are cut
 into chunks: while one is with the transport, the next one is on its way from the device and the
 one before on its way back. A call holds the host thread that makes it (with ``async_op`` that is

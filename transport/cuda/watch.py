@@ -1,4 +1,7 @@
-"""Calls on a device that are under way: a thread sees that they end in time."""
+"""Calls on a device that are under way: a thread sees that they end in time.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 Members exchange offers on the host (``offers.py``), and from there on all is on their streams.
 Each member has a counter for each member in its device memory. A step begins with raising one's
 own at everybody and holding the stream until all one's counters are as high: so a buffer is read

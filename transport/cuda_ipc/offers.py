@@ -1,5 +1,7 @@
 """What members tell each other before a call: where each may read what it needs.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 A handle names an allocation, and arrays are parts of one: an offer is a handle, an offset and a
 size. The cards with the offers travel on the host, by a collective of the CPU's transport, whose
 frames carry the call's header: members that disagree, are late or gone are found out there.

@@ -1,5 +1,7 @@
 """Symmetric memory on devices: allocations whose handles the members have exchanged already.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 A segment has one number and one capacity on all members. What lies in one is told by number and
 offset, and nothing is asked of the driver. A segment is used again once it is free on all members:
 each allocation tells which ones are free here. It is freed with the process alone, because peers

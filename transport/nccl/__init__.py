@@ -1,4 +1,7 @@
-"""NCCL: collectives among GPUs, each rank with one of its own."""
+"""NCCL: collectives among GPUs, each rank with one of its own.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from transport.nccl.communicator import NcclCommunicator, make_communicator
 

@@ -1,4 +1,7 @@
-"""Collectives by NCCL, on a stream of the group's own."""
+"""Collectives by NCCL, on a stream of the group's own.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

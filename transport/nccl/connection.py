@@ -1,5 +1,7 @@
 """One member's NCCL communicator: when it comes to be, who may use it, and how it ends.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 NCCL lets one thread at a time use a communicator, and another one abort it at any moment; the
 abort lets go of the communicator's memory. So whoever uses it holds a lock, for which an abort
 waits, but not for long: a call that NCCL itself holds up ends by the abort alone.

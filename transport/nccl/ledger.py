@@ -1,5 +1,7 @@
 """Whether all members make the same calls: compared on the host, behind the calls.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 NCCL compares nothing: members that disagree hang, or write where they should not. Here each member
 posts the header of each call as it makes it, and a thread exchanges what was posted, by a
 communicator for the CPU of its own. Nobody waits for that: calls go on to the device, and a

@@ -1,4 +1,7 @@
-"""Becoming a member of an NCCL communicator: who is where, and the unique id."""
+"""Becoming a member of an NCCL communicator: who is where, and the unique id.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
 
 from __future__ import annotations
 

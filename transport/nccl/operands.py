@@ -1,6 +1,8 @@
 """What NCCL is given: its codes for a dtype and an operation, of which it knows some, and buffers
 as it takes them, with parts of a call one behind the other and inputs scaled before.
 
+Experimental, not run on a GPU (``docs/gpu.md``).
+
 What these functions put on a stream is in order with NCCL's work there. Memory that they make is
 added to ``owners``, who keep it until that work is done.
 """
