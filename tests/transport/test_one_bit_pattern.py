@@ -102,7 +102,7 @@ def far_links(membership: Membership, table: Thresholds) -> FarInprocCommunicato
 
 def ways(size: int, chance: random.Random) -> list[Transport]:
     """Transports and placements that a group of ``size`` may have."""
-    found = [
+    return [
         Transport("inproc", InprocCommunicator),
         Transport("tcp", TcpCommunicator),
         Transport("far", far_links),
@@ -110,10 +110,7 @@ def ways(size: int, chance: random.Random) -> list[Transport]:
         hosts_of([rank // 2 for rank in range(size)]),
         hosts_of([rank // 3 for rank in range(size)]),
         hosts_of(chance.choices(range(4), k=size)),
-    ]
-    # In shared memory, larger groups still add by rank.
-    return [*found, Transport("shm", lambda membership, _: ShmCommunicator(membership))][
-        : None if size < 4 else -1
+        Transport("shm", lambda membership, _: ShmCommunicator(membership)),
     ]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from transport.call import Call, CallHeader, Kind
 from transport.communicators.runtime import Membership
 from transport.errors import DistBackendError, HeaderMismatchError, PeerLostError
+from transport.operands.flat import Scratch
 from transport.operands.operand import store
 from transport.operands.quiet import quiet_runner
 from transport.operands.reduce_op import Flat, ReduceOp
@@ -43,6 +44,7 @@ class Calls:
         self._membership = membership
         self._check = check
         self._quietly = quiet_runner()
+        self._scratch = Scratch()
         rank, size = membership.rank, membership.size
         given = (sizes.direct, sizes.piece, sizes.unstaged)
         spins = may_spin(size)
@@ -126,7 +128,8 @@ class Calls:
 
     def _fold(self, op: ReduceOp, dtype: np.dtype[np.generic]) -> None:
         parts, out = self.native.parts()
-        fold([np.frombuffer(part, dtype) for part in parts], op, np.frombuffer(out, dtype))
+        arrays = [np.frombuffer(part, dtype) for part in parts]
+        fold(self._scratch, arrays, op, np.frombuffer(out, dtype))
 
     def _run_scaled(
         self,
