@@ -18,6 +18,8 @@ from transport.deadline import Timeout
 
 T = TypeVar("T")
 
+NO_MEMBER: Any = None
+"""What calls return on a rank that is no member, of which their types say nothing."""
 _USUAL = frozenset((np.ndarray, list, type(None)))
 """Types of results that ``is_only_returned`` need not be asked about."""
 

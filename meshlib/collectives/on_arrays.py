@@ -80,9 +80,20 @@ class ArrayCollectives(GroupOfRanks):
         self,
         tensor: A,
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def all_reduce(
+        self, tensor: A, op: ReduceOp, async_op: Literal[True], timeout: Timeout | None = ...
+    ) -> Work[A]: ...
+
+    @overload
+    def all_reduce(
+        self, tensor: A, op: ReduceOp = ..., async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> A | Work[A]: ...
 
     def all_reduce(
         self,
@@ -135,10 +146,31 @@ class ArrayCollectives(GroupOfRanks):
         self,
         tensor: A,
         src: int | None = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         group_src: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None,
+        async_op: Literal[True],
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None = ...,
+        async_op: bool = ...,
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def broadcast(
         self,
@@ -205,10 +237,33 @@ class ArrayCollectives(GroupOfRanks):
         tensor: A,
         dst: int | None = ...,
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         group_dst: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None,
+        op: ReduceOp,
+        async_op: Literal[True],
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None = ...,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def reduce(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshlib.arrays.checks import check_fillable, check_list, check_sequence
 from meshlib.collectives.gathered import GatheringCollectives
+from meshlib.collectives.group_of_ranks import NO_MEMBER
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
@@ -24,8 +25,6 @@ from transport.deadline import Deadline, Timeout, to_seconds
 from transport.operands.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")
-_NONE: Any = None
-"""What calls return on a rank that is no member, of which their types say nothing."""
 
 Left = Callable[[], float | None]
 """Returns what is left of a deadline that several calls share, in seconds; None: the group's."""
@@ -113,7 +112,7 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return _NONE
+            return NO_MEMBER
 
         def prepare() -> tuple[Left, int, Flat | None]:
             root = self.resolve_rank(src, group_src, "src", default=0)
@@ -164,7 +163,7 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return _NONE
+            return NO_MEMBER
 
         def prepare() -> tuple[Left, Flat]:
             check_fillable(object_list, "object_list", len(door.ranks))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.collectives.group_of_ranks import NO_MEMBER, GroupOfRanks
 from meshlib.diagnosis.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
+
+A = TypeVar("A")
 
 MAX_TAG = 2**32 - 1
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
@@ -64,7 +66,7 @@ class PointToPoint(GroupOfRanks):
         tag: int = 0,
         group_dst: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Any] | Any:
+    ) -> Work[None]:
         """Begin to send ``tensor`` to one member.
 
         Args:
@@ -85,7 +87,7 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = self.prepare_send(tensor, dst, tag, group_dst)
-        return None if spec is None else self.door.issue(spec, True, timeout)
+        return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
 
     def recv(
         self,
@@ -123,12 +125,12 @@ class PointToPoint(GroupOfRanks):
 
     def irecv(
         self,
-        tensor: Any,
+        tensor: A,
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Any] | Any:
+    ) -> Work[A]:
         """Begin to receive into ``tensor`` what one member sends.
 
         Args:
@@ -151,7 +153,7 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = self.prepare_receive(tensor, src, tag, group_src)
-        return None if spec is None else self.door.issue(spec, True, timeout)
+        return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
 
     def prepare_send(
         self, tensor: Any, dst: int | None, tag: int, group_dst: int | None
