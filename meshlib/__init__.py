@@ -197,7 +197,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 if not _typing.TYPE_CHECKING:
-    __all__ = [*sorted(_HOME_OF)]
+    __all__ = sorted(_HOME_OF)  # noqa: PLE0605 (it is a list)
 
     def __getattr__(name: str) -> _typing.Any:
         """Import a public name at its first use."""

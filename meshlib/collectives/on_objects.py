@@ -16,7 +16,7 @@ import numpy as np
 
 from meshlib.arrays.checks import check_fillable, check_list, check_sequence
 from meshlib.collectives.gathered import GatheringCollectives
-from meshlib.collectives.group_of_ranks import NO_MEMBER
+from meshlib.collectives.group_of_ranks import NO_MEMBER, resolve_rank
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
@@ -115,7 +115,7 @@ class ObjectCollectives(
             return NO_MEMBER
 
         def prepare() -> tuple[Left, int, Flat | None]:
-            root = self.resolve_rank(src, group_src, "src", default=0)
+            root = resolve_rank(self, src, group_src, "src", default=0)
             check_fillable(object_list, "object_list")
             mine = root == door.rank
             data = dumps(list(object_list), "object_list") if mine else None
@@ -215,7 +215,7 @@ class ObjectCollectives(
             return None
 
         def prepare() -> tuple[Left, int, Flat]:
-            root = self.resolve_rank(dst, group_dst, "dst", default=0)
+            root = resolve_rank(self, dst, group_dst, "dst", default=0)
             if root == door.rank:
                 given = self._given(object_gather_list, "object_gather_list", "destination")
                 check_fillable(given, "object_gather_list", len(door.ranks))
@@ -275,7 +275,7 @@ class ObjectCollectives(
             return None
 
         def prepare() -> tuple[Left, int, list[Flat] | None]:
-            root = self.resolve_rank(src, group_src, "src", default=0)
+            root = resolve_rank(self, src, group_src, "src", default=0)
             check_fillable(scatter_object_output_list, "scatter_object_output_list")
             if not scatter_object_output_list:
                 raise ValueError(

@@ -18,7 +18,7 @@ from meshlib.arrays.checks import (
 )
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
+from meshlib.collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
@@ -118,7 +118,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self, tensor: Any, gather_list: ListOf[Any] | None, dst: int | None, group_dst: int | None
     ) -> CallSpec:
         door = self.door
-        root = self.resolve_rank(dst, group_dst, "dst", default=0)
+        root = resolve_rank(self, dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
         outs = None
@@ -231,7 +231,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self, tensor: Any, scatter_list: ListOf[Any] | None, src: int | None, group_src: int | None
     ) -> CallSpec:
         door = self.door
-        root = self.resolve_rank(src, group_src, "src", default=0)
+        root = resolve_rank(self, src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
         ins = None

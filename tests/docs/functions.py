@@ -25,7 +25,6 @@ FILES = {
     "personalized": "personalized",
 }
 """Which file of methods each file of functions is written from."""
-HELPERS = ("prepare_send", "prepare_receive")
 AFTER_GROUP = ("async_op", "tag", "device", "group_src", "group_dst", "timeout")
 """``group`` stands before the first of these, as in c10d."""
 GROUP_WORDS = "    group: A ProcessGroup or a DeviceMesh; None is the default group."
@@ -69,11 +68,7 @@ def written(name: str) -> str:
 
 
 def _is_public(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.FunctionDef)
-        and not node.name.startswith("_")
-        and node.name not in HELPERS
-    )
+    return isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
 
 
 def _function(method: ast.FunctionDef, typed: ast.FunctionDef | None) -> str:
