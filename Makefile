@@ -149,6 +149,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python tests/docs/functions.py --check
 
 types: $(STAMP)
 	$(BIN)/pyright

@@ -9,6 +9,7 @@ from meshlib.c10d.functions.messages import irecv, isend
 from meshlib.calls.door import Door
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
+from meshlib.collectives.point_to_point import prepare_receive, prepare_send
 from meshlib.job.current import Group, resolve_group
 
 
@@ -47,10 +48,10 @@ class P2POp:
         """
         group = resolve_group(self.group)
         if self.op is isend:
-            spec = group.prepare_send(self.tensor, self.peer, self.tag, self.group_peer)
+            spec = prepare_send(group, self.tensor, self.peer, self.tag, self.group_peer)
         else:
-            spec = group.prepare_receive(
-                self.tensor, self.peer, self.tag, self.group_peer, put=self._put
+            spec = prepare_receive(
+                group, self.tensor, self.peer, self.tag, self.group_peer, put=self._put
             )
         return None if spec is None else (group.door, spec)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeVar, cast, overload
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -24,11 +23,11 @@ from meshlib.arrays.checks import (
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
+from meshlib.collectives.packing import copy_out, fingerprint, finish, gather_device_arrays, unpack
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
-from transport.cuda.flat import DeviceFlat, end_together
 from transport.deadline import Timeout
-from transport.operands.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 A = TypeVar("A")
 
@@ -54,9 +53,28 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         tensors: ListOf[A],
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
+
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: ListOf[A],
+        op: ReduceOp,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
+
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: ListOf[A],
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A]]: ...
 
     def all_reduce_coalesced(
         self,
@@ -103,10 +121,10 @@ class CoalescedCollectives(GroupOfRanks):
                 # Packing would cost a device more than it saves there.
                 for x in xs:
                     communicator.all_reduce(call, x.flat, op)
-                return _finish(call, xs)
+                return finish(call, xs)
             flat = np.concatenate([x.flat for x in xs])
             communicator.all_reduce(call, flat, op)
-            return _unpack(flat, xs)
+            return unpack(flat, xs)
 
         return spec_of(
             Kind.ALL_REDUCE,
@@ -115,7 +133,7 @@ class CoalescedCollectives(GroupOfRanks):
             code,
             elements=sum(sizes),
             op=op.code,
-            extra=_fingerprint(sizes),
+            extra=fingerprint(sizes),
         )
 
     @overload
@@ -132,9 +150,18 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         output_tensor_lists: Sequence[ListOf[A]],
         input_tensor_list: ListOf[Any],
-        async_op: Literal[True] = ...,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[list[list[A]]]: ...
+
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_tensor_lists: Sequence[ListOf[A]],
+        input_tensor_list: ListOf[Any],
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[list[A]] | Work[list[list[A]]]: ...
 
     def all_gather_coalesced(
         self,
@@ -203,10 +230,10 @@ class CoalescedCollectives(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Any:
             if device != "cpu":
-                return _gather_device_arrays(communicator, call, ins, outs)
+                return gather_device_arrays(communicator, call, ins, outs)
             flats = [np.empty(sum(row), dtype) for row in sizes]
             communicator.all_gather(call, flats, np.concatenate([x.flat for x in ins]))
-            return [_unpack(flat, row) for flat, row in zip(flats, outs, strict=True)]
+            return [unpack(flat, row) for flat, row in zip(flats, outs, strict=True)]
 
         return spec_of(
             Kind.ALL_GATHER,
@@ -214,7 +241,7 @@ class CoalescedCollectives(GroupOfRanks):
             ins[0],
             code,
             elements=sum(map(sum, sizes)),
-            extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
+            extra=fingerprint(size for row in sizes for size in (len(row), *row)),
         )
 
     @overload
@@ -231,9 +258,18 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         output_tensors: ListOf[A],
         input_tensors: ListOf[Any],
-        async_op: Literal[True] = ...,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
+
+    @overload
+    def all_gather_into_tensor_coalesced(
+        self,
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A]]: ...
 
     def all_gather_into_tensor_coalesced(
         self,
@@ -286,11 +322,11 @@ class CoalescedCollectives(GroupOfRanks):
             if device != "cpu":
                 for part, x in zip(parts, ins, strict=True):
                     communicator.all_gather(call, part, x.flat)
-                return _finish(call, outs)
+                return finish(call, outs)
             rows = [np.empty(sum(sizes), dtype) for _ in range(size)]
             communicator.all_gather(call, rows, np.concatenate([x.flat for x in ins]))
             for member, row in enumerate(rows):
-                _copy_out(row, [part[member] for part in parts])
+                copy_out(row, [part[member] for part in parts])
             return [out.finish() for out in outs]
 
         return spec_of(
@@ -299,7 +335,7 @@ class CoalescedCollectives(GroupOfRanks):
             ins[0],
             code,
             elements=size * sum(sizes),
-            extra=_fingerprint(sizes),
+            extra=fingerprint(sizes),
         )
 
     @overload
@@ -318,9 +354,30 @@ class CoalescedCollectives(GroupOfRanks):
         output_tensors: ListOf[A],
         input_tensors: ListOf[Any],
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
+
+    @overload
+    def reduce_scatter_tensor_coalesced(
+        self,
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
+        op: ReduceOp,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
+
+    @overload
+    def reduce_scatter_tensor_coalesced(
+        self,
+        output_tensors: ListOf[A],
+        input_tensors: ListOf[Any],
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A]]: ...
 
     def reduce_scatter_tensor_coalesced(
         self,
@@ -375,11 +432,11 @@ class CoalescedCollectives(GroupOfRanks):
             if device != "cpu":
                 for out, part in zip(outs, parts, strict=True):
                     communicator.reduce_scatter(call, out.flat, part, op)
-                return _finish(call, outs)
+                return finish(call, outs)
             flat = np.empty(sum(sizes), dtype)
             rows = [np.concatenate([part[member] for part in parts]) for member in range(size)]
             communicator.reduce_scatter(call, flat, rows, op)
-            return _unpack(flat, outs)
+            return unpack(flat, outs)
 
         return spec_of(
             Kind.REDUCE_SCATTER,
@@ -388,7 +445,7 @@ class CoalescedCollectives(GroupOfRanks):
             code,
             elements=size * sum(sizes),
             op=op.code,
-            extra=_fingerprint(sizes),
+            extra=fingerprint(sizes),
         )
 
 
@@ -405,44 +462,3 @@ def _check_pairs(
     for j, large in enumerate(whole):
         for k, small in enumerate(parts):
             check_no_overlap(large, f"{name}[{j}]", small, f"{part_name}[{k}]")
-
-
-def _gather_device_arrays(
-    communicator: Communicator,
-    call: Call,
-    ins: Sequence[Adapted],
-    outs: Sequence[Sequence[Adapted]],
-) -> list[list[Any]]:
-    """Gather one array after the other. Members may have different numbers of them."""
-    rank = communicator.rank
-    for j in range(max(map(len, outs))):
-        targets = [row[j].flat if j < len(row) else row[0].flat[:0] for row in outs]
-        own = ins[j].flat if j < len(ins) else ins[0].flat[:0]
-        assert targets[rank].size == own.size
-        communicator.all_gather(call, targets, own)
-    finished = iter(_finish(call, [out for row in outs for out in row]))
-    return [[next(finished) for _ in row] for row in outs]
-
-
-def _finish(call: Call, outs: Sequence[Adapted]) -> list[Any]:
-    """Return the results of a call on a device that has made several."""
-    result = [out.finish() for out in outs]
-    end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
-    return result
-
-
-def _unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:
-    _copy_out(flat, [x.flat for x in into])
-    return [x.finish() for x in into]
-
-
-def _copy_out(flat: Flat, into: Sequence[Flat]) -> None:
-    start = 0
-    for part in into:
-        part[...] = flat[start : start + part.size]
-        start += part.size
-
-
-def _fingerprint(sizes: Iterable[int]) -> int:
-    """Return a number from 1 to 2**32 - 1 that differs when the sizes do, as good as always."""
-    return zlib.crc32(b"".join(size.to_bytes(8, "little") for size in sizes)) or 1

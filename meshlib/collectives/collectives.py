@@ -13,6 +13,7 @@ member is gone; after these three the group is broken and says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from meshlib.calls.spec import CallSpec
@@ -53,18 +54,40 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
     """
 
     @overload
-    def barrier(self, async_op: Literal[False] = ..., timeout: Timeout | None = ...) -> None: ...
+    def barrier(
+        self,
+        async_op: Literal[False] = ...,
+        device_ids: Sequence[int] | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> None: ...
 
     @overload
     def barrier(
-        self, async_op: Literal[True] = ..., timeout: Timeout | None = ...
+        self,
+        async_op: Literal[True],
+        device_ids: Sequence[int] | None = ...,
+        timeout: Timeout | None = ...,
     ) -> Work[None]: ...
 
-    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Any:
+    @overload
+    def barrier(
+        self,
+        async_op: bool = ...,
+        device_ids: Sequence[int] | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[None] | None: ...
+
+    def barrier(
+        self,
+        async_op: bool = False,
+        device_ids: Sequence[int] | None = None,
+        timeout: Timeout | None = None,
+    ) -> Any:
         """Return when every member has called.
 
         Args:
             async_op: Return a ``Work`` at once, not the result.
+            device_ids: Accepted for c10d's sake.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:

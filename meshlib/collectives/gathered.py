@@ -50,9 +50,18 @@ class GatheringCollectives(GroupOfRanks):
         self,
         tensor_list: ListOf[A],
         tensor: Any,
-        async_op: Literal[True] = ...,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: ListOf[A],
+        tensor: Any,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A]]: ...
 
     def all_gather(
         self,
@@ -124,9 +133,18 @@ class GatheringCollectives(GroupOfRanks):
         self,
         output_tensor: A,
         input_tensor: Any,
-        async_op: Literal[True] = ...,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def all_gather_into_tensor(
         self,
@@ -196,9 +214,30 @@ class GatheringCollectives(GroupOfRanks):
         output: A,
         input_list: ListOf[Any],
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def reduce_scatter(
         self,
@@ -269,9 +308,30 @@ class GatheringCollectives(GroupOfRanks):
         output: A,
         input: Any,
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def reduce_scatter_tensor(
         self,

@@ -18,6 +18,8 @@ from transport.deadline import Timeout
 
 T = TypeVar("T")
 
+NO_MEMBER: Any = None
+"""What calls return on a rank that is no member, of which their types say nothing."""
 _USUAL = frozenset((np.ndarray, list, type(None)))
 """Types of results that ``is_only_returned`` need not be asked about."""
 
@@ -68,38 +70,43 @@ class GroupOfRanks:
             raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
         return items
 
-    def resolve_rank(
-        self, rank: int | None, group_rank: int | None, name: str, default: int | None = None
-    ) -> int:
-        """Return the group rank that ``rank`` (global) or ``group_rank`` means.
 
-        Exactly one is given, unless there is a ``default``. Raises ValueError otherwise, and for
-        a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
-        argument's (``src``: then also ``group_src``).
-        """
-        members = self.door.members
-        if type(rank) is int and group_rank is None:  # the usual case at once
-            place = members.place_of(rank)
-            if place is not None:
-                return place
-        if rank is None and group_rank is None and default is not None:
-            return default
-        if (rank is None) == (group_rank is None):
-            got = f"{name}={rank}, group_{name}={group_rank}"
-            raise ValueError(f"exactly one of {name} and group_{name} is expected, got {got}")
-        if rank is not None:
-            try:
-                return members.group_rank(to_whole_number(rank, name))
-            except ValueError as error:
-                meant = f"; write group_{name}={rank} for a rank in the group"
-                hint = meant if 0 <= rank < len(members.ranks) else ""
-                raise ValueError(f"{name}: {error}{hint}") from None
-        place = to_whole_number(group_rank, f"group_{name}")
-        if not 0 <= place < len(members.ranks):
-            raise ValueError(
-                f"group_{name} is {place}; expected 0 to {len(members.ranks) - 1} in {members}"
-            )
-        return place
+def resolve_rank(
+    group: GroupOfRanks,
+    rank: int | None,
+    group_rank: int | None,
+    name: str,
+    default: int | None = None,
+) -> int:
+    """Return the group rank that ``rank`` (global) or ``group_rank`` means.
+
+    Exactly one is given, unless there is a ``default``. Raises ValueError otherwise, and for
+    a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
+    argument's (``src``: then also ``group_src``).
+    """
+    members = group.door.members
+    if type(rank) is int and group_rank is None:  # the usual case at once
+        place = members.place_of(rank)
+        if place is not None:
+            return place
+    if rank is None and group_rank is None and default is not None:
+        return default
+    if (rank is None) == (group_rank is None):
+        got = f"{name}={rank}, group_{name}={group_rank}"
+        raise ValueError(f"exactly one of {name} and group_{name} is expected, got {got}")
+    if rank is not None:
+        try:
+            return members.group_rank(to_whole_number(rank, name))
+        except ValueError as error:
+            meant = f"; write group_{name}={rank} for a rank in the group"
+            hint = meant if 0 <= rank < len(members.ranks) else ""
+            raise ValueError(f"{name}: {error}{hint}") from None
+    place = to_whole_number(group_rank, f"group_{name}")
+    if not 0 <= place < len(members.ranks):
+        raise ValueError(
+            f"group_{name} is {place}; expected 0 to {len(members.ranks) - 1} in {members}"
+        )
+    return place
 
 
 def spec_of(

@@ -18,7 +18,7 @@ from meshlib.arrays.checks import (
 )
 from meshlib.calls.spec import CallSpec, InPlace, Straight
 from meshlib.calls.work import Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
+from meshlib.collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
@@ -80,9 +80,20 @@ class ArrayCollectives(GroupOfRanks):
         self,
         tensor: A,
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def all_reduce(
+        self, tensor: A, op: ReduceOp, async_op: Literal[True], timeout: Timeout | None = ...
+    ) -> Work[A]: ...
+
+    @overload
+    def all_reduce(
+        self, tensor: A, op: ReduceOp = ..., async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> A | Work[A]: ...
 
     def all_reduce(
         self,
@@ -135,10 +146,31 @@ class ArrayCollectives(GroupOfRanks):
         self,
         tensor: A,
         src: int | None = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         group_src: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None,
+        async_op: Literal[True],
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None = ...,
+        async_op: bool = ...,
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def broadcast(
         self,
@@ -177,7 +209,7 @@ class ArrayCollectives(GroupOfRanks):
 
     def _prepare_broadcast(self, tensor: Any, src: int | None, group_src: int | None) -> CallSpec:
         door = self.door
-        root = self.resolve_rank(src, group_src, "src")
+        root = resolve_rank(self, src, group_src, "src")
         is_root = root == door.rank
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
         code = check_dtype(x, "tensor")
@@ -205,10 +237,33 @@ class ArrayCollectives(GroupOfRanks):
         tensor: A,
         dst: int | None = ...,
         op: ReduceOp = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         group_dst: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None,
+        op: ReduceOp,
+        async_op: Literal[True],
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None = ...,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def reduce(
         self,
@@ -251,7 +306,7 @@ class ArrayCollectives(GroupOfRanks):
         self, tensor: Any, dst: int | None, op: ReduceOp, group_dst: int | None
     ) -> CallSpec:
         door = self.door
-        root = self.resolve_rank(dst, group_dst, "dst")
+        root = resolve_rank(self, dst, group_dst, "dst")
         is_root = root == door.rank
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
         op, code = check_reduction(op, x, "tensor")

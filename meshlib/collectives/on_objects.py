@@ -16,6 +16,7 @@ import numpy as np
 
 from meshlib.arrays.checks import check_fillable, check_list, check_sequence
 from meshlib.collectives.gathered import GatheringCollectives
+from meshlib.collectives.group_of_ranks import NO_MEMBER, resolve_rank
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
@@ -24,8 +25,6 @@ from transport.deadline import Deadline, Timeout, to_seconds
 from transport.operands.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")
-_NONE: Any = None
-"""What calls return on a rank that is no member, of which their types say nothing."""
 
 Left = Callable[[], float | None]
 """Returns what is left of a deadline that several calls share, in seconds; None: the group's."""
@@ -113,10 +112,10 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return _NONE
+            return NO_MEMBER
 
         def prepare() -> tuple[Left, int, Flat | None]:
-            root = self.resolve_rank(src, group_src, "src", default=0)
+            root = resolve_rank(self, src, group_src, "src", default=0)
             check_fillable(object_list, "object_list")
             mine = root == door.rank
             data = dumps(list(object_list), "object_list") if mine else None
@@ -164,7 +163,7 @@ class ObjectCollectives(
         """
         door = self.door
         if door.rank < 0:
-            return _NONE
+            return NO_MEMBER
 
         def prepare() -> tuple[Left, Flat]:
             check_fillable(object_list, "object_list", len(door.ranks))
@@ -216,7 +215,7 @@ class ObjectCollectives(
             return None
 
         def prepare() -> tuple[Left, int, Flat]:
-            root = self.resolve_rank(dst, group_dst, "dst", default=0)
+            root = resolve_rank(self, dst, group_dst, "dst", default=0)
             if root == door.rank:
                 given = self._given(object_gather_list, "object_gather_list", "destination")
                 check_fillable(given, "object_gather_list", len(door.ranks))
@@ -276,7 +275,7 @@ class ObjectCollectives(
             return None
 
         def prepare() -> tuple[Left, int, list[Flat] | None]:
-            root = self.resolve_rank(src, group_src, "src", default=0)
+            root = resolve_rank(self, src, group_src, "src", default=0)
             check_fillable(scatter_object_output_list, "scatter_object_output_list")
             if not scatter_object_output_list:
                 raise ValueError(

@@ -18,7 +18,7 @@ from meshlib.arrays.checks import (
 )
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks, spec_of
+from meshlib.collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
@@ -46,10 +46,33 @@ class PersonalizedCollectives(GroupOfRanks):
         tensor: A,
         gather_list: ListOf[A] | None = ...,
         dst: int | None = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         group_dst: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A] | None]: ...
+
+    @overload
+    def gather(
+        self,
+        tensor: A,
+        gather_list: ListOf[A] | None,
+        dst: int | None,
+        async_op: Literal[True],
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A] | None]: ...
+
+    @overload
+    def gather(
+        self,
+        tensor: A,
+        gather_list: ListOf[A] | None = ...,
+        dst: int | None = ...,
+        async_op: bool = ...,
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A] | None] | None: ...
 
     def gather(
         self,
@@ -95,7 +118,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self, tensor: Any, gather_list: ListOf[Any] | None, dst: int | None, group_dst: int | None
     ) -> CallSpec:
         door = self.door
-        root = self.resolve_rank(dst, group_dst, "dst", default=0)
+        root = resolve_rank(self, dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
         outs = None
@@ -136,10 +159,33 @@ class PersonalizedCollectives(GroupOfRanks):
         tensor: A,
         scatter_list: ListOf[Any] | None = ...,
         src: int | None = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         group_src: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def scatter(
+        self,
+        tensor: A,
+        scatter_list: ListOf[Any] | None,
+        src: int | None,
+        async_op: Literal[True],
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def scatter(
+        self,
+        tensor: A,
+        scatter_list: ListOf[Any] | None = ...,
+        src: int | None = ...,
+        async_op: bool = ...,
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def scatter(
         self,
@@ -185,7 +231,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self, tensor: Any, scatter_list: ListOf[Any] | None, src: int | None, group_src: int | None
     ) -> CallSpec:
         door = self.door
-        root = self.resolve_rank(src, group_src, "src", default=0)
+        root = resolve_rank(self, src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
         ins = None
@@ -222,9 +268,18 @@ class PersonalizedCollectives(GroupOfRanks):
         self,
         output_tensor_list: ListOf[A],
         input_tensor_list: ListOf[Any],
-        async_op: Literal[True] = ...,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
+
+    @overload
+    def all_to_all(
+        self,
+        output_tensor_list: ListOf[A],
+        input_tensor_list: ListOf[Any],
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A]]: ...
 
     def all_to_all(
         self,
@@ -309,9 +364,32 @@ class PersonalizedCollectives(GroupOfRanks):
         input: Any,
         output_split_sizes: Sequence[int] | None = ...,
         input_split_sizes: Sequence[int] | None = ...,
-        async_op: Literal[True] = ...,
+        *,
+        async_op: Literal[True],
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
+
+    @overload
+    def all_to_all_single(
+        self,
+        output: A,
+        input: Any,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def all_to_all_single(
+        self,
+        output: A,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = ...,
+        input_split_sizes: Sequence[int] | None = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
 
     def all_to_all_single(
         self,

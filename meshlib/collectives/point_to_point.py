@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.collectives.group_of_ranks import NO_MEMBER, GroupOfRanks, resolve_rank
 from meshlib.diagnosis.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
+
+A = TypeVar("A")
 
 MAX_TAG = 2**32 - 1
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
@@ -53,7 +55,7 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        spec = self.prepare_send(tensor, dst, tag, group_dst)
+        spec = prepare_send(self, tensor, dst, tag, group_dst)
         if spec is not None:
             self.door.issue(spec, False, timeout)
 
@@ -64,7 +66,7 @@ class PointToPoint(GroupOfRanks):
         tag: int = 0,
         group_dst: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Any] | Any:
+    ) -> Work[None]:
         """Begin to send ``tensor`` to one member.
 
         Args:
@@ -84,8 +86,8 @@ class PointToPoint(GroupOfRanks):
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
-        spec = self.prepare_send(tensor, dst, tag, group_dst)
-        return None if spec is None else self.door.issue(spec, True, timeout)
+        spec = prepare_send(self, tensor, dst, tag, group_dst)
+        return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
 
     def recv(
         self,
@@ -118,17 +120,17 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        spec = self.prepare_receive(tensor, src, tag, group_src, in_place=True)
+        spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)
         return -1 if spec is None else self.door.issue(spec, False, timeout).source
 
     def irecv(
         self,
-        tensor: Any,
+        tensor: A,
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Any] | Any:
+    ) -> Work[A]:
         """Begin to receive into ``tensor`` what one member sends.
 
         Args:
@@ -150,63 +152,65 @@ class PointToPoint(GroupOfRanks):
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
-        spec = self.prepare_receive(tensor, src, tag, group_src)
-        return None if spec is None else self.door.issue(spec, True, timeout)
+        spec = prepare_receive(self, tensor, src, tag, group_src)
+        return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
 
-    def prepare_send(
-        self, tensor: Any, dst: int | None, tag: int, group_dst: int | None
-    ) -> CallSpec | None:
-        """Check ``send``'s arguments; return the call, for the door. None where this rank is no
-        member.
-        """
-        if self.door.rank < 0:
-            return None
-        peer = self.resolve_rank(dst, group_dst, "dst")
-        check_tag(tag)
-        x = arrays.source(tensor, "tensor")
-        flat, code = x.flat, check_dtype(x, "tensor")
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.send(call, flat, peer, tag)
+def prepare_send(
+    group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
+) -> CallSpec | None:
+    """Check ``send``'s arguments; return the call, for the door. None where this rank is no
+    member.
+    """
+    if group.door.rank < 0:
+        return None
+    peer = resolve_rank(group, dst, group_dst, "dst")
+    check_tag(tag)
+    x = arrays.source(tensor, "tensor")
+    flat, code = x.flat, check_dtype(x, "tensor")
 
-        return CallSpec(_SEND, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, peer)
+    def run(communicator: Communicator, call: Call) -> None:
+        communicator.send(call, flat, peer, tag)
 
-    def prepare_receive(
-        self,
-        tensor: Any,
-        src: int | None,
-        tag: int,
-        group_src: int | None,
-        *,
-        in_place: bool = False,
-        put: Callable[[Any], object] | None = None,
-    ) -> CallSpec | None:
-        """Check ``recv``'s arguments; return the call, for the door. None where this rank is no
-        member.
+    return CallSpec(_SEND, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, peer)
 
-        ``in_place``: the call does not return the array. ``put`` is called with a new array in the
-        place of one that cannot be written to.
-        """
-        door = self.door
-        if door.rank < 0:
-            return None
-        anybody = src is None and group_src is None
-        peer = None if anybody else self.resolve_rank(src, group_src, "src")
-        check_tag(tag)
-        if in_place:
-            x = arrays.in_place(tensor, "tensor", "array = irecv(...).result()")
-        else:
-            x = arrays.target(tensor, "tensor")
-        if put is not None:
-            x.put_back(put)
-        flat, code = x.flat, check_dtype(x, "tensor")
 
-        def run(communicator: Communicator, call: Call) -> Message:
-            source = communicator.recv(call, flat, peer, tag)
-            return Message(x.finish(), door.ranks[source])
+def prepare_receive(
+    group: GroupOfRanks,
+    tensor: Any,
+    src: int | None,
+    tag: int,
+    group_src: int | None,
+    *,
+    in_place: bool = False,
+    put: Callable[[Any], object] | None = None,
+) -> CallSpec | None:
+    """Check ``recv``'s arguments; return the call, for the door. None where this rank is no
+    member.
 
-        sender = ANY_SOURCE if peer is None else peer
-        return CallSpec(_RECV, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, sender)
+    ``in_place``: the call does not return the array. ``put`` is called with a new array in the
+    place of one that cannot be written to.
+    """
+    door = group.door
+    if door.rank < 0:
+        return None
+    anybody = src is None and group_src is None
+    peer = None if anybody else resolve_rank(group, src, group_src, "src")
+    check_tag(tag)
+    if in_place:
+        x = arrays.in_place(tensor, "tensor", "array = irecv(...).result()")
+    else:
+        x = arrays.target(tensor, "tensor")
+    if put is not None:
+        x.put_back(put)
+    flat, code = x.flat, check_dtype(x, "tensor")
+
+    def run(communicator: Communicator, call: Call) -> Message:
+        source = communicator.recv(call, flat, peer, tag)
+        return Message(x.finish(), door.ranks[source])
+
+    sender = ANY_SOURCE if peer is None else peer
+    return CallSpec(_RECV, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, sender)
 
 
 def check_tag(tag: int) -> None:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.checks import check_op
+from meshlib.collectives.group_of_ranks import resolve_rank
 from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
@@ -91,7 +92,7 @@ def broadcast(
     if _is_tree(x):
         return _together(lambda flat: broadcast(flat, src, group, group_src=group_src), x, group)
     x, calls = _prepare(x, group)
-    root = resolve_group(group).resolve_rank(src, group_src, "src")
+    root = resolve_rank(resolve_group(group), src, group_src, "src")
     return x if calls.size() == 1 else bind(kinds.Broadcast(calls, root), x)
 
 
@@ -112,7 +113,7 @@ def reduce(
         return _together(lambda flat: reduce(flat, dst, op, group, group_dst=group_dst), x, group)
     x, calls = _prepare(x, group)
     x, op = _multiplied(x, op)
-    root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
+    root = resolve_rank(resolve_group(group), dst, group_dst, "dst")
     return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
 
@@ -205,7 +206,7 @@ def gather(
     The other members get zeros of the same shape. The transpose is ``scatter``.
     """
     x, calls = _prepare(x, group)
-    root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
+    root = resolve_rank(resolve_group(group), dst, group_dst, "dst")
     return x[None] if calls.size() == 1 else bind(kinds.Gather(calls, root), x)
 
 
@@ -218,7 +219,7 @@ def scatter(
     matter. The transpose is ``gather``.
     """
     x, calls = _prepare(x, group)
-    root = resolve_group(group).resolve_rank(src, group_src, "src")
+    root = resolve_rank(resolve_group(group), src, group_src, "src")
     rows = _split(x, 0, calls.size(), tiled=False)
     return rows[0] if calls.size() == 1 else bind(kinds.Scatter(calls, root), rows)
 
@@ -301,7 +302,7 @@ def send(
     comes back from the receiver.
     """
     x, calls = _prepare(x, group)
-    peer = resolve_group(group).resolve_rank(dst, group_dst, "dst")
+    peer = resolve_rank(resolve_group(group), dst, group_dst, "dst")
     check_tag(tag)
     return bind(messages.Send(calls, peer, tag), x)
 
@@ -320,7 +321,7 @@ def recv(
     differentiates by (its values do not matter): otherwise JAX sees a constant.
     """
     like, calls = _prepare(like, group)
-    peer = resolve_group(group).resolve_rank(src, group_src, "src")
+    peer = resolve_rank(resolve_group(group), src, group_src, "src")
     check_tag(tag)
     return bind(messages.Receive(calls, peer, tag), like)
 

@@ -8,7 +8,10 @@ import sysconfig
 from pathlib import Path
 
 import basic_user
+import data_parallel
 import pytest
+import stencil
+import summa
 import typed_user
 
 from meshlib.testing import run_ranks
@@ -25,6 +28,14 @@ def test_the_typed_program_runs():
 
 def test_a_program_in_torchs_idioms_runs():
     assert run_ranks(basic_user.main, 4) == [[4.0] * 3] * 4
+
+
+def test_three_typed_programs_run():
+    weights = run_ranks(data_parallel.main, 2)
+    assert weights == [[0.0, 1.0, 2.0, 3.0]] * 2
+    rods = run_ranks(stencil.main, 3)
+    assert rods[0] == rods[1] == rods[2] != [0.0] * 12
+    assert all(error < 1e-12 for error in run_ranks(summa.main, 4))
 
 
 @pytest.mark.skipif(not PYRIGHT, reason="pyright is not installed")

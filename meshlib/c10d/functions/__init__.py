@@ -1,4 +1,5 @@
 """c10d's functions: each finds the group and calls its method of the same name.
 
-A function and its method share their words, which are written at the method (``words``).
+``tests/docs/functions.py`` writes them from the methods, with their types and docstrings. Change
+the method, then run it.
 """

@@ -1,11 +1,9 @@
-"""Collectives on arrays, and the barriers."""
+"""Written by tests/docs/functions.py from meshlib/collectives/on_arrays.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from meshlib.c10d.functions.words import worded_as_method
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
@@ -27,10 +25,22 @@ def all_reduce(
     tensor: A,
     op: ReduceOp = ...,
     group: Group = ...,
-    async_op: Literal[True] = ...,
+    *,
+    async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
-@worded_as_method
+@overload
+def all_reduce(
+    tensor: A, op: ReduceOp, group: Group, async_op: Literal[True], timeout: Timeout | None = ...
+) -> Work[A]: ...
+@overload
+def all_reduce(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
 def all_reduce(
     tensor: Any,
     op: ReduceOp = ReduceOp.SUM,
@@ -40,9 +50,27 @@ def all_reduce(
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``; all get the same bits.
 
-    Arguments, result and errors: ``ProcessGroup.all_reduce``.
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            with the result where it can be written to.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_reduce(tensor, op, async_op=async_op, timeout=timeout)
+    return resolve_group(group).all_reduce(tensor, op, async_op, timeout)
 
 
 @overload
@@ -59,11 +87,29 @@ def broadcast(
     tensor: A,
     src: int | None = ...,
     group: Group = ...,
-    async_op: Literal[True] = ...,
+    *,
+    async_op: Literal[True],
     group_src: int | None = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
-@worded_as_method
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None,
+    group: Group,
+    async_op: Literal[True],
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -74,11 +120,29 @@ def broadcast(
 ) -> Any:
     """Copy ``tensor`` of one member to all.
 
-    Arguments, result and errors: ``ProcessGroup.broadcast``.
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            on all but the source, where it can be written to.
+        src: The global rank of the source.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
+        With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
+        member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).broadcast(
-        tensor, src, async_op=async_op, group_src=group_src, timeout=timeout
-    )
+    return resolve_group(group).broadcast(tensor, src, async_op, group_src, timeout)
 
 
 @overload
@@ -97,11 +161,31 @@ def reduce(
     dst: int | None = ...,
     op: ReduceOp = ...,
     group: Group = ...,
-    async_op: Literal[True] = ...,
+    *,
+    async_op: Literal[True],
     group_dst: int | None = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
-@worded_as_method
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None,
+    op: ReduceOp,
+    group: Group,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None = ...,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -113,49 +197,27 @@ def reduce(
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``, into that of one of them.
 
-    Arguments, result and errors: ``ProcessGroup.reduce``.
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. The
+            destination's is overwritten with the result where it can be written to; the others'
+            are left as they are.
+        dst: The global rank of the destination.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).reduce(
-        tensor, dst, op, async_op=async_op, group_dst=group_dst, timeout=timeout
-    )
-
-
-@overload
-def barrier(
-    group: Group = ...,
-    async_op: Literal[False] = ...,
-    device_ids: Sequence[int] | None = ...,
-    timeout: Timeout | None = ...,
-) -> None: ...
-@overload
-def barrier(
-    group: Group = ...,
-    async_op: Literal[True] = ...,
-    device_ids: Sequence[int] | None = ...,
-    timeout: Timeout | None = ...,
-) -> Work[None]: ...
-@worded_as_method
-def barrier(
-    group: Group = None,
-    async_op: bool = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Return when every member has called.
-
-    Arguments, result and errors: ``ProcessGroup.barrier``.
-    """
-    return resolve_group(group).barrier(async_op=async_op, timeout=timeout)
-
-
-@worded_as_method
-def monitored_barrier(
-    group: Group = None,
-    timeout: Timeout | None = None,
-    wait_all_ranks: bool = False,
-) -> None:
-    """Return when every member has called; past ``timeout`` say who has not.
-
-    Arguments, result and errors: ``ProcessGroup.monitored_barrier``.
-    """
-    resolve_group(group).monitored_barrier(timeout, wait_all_ranks)
+    return resolve_group(group).reduce(tensor, dst, op, async_op, group_dst, timeout)

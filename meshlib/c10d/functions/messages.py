@@ -1,16 +1,16 @@
-"""Messages from one member of a group to another."""
+"""Written by tests/docs/functions.py from meshlib/collectives/point_to_point.py."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from meshlib.c10d.functions.words import worded_as_method
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 
+A = TypeVar("A")
 
-@worded_as_method
+
 def send(
     tensor: Any,
     dst: int | None = None,
@@ -21,12 +21,55 @@ def send(
 ) -> None:
     """Send ``tensor`` to one member; return when it may be reused.
 
-    Arguments, result and errors: ``ProcessGroup.send``.
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+        RankFailedError: If the other end dies or leaves.
     """
-    resolve_group(group).send(tensor, dst, tag, group_dst, timeout=timeout)
+    resolve_group(group).send(tensor, dst, tag, group_dst, timeout)
 
 
-@worded_as_method
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work[None]:
+    """Begin to send ``tensor`` to one member.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+            not change until the ``Work`` is done.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
+        no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+    """
+    return resolve_group(group).isend(tensor, dst, tag, group_dst, timeout)
+
+
 def recv(
     tensor: Any,
     src: int | None = None,
@@ -37,38 +80,59 @@ def recv(
 ) -> int:
     """Receive into ``tensor`` what one member sends.
 
-    Arguments, result and errors: ``ProcessGroup.recv``.
+    Args:
+        tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
+            of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
+            written to (JAX) is a TypeError: use ``irecv(...).result()``.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The sender's global rank; -1 on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+            lost and the group stays usable.
+        CollectiveTimeoutError: Past the deadline; the group stays usable.
+        RankFailedError: If the other end dies or leaves.
     """
-    return resolve_group(group).recv(tensor, src, tag, group_src, timeout=timeout)
+    return resolve_group(group).recv(tensor, src, tag, group_src, timeout)
 
 
-@worded_as_method
-def isend(
-    tensor: Any,
-    dst: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_dst: int | None = None,
-    timeout: Timeout | None = None,
-) -> Work[Any] | Any:
-    """Begin to send ``tensor`` to one member.
-
-    Arguments, result and errors: ``ProcessGroup.isend``.
-    """
-    return resolve_group(group).isend(tensor, dst, tag, group_dst, timeout=timeout)
-
-
-@worded_as_method
 def irecv(
-    tensor: Any,
+    tensor: A,
     src: int | None = None,
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
     timeout: Timeout | None = None,
-) -> Work[Any] | Any:
+) -> Work[A]:
     """Begin to receive into ``tensor`` what one member sends.
 
-    Arguments, result and errors: ``ProcessGroup.irecv``.
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
+            until the ``Work`` is done.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
+        to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
+        way. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
     """
-    return resolve_group(group).irecv(tensor, src, tag, group_src, timeout=timeout)
+    return resolve_group(group).irecv(tensor, src, tag, group_src, timeout)

@@ -18,8 +18,16 @@ LENGTH = struct.Struct("!I")
 _ADOPTION_SECONDS = 10.0
 PRELOADED = (
     "numpy",
-    "meshlib.api",
-    "meshlib.mesh_api",
+    "meshlib.c10d.batch",
+    "meshlib.c10d.functions.arrays",
+    "meshlib.c10d.functions.barriers",
+    "meshlib.c10d.functions.coalesced",
+    "meshlib.c10d.functions.gathered",
+    "meshlib.c10d.functions.objects",
+    "meshlib.c10d.functions.personalized",
+    "meshlib.c10d.groups",
+    "meshlib.job.init",
+    "meshlib.mesh.init",
     "transport.auto",
     "ctypes",
     "faulthandler",

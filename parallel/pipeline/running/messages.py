@@ -183,9 +183,7 @@ class Messages:
                 if small:
                     self._group.recv(array, tag=_PAYLOAD, group_src=source)
                     continue
-                work = self._group.irecv(array, tag=_PAYLOAD, group_src=source)
-                if work is not None:
-                    works.append(work)
+                works.append(self._group.irecv(array, tag=_PAYLOAD, group_src=source))
             self._arrived[following] = arrays, works
 
     def _specs(self, message: Message, may_ask: bool) -> Specs | None:
@@ -232,9 +230,7 @@ class Messages:
         self._send(data, target, _SPECS + stage)
 
     def _send(self, array: Array, target: int, tag: int) -> None:
-        work = self._group.isend(array, tag=tag, group_dst=target)
-        if work is not None:
-            self._sends.append(work)
+        self._sends.append(self._group.isend(array, tag=tag, group_dst=target))
 
     def finish(self) -> None:
         """Wait until all that was sent may be reused."""

@@ -1,30 +1,41 @@
 """The packages' faces: what is public is exported, and nothing else is."""
 
+import ast
+import inspect
+import pickle
 import subprocess
 import sys
 import textwrap
-import types
 
 import pytest
 
 import meshlib
-import meshlib.api
-import meshlib.mesh_api
-import meshlib.wider_api
 
 
-def test_all_is_what_is_public():
-    public = {
-        name
-        for module in (meshlib.api, meshlib.mesh_api, meshlib.wider_api)
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
-    assert set(meshlib.__all__) == public
-    assert meshlib.__all__ == sorted(meshlib.__all__)
+def test_editors_see_the_names_that_programs_get():
+    (block,) = (
+        node
+        for node in ast.parse(inspect.getsource(meshlib)).body
+        if isinstance(node, ast.If) and isinstance(node.body[0], ast.ImportFrom)
+    )
+    shown = [(node.module, alias.name, alias.asname) for node in block.body for alias in node.names]
+    homes = meshlib._HOMES.items()
+    assert shown == [(home, name, name) for home, names in homes for name in names.split()]
+    assert meshlib.__all__ == sorted(name for _, name, _ in shown)
 
 
-def test_a_first_use_brings_all_names_and_no_name_is_a_modules():
+def test_dir_shows_the_public_names_alone():
+    assert [name for name in dir(meshlib) if not name.startswith("_")] == meshlib.__all__
+
+
+def test_a_function_is_meshlibs_and_its_source_is_found():
+    assert meshlib.all_reduce.__module__ == "meshlib"
+    assert pickle.loads(pickle.dumps(meshlib.all_reduce)) is meshlib.all_reduce
+    assert "def all_reduce(" in inspect.getsource(meshlib.all_reduce)
+    assert "class DeviceMesh(" in inspect.getsource(meshlib.DeviceMesh)
+
+
+def test_no_name_is_a_modules():
     program = """
         import importlib.util, sys
         import meshlib, meshlib.launcher.__main__
@@ -43,12 +54,14 @@ def test_what_a_program_may_do_without_comes_at_its_first_use():
         import meshlib
         assert callable(meshlib.all_reduce)
         mine = meshlib.all_reduce = object()
-        later = {"meshlib.mesh.layout", "meshlib.sharding", "meshlib.trace.dump"}
+        later = {
+            "meshlib.c10d.functions.gathered", "meshlib.job.init", "meshlib.mesh.layout",
+            "meshlib.sharding", "meshlib.trace.dump",
+        }
         assert not later & set(sys.modules)
         assert meshlib.DeviceMesh is sys.modules["meshlib.mesh.device_mesh"].DeviceMesh
         assert "meshlib.sharding" not in sys.modules
         assert meshlib.Sharding is sys.modules["meshlib.sharding"].Sharding
-        assert "DArray" in vars(meshlib)
         assert meshlib.all_reduce is mine
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
