@@ -4,14 +4,12 @@
 
 from meshlib.calls.future import Future
 from meshlib.rpc import functions
-from meshlib.rpc.agent import WorkerInfo
 from meshlib.rpc.api import (
     RpcBackendOptions,
     Worker,
     add_carrier,
     cancelled,
     differentiate,
-    differentiate_by,
     get_rpc_timeout,
     get_worker_info,
     get_worker_infos,
@@ -24,6 +22,7 @@ from meshlib.rpc.api import (
 )
 from meshlib.rpc.calls import Request, collect_all, wait_all
 from meshlib.rpc.carriers import Carrier, Differentiating
+from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import (
     RemoteError,
     RpcConnectionError,
@@ -53,7 +52,6 @@ __all__ = [
     "cancelled",
     "collect_all",
     "differentiate",
-    "differentiate_by",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
