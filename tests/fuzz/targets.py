@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 from meshlib.mesh.config import MeshConfig
-from transport.channel.frames import FrameError, FrameReader, pack
 from meshlib.trace import dump
 from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.channel.frames import FrameError, FrameReader, pack
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError, DistStoreError
 from transport.net.auth import MAX_UNPROVEN_BYTES, Handshake

@@ -218,7 +218,7 @@ class Connection:
     def wait_for_room(self, timeout: float | None) -> None:
         """Wait until the queue is short again, the connection over, or ``timeout``."""
         self.poll()
-        with self._threads.slot_given_up(), self._room.lock:
+        with self._threads.slot_released(), self._room.lock:
             self._room.wait_for(
                 lambda: self.queued < QUEUE_BYTES or self.error is not None, timeout
             )

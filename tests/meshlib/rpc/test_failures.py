@@ -141,11 +141,11 @@ def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
 def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch):
     send, broken = Connection.send, []
 
-    def break_first(connection, *arguments):
+    def break_first(connection, *arguments, **named):
         if connection.outgoing and not broken:
             broken.append(connection)
             connection._sock.shutdown(socket.SHUT_RDWR)
-        send(connection, *arguments)
+        send(connection, *arguments, **named)
 
     def program():
         monkeypatch.setattr(Connection, "send", break_first)
