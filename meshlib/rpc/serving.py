@@ -152,7 +152,8 @@ class Server:
         self._send(call, Kind.REPLY, payload, None)
 
     def _fail(self, call: ServedCall, error: BaseException) -> None:
-        name = name_of(call.func) if call.func is not None else "a call"
+        was_read = call.func is not None
+        name = name_of(call.func) if was_read else "a call"
         lines = safely(lambda: "".join(traceback.format_exception(error)), describe(error))
         who = self._directory.describe(self._directory.rank)
         text = f"On {who}, in {name}:\n{lines}"
@@ -163,7 +164,7 @@ class Server:
         if payload is None:
             stand_in = RemoteError(describe(error))
             payload = self._references.dump((stand_in, text), call.id[0])
-        flags = UNREAD if call.func is None else 0
+        flags = 0 if was_read else UNREAD
         self._send(call, Kind.ERROR, payload, describe(error), flags)
 
     def _packed(self, error: Exception, text: str, to: int) -> Payload | None:

@@ -3,8 +3,8 @@
 The living worker of the lowest rank leads: it asks all others. Each answers when its program has
 called ``shutdown`` and it is idle: no call waits for a reply, none is served, no callback runs. The
 answer is a number that changes with all activity. If all answer twice with the same numbers, there
-was a moment in between at which all were idle and no message was on its way (a call waits for each
-of those), so none can become active again (Mattern's four counters, 1987). The leader tells all.
+was a moment in between at which all were idle. No message was on its way then: a call waits for
+each. So none can become active again (Mattern's four counters, 1987). The leader tells all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The frames of a connection. Any received bytes are frames or raise ``FrameError``.
 
-A frame is a header of 24 bytes (kind, flags, count of buffers, number, size of the data), a table
-of 16 bytes a buffer (size, address), the data, and the buffers. A buffer with an address does not
-follow: it lies in the sender's memory, and the receiver copies it from there.
+A frame begins with a header of 24 bytes: kind, flags, count of buffers, number, size of the data. A
+table of 16 bytes a buffer follows (size, address), then the data, and the buffers. A buffer with an
+address does not follow: it lies in the sender's memory, and the receiver copies it from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The greeting on a new connection: each side learns whether it can read the other's memory.
 
-The side that connects sends who it is; the other answers with the same, and whether it can read the
-first one's memory; a third frame tells whether the first can read the other's.
+The connecting side sends where its memory is. The other side answers with the same, and whether it
+can read that memory. A third frame tells whether the first side can read the other's.
 """
 
 from __future__ import annotations

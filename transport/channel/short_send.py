@@ -1,8 +1,8 @@
 """Non-blocking sends that keep the interpreter's lock.
 
 A socket's own ``send`` releases the lock around the system call, since it might block. A thread
-that makes or serves thousands of short calls then offers the lock thousands of times to the thread
-that reads beside it, and both spend more time on passing it than on the calls. A send that cannot
+that makes or serves thousands of short calls then offers the lock as often to the thread that reads
+beside it. Both spend more time on passing the lock than on the calls. A send that cannot
 block takes a few microseconds; other threads get the lock after the interpreter's switch interval.
 """
 

@@ -6,7 +6,7 @@ passes a reference on tells the owner (a *grant*) before anything it tells it la
 release of its own reference. Only messages from one worker to the owner need to arrive in order. So
 the grant and the release of one reference may arrive in any order, and a count may be negative for
 a while. But as long as a reference exists, or is on its way, some count is not zero: its own, or
-that of the reference it was copied from, up to the first. No message waits for an answer.
+that of the reference from which it was copied. No message waits for an answer.
 (``tests/meshlib/rpc/test_counting.py`` has the model, with workers that die.)
 
 If a granted reference is lost with its connection, the intended receiver releases it

@@ -274,8 +274,8 @@ class LostRequests:
     live, or that could not be unpickled. Any thread.
 
     The owner was told of the grant. Only the receiver knows whether the reference arrived, so the
-    giver tells it which requests have failed, and it releases the references that never came, as if
-    it had dropped them at once. If the giver dies before, the owner asks for what is left of its
+    giver tells it which requests have failed. It releases the references that never came, as if it
+    had dropped them at once. If the giver dies before, the owner asks for what is left of its
     grants; if the receiver dies, nothing is.
 
     ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
