@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from meshlib.calls.future import Future
-from meshlib.job.current import current_world, find_world
+from meshlib.job.current import (
+    current_world,
+    find_world,
+    gradients_kept_by,
+    keep_gradients_by,
+)
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
 from meshlib.rpc.calls import polled, seconds_of
@@ -108,6 +113,9 @@ def _join(world: World, name: str, limit: int, timeout: float) -> LocalWorker:
     world.rpc = worker
     try:
         worker.meet(_exchange_names(store, name, world))
+        make = gradients_kept_by()
+        if make is not None:
+            differentiate(make)
     except BaseException:
         worker.close()
         raise
@@ -307,6 +315,15 @@ def pickled_for() -> int | None:
     """
     worker = find_worker()
     return None if worker is None else worker.references.pickled_for
+
+
+def differentiate_by(make: Callable[[], Differentiating]) -> None:
+    """Have the workers of this process keep gradients by what ``make()`` returns, from ``init_rpc``
+    on. The package that keeps gradients calls it when it is imported.
+    """
+    keep_gradients_by(make)
+    if find_worker() is not None:
+        differentiate(make)
 
 
 def differentiate(make: Callable[[], Differentiating]) -> Differentiating:

@@ -4,10 +4,14 @@ Names as in ``torch.distributed.autograd``, ``torch.distributed.optim`` and
 ``torch.distributed.nn``; for functions of JAX arrays and for ``parallel.nn`` modules.
 """
 
+from meshlib import rpc
 from parallel.rpc import dist_autograd
+from parallel.rpc.contexts import Keeper
 from parallel.rpc.graph import Recorded
 from parallel.rpc.optimizer import DistributedOptimizer
 from parallel.rpc.remote_module import RemoteModule
 from parallel.rpc.weights import Weights
 
 __all__ = ["DistributedOptimizer", "Recorded", "RemoteModule", "Weights", "dist_autograd"]
+
+rpc.differentiate_by(Keeper)
