@@ -22,7 +22,7 @@ class _Current(threading.local):
 
     process: ClassVar[World | None] = None
     thread: World | None = None
-    gradients: ClassVar[Callable[[], Any] | None] = None
+    gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()
     """Makes what keeps the gradients of remote calls, for the workers of all Worlds."""
 
 
@@ -33,12 +33,12 @@ def keep_gradients_by(make: Callable[[], Any]) -> None:
     """Have the workers of this process keep the gradients of remote calls by what ``make()``
     returns.
     """
-    _Current.gradients = make
+    _Current.gradients = (make,)
 
 
 def gradients_kept_by() -> Callable[[], Any] | None:
     """Return what ``keep_gradients_by`` was given last."""
-    return _Current.gradients
+    return _Current.gradients[0] if _Current.gradients else None
 
 
 def find_world() -> World | None:
