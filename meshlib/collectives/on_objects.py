@@ -7,13 +7,13 @@ one. Do not use these between members that do not trust each other.
 
 from __future__ import annotations
 
-import pickle
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from meshlib.arrays import pickling
 from meshlib.arrays.checks import check_fillable, check_list, check_sequence
 from meshlib.collectives.gathered import GatheringCollectives
 from meshlib.collectives.group_of_ranks import NO_MEMBER, resolve_rank
@@ -36,12 +36,11 @@ def dumps(obj: Any, name: str) -> Flat:
     Layout: number of parts, their lengths (u64 each), the parts: the pickle, then its out-of-band
     buffers. Raises TypeError naming ``name`` for an object that cannot be pickled.
     """
-    buffers: list[pickle.PickleBuffer] = []
     try:
-        body = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+        payload = pickling.dump(obj)
     except Exception as error:
         raise TypeError(f"{name} cannot be pickled: {error}") from error
-    parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
+    parts = [memoryview(payload.data), *payload.buffers]
     head = b"".join(_COUNT.pack(n) for n in (len(parts), *(part.nbytes for part in parts)))
     return np.frombuffer(b"".join((head, *parts)), np.uint8)
 
@@ -56,7 +55,7 @@ def loads(data: Flat) -> Any:
     for length in lengths:
         parts.append(view[start : start + length])
         start += length
-    return pickle.loads(parts[0], buffers=parts[1:])
+    return pickling.load(parts[0], parts[1:])
 
 
 def _shared_out(timeout: Timeout | None) -> Left:

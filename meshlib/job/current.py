@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshlib.collectives.collectives import Collectives
 from meshlib.groups.process_group import ProcessGroup
@@ -21,9 +22,23 @@ class _Current(threading.local):
 
     process: ClassVar[World | None] = None
     thread: World | None = None
+    gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()
+    """Makes what keeps the gradients of remote calls, for the workers of all Worlds."""
 
 
 _current = _Current()
+
+
+def keep_gradients_by(make: Callable[[], Any]) -> None:
+    """Have the workers of this process keep the gradients of remote calls by what ``make()``
+    returns.
+    """
+    _Current.gradients = (make,)
+
+
+def gradients_kept_by() -> Callable[[], Any] | None:
+    """Return what ``keep_gradients_by`` was given last."""
+    return _Current.gradients[0] if _Current.gradients else None
 
 
 def find_world() -> World | None:

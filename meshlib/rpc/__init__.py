@@ -4,7 +4,6 @@
 
 from meshlib.calls.future import Future
 from meshlib.rpc import functions
-from meshlib.rpc.agent import WorkerInfo
 from meshlib.rpc.api import (
     RpcBackendOptions,
     Worker,
@@ -24,6 +23,7 @@ from meshlib.rpc.api import (
 )
 from meshlib.rpc.calls import Request, collect_all, wait_all
 from meshlib.rpc.carriers import Carrier, Differentiating
+from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import (
     RemoteError,
     RpcConnectionError,

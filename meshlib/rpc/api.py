@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from meshlib.calls.future import Future
-from meshlib.job.current import current_world, find_world
+from meshlib.job.current import (
+    current_world,
+    find_world,
+    gradients_kept_by,
+    keep_gradients_by,
+)
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
-from meshlib.rpc import carriers
-from meshlib.rpc.agent import Agent, WorkerInfo, current_agent, find_agent
-from meshlib.rpc.calls import seconds_of
+from meshlib.rpc.calls import polled, seconds_of
 from meshlib.rpc.carriers import Carrier, Differentiating
+from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import WorkerLostError
-from meshlib.rpc.references.rref import RRef, create, polled
+from meshlib.rpc.references.rref import RRef, create
+from meshlib.rpc.worker import LocalWorker, current_worker, find_worker
 from transport.checks import to_whole_number
 from transport.communicators.runtime import Membership
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -91,33 +96,33 @@ def init_rpc(
         for what, told, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
             if told not in (-1, None, is_):
                 raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
-        _join(world, name, limit, timeout).made_world = made
+        _join(world, name, limit, timeout).owns_world = made
     except BaseException:
         if made and find_world() is not None:
             destroy_process_group()
         raise
 
 
-def _join(world: World, name: str, limit: int, timeout: float) -> Agent:
+def _join(world: World, name: str, limit: int, timeout: float) -> LocalWorker:
     world.rpc_count += 1
     group = f"rpc/{world.rpc_count}"
     store = PrefixStore(group, world.store)
     members = tuple(range(world.size))
     membership = Membership(group, world.rank, members, store, world.runtime)
-    agent = Agent(world, membership, name, limit, timeout)
-    world.rpc = agent
+    worker = LocalWorker(world, membership, name, limit, timeout)
+    world.rpc = worker
     try:
-        agent.meet(_exchange_names(store, name, agent))
-        if carriers.registered:
-            differentiate(carriers.registered[-1])
+        worker.meet(_exchange_names(store, name, world))
+        make = gradients_kept_by()
+        if make is not None:
+            differentiate(make)
     except BaseException:
-        agent.close()
+        worker.close()
         raise
-    return agent
+    return worker
 
 
-def _exchange_names(store: Store, name: str, agent: Agent) -> list[str]:
-    world = agent.world
+def _exchange_names(store: Store, name: str, world: World) -> list[str]:
     store.set(f"name/{world.rank}", name)
     keys = [f"name/{rank}" for rank in range(world.size)]
     deadline = Deadline.after(world.timeout)
@@ -152,12 +157,12 @@ def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
 
     Raises RuntimeError where RPC is not initialised.
     """
-    agent = current_agent()
+    worker = current_worker()
     seconds = to_seconds(timeout)
     if graceful:
-        agent.leaving.leave(seconds)
-    agent.close(_FLUSH_SECONDS if graceful else 0.0)
-    if agent.made_world:
+        worker.shutdown.run(seconds)
+    worker.close(_FLUSH_SECONDS if graceful else 0.0)
+    if worker.owns_world:
         destroy_process_group()
 
 
@@ -186,7 +191,7 @@ def rpc_sync(
     arguments, and what pickling raises.
     """
     request = _request(to, func, args, kwargs, timeout)
-    return request[0].call(*request[1:]).wait()
+    return request[0].caller.call(*request[1:]).wait()
 
 
 def rpc_async(
@@ -220,7 +225,7 @@ def rpc_async(
     worker that is known to be gone.
     """
     request = _request(to, func, args, kwargs, timeout)
-    return polled(request[0].call(*request[1:]))
+    return polled(request[0].caller.call(*request[1:]))
 
 
 def remote(
@@ -256,13 +261,13 @@ def _request(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: Timeout | None,
-) -> tuple[Agent, int, Callable[..., Any], tuple[Any, ...], dict[str, Any], float | None]:
-    """Return who calls, and what, once that is checked."""
-    agent = current_agent()
+) -> tuple[LocalWorker, int, Callable[..., Any], tuple[Any, ...], dict[str, Any], float | None]:
+    """Return the calling worker, and the checked arguments of its call."""
+    worker = current_worker()
     seconds = seconds_of(timeout)
     if not callable(func):
         raise TypeError(f"func must be callable, got {func!r}")
-    return agent, agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds
+    return worker, worker.directory.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
@@ -270,18 +275,19 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
 
     Raises ValueError for a name that no worker has, RuntimeError where RPC is not initialised.
     """
-    agent = current_agent()
-    return agent.workers[agent.rank if worker_name is None else agent.find(worker_name)]
+    worker = current_worker()
+    rank = worker.rank if worker_name is None else worker.directory.find(worker_name)
+    return worker.workers[rank]
 
 
 def get_worker_infos() -> tuple[WorkerInfo, ...]:
     """Return all workers, by rank."""
-    return current_agent().workers
+    return current_worker().workers
 
 
 def get_rpc_timeout() -> float:
     """Return the seconds that a call may take which says nothing else (0: no end)."""
-    return current_agent().timeout
+    return current_worker().caller.timeout
 
 
 def cancelled() -> bool:
@@ -290,8 +296,8 @@ def cancelled() -> bool:
 
     A function that takes long looks at this now and then, and returns.
     """
-    serving = current_agent().server.current
-    return serving is not None and serving.cancelled is not None
+    call = current_worker().execution.current
+    return call is not None and call.cancelled is not None
 
 
 def add_carrier(name: str, carrier: Carrier) -> None:
@@ -300,23 +306,23 @@ def add_carrier(name: str, carrier: Carrier) -> None:
     Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
     name that there is.
     """
-    current_agent().carriers.add(name, carrier)
+    current_worker().carriers.add(name, carrier)
 
 
 def pickled_for() -> int | None:
     """Return the rank of the worker for which the calling thread pickles a call's arguments or
     result, None if it does not: for the ``__reduce__`` of what only means something there.
     """
-    agent = find_agent()
-    return None if agent is None else agent.holdings.pickled_for
+    worker = find_worker()
+    return None if worker is None else worker.references.pickled_for
 
 
 def differentiate_by(make: Callable[[], Differentiating]) -> None:
-    """Have the workers of this process keep gradients by what ``make()`` makes, from ``init_rpc``
-    on: for the package that has it, when it is imported.
+    """Have the workers of this process keep gradients by what ``make()`` returns, from ``init_rpc``
+    on. The package that keeps gradients calls it when it is imported.
     """
-    carriers.registered.append(make)
-    if find_agent() is not None:
+    keep_gradients_by(make)
+    if find_worker() is not None:
         differentiate(make)
 
 
@@ -326,8 +332,8 @@ def differentiate(make: Callable[[], Differentiating]) -> Differentiating:
 
     Raises RuntimeError where RPC is not initialised.
     """
-    agent = current_agent()
-    found = agent.carriers.differentiate(make)
-    for rank in list(agent.peers.lost):
+    worker = current_worker()
+    found = worker.carriers.differentiate(make)
+    for rank in list(worker.directory.lost):
         found.lose(rank)
     return found

@@ -1,91 +1,65 @@
-"""Calls under way: their futures, and the clock that ends them at their deadlines."""
+"""The futures of remote calls."""
 
 from __future__ import annotations
 
 import math
-import select
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from meshlib.calls.future import Future, after
-from meshlib.calls.lane import Continuations
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
 from meshlib.rpc.errors import describe, safely
-from meshlib.rpc.wire.bell import Bell
-from meshlib.rpc.wire.connection import Connection
-from meshlib.rpc.wire.threads import Threads
+from meshlib.rpc.execution import CallId, Execution
+from meshlib.rpc.loopback import AnyConnection
 from transport.deadline import Deadline, Timeout, to_seconds
 
-if TYPE_CHECKING:
-    from meshlib.rpc.agent import Agent
-    from meshlib.rpc.references.ownership import ObjectId
-
 UNSET_TIMEOUT = -1.0
-"""What c10d's programs pass for the default."""
-
-
-class Callbacks(Continuations):
-    """Where callbacks of remote calls run: as jobs of the worker's threads, so they may wait."""
-
-    def __init__(self, threads: Threads) -> None:
-        super().__init__("rpc-callbacks")
-        self._threads = threads
-
-    def submit(self, task: Callable[[], None]) -> None:
-        """Have a thread run ``task``."""
-        self._threads.submit(task)
-
-    def is_current(self) -> bool:
-        """Whether callbacks run at once: never, the thread may have to read replies."""
-        return False
-
-    def is_idle(self) -> bool:
-        """Whether a callback of a future that is done runs at once: it does."""
-        return True
+"""c10d's ``UNSET_RPC_TIMEOUT``: the worker's default."""
 
 
 class RpcFuture(Future[Any]):
-    """The outcome of a remote call, or of what follows it. ``torch.futures.Future``'s methods.
+    """The outcome of a remote call, or of its continuation. ``torch.futures.Future``'s methods.
 
-    A function that runs for a remote call, or a callback, that waits for one of these gives up its
-    thread's slot.
+    A remotely called function or a callback that waits for one releases its thread's slot.
     """
 
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(None, agent.callbacks)
-        self._agent = agent
-        self.object: tuple[int, int] | None = None
-        """The object whose value it is: the number of the call that makes it."""
+    def __init__(self, execution: Execution, oid: CallId | None = None) -> None:
+        super().__init__(None, execution.callbacks)
+        self.execution = execution
+        self.object = oid
+        """The object of this worker whose value it is."""
 
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
-        """Wait for the outcome without looking at it; ``what()`` names it in the error."""
+        """Wait for the outcome without raising it; ``what()`` names it in the error."""
         if self._done:
             return
-        with self._agent.waiting(self):
+        with self.execution.waiting(self):
             super().block(timeout, what)
 
     def _follower(self) -> Future[Any]:
-        return RpcFuture(self._agent)
+        return RpcFuture(self.execution)
 
 
-class Outgoing(RpcFuture):
-    """A call to another worker, or to this one: its number, function, callee and deadline."""
+class OutgoingCall(RpcFuture):
+    """A call of this worker: its number, function, callee and deadline.
+
+    ``seconds`` is its timeout (0: none); ``kept`` lives until it ends.
+    """
 
     def __init__(
         self,
-        agent: Agent,
+        execution: Execution,
         number: int,
         to: int,
         func: object,
         seconds: float,
-        kept: object,
+        kept: object = None,
         what: str = "",
     ) -> None:
-        super().__init__(agent)
+        super().__init__(execution)
         self.number = number
         self.to = to
         self._func = func
@@ -95,27 +69,26 @@ class Outgoing(RpcFuture):
         self.seconds = seconds
         self.begun: float = time.monotonic()
         self.due: float = self.begun + seconds if seconds else math.inf
-        self.connection: Connection | None = None
-        self.kept: object = kept
-        """What must live until the reply is there."""
+        self.connection: AnyConnection | None = None
         self.sent: dict[str, Any] | None = None
-        """What it took along, by carrier."""
-        self.passed: list[tuple[int, ObjectId]] = []
+        """What its carriers sent, by name."""
+        self.passed: list[tuple[int, CallId]] = []
         """The references in its arguments: their owners and objects."""
         self.late = False
-        """Whether its deadline has passed, and the callee is asked what it does."""
+        """Whether its deadline has passed, and the callee is asked about it."""
+        self._kept = kept
 
     @property
     def is_question(self) -> bool:
-        """Whether the worker itself was asked, not a function called."""
+        """Whether it asks the worker itself, and calls no function."""
         return isinstance(self._func, str)
 
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
-        """Wait for the reply; read it here if no other thread reads from that worker."""
+        """Wait for the reply. Read it in this thread, unless another reads the connection."""
         if self._done:
             return
-        if self._agent.threads.in_a_job:
-            with self._agent.waiting(self):
+        if self.execution.threads.in_a_job:
+            with self.execution.waiting(self):
                 self._read(timeout, what)
         else:
             self._read(timeout, what)
@@ -133,20 +106,27 @@ class Outgoing(RpcFuture):
             Future.block(self, timeout, what)
 
     def end(self, value: Any, error: BaseException | None) -> None:
-        """Make this the outcome, unless there is one."""
-        self.kept = None
+        """Make this the outcome, unless it has one."""
+        self._kept = None
         if self.record is not None and not self.record.ended:
             self.record.end(None if error is None else describe(error))
         settle(self, value, error)
 
 
 def settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
-    """Make this the outcome of ``future``, unless there is one."""
+    """Make this the outcome of ``future``, unless it has one."""
     with suppress(RuntimeError):
         if error is not None:
             future.set_exception(error)
         else:
             future.set_result(value)
+
+
+def polled(call: Any) -> Any:
+    """Return ``call``, whose reply is read when it arrives, even if no thread waits for it."""
+    if call.connection is not None:
+        call.connection.poll()
+    return call
 
 
 def seconds_of(timeout: Timeout | None) -> float | None:
@@ -169,15 +149,15 @@ def name_of(func: object) -> str:
 
 
 class Request(NamedTuple):
-    """What a call asks for, but its arguments: the same from whichever worker's thread."""
+    """A call without its arguments. Any worker may make it."""
 
     to: int
     func: Callable[..., Any]
     timeout: float | None
     kept: object
-    """What must live as long as it may be called."""
+    """An object to keep alive until the call ends."""
     what: str
-    """The function's name in messages, where it is another."""
+    """The name to show in messages in place of the function's."""
 
     @property
     def name(self) -> str:
@@ -186,71 +166,12 @@ class Request(NamedTuple):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call, from the worker of the calling thread; return its future."""
-        call: Any = getattr(current_world().rpc, "call", None)
-        if call is None:
+        caller: Any = getattr(current_world().rpc, "caller", None)
+        if caller is None:
             raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
-        return call(self.to, self.func, args, kwargs, self.timeout, kept=self.kept, what=self.what)
-
-
-class Clock:
-    """A thread that wakes for deadlines, and for what other threads must not do themselves.
-
-    ``work()`` is called each time; it returns when (monotonic seconds) there is something to do,
-    as far as it finds that: what is due has been put where it looks before ``due`` is called.
-    """
-
-    def __init__(self, name: str, work: Callable[[], float]) -> None:
-        self._work = work
-        self._due = math.inf
-        self._lock = threading.Lock()
-        self._asked = self._closed = False
-        self._bell: Bell | None = Bell()
-        self._thread = threading.Thread(target=self._run, name=f"meshlib-rpc-{name}", daemon=True)
-        self._thread.start()
-
-    def due(self, moment: float) -> None:
-        """Have ``work`` called at ``moment`` at the latest."""
-        if moment < self._due:
-            with self._lock:
-                self._due = min(self._due, moment)
-            self._wake()
-
-    def ring(self) -> None:
-        """Have ``work`` called. Takes no lock: for ``__del__`` as well."""
-        self._asked = True
-        self._wake()
-
-    def _wake(self) -> None:
-        bell = self._bell
-        if bell is not None:
-            bell.ring()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed = True
-        self.ring()
-        if self._thread is not threading.current_thread():
-            self._thread.join(5.0)
-            self._bell = None
-
-    def _run(self) -> None:
-        bell = self._bell
-        assert bell is not None
-        poll = select.poll()
-        poll.register(bell.fd, select.POLLIN)
-        while not self._closed:
-            left = self._due - time.monotonic()
-            poll.poll(min(max(left, 0.0), 3600.0) * 1000)
-            bell.answer()
-            asked, self._asked = self._asked, False
-            if self._closed:
-                return
-            if not asked and time.monotonic() < self._due:
-                continue
-            self._due = math.inf
-            moment = self._work()
-            with self._lock:
-                self._due = min(self._due, moment)
+        return caller.call(
+            self.to, self.func, args, kwargs, self.timeout, kept=self.kept, what=self.what
+        )
 
 
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
@@ -296,7 +217,7 @@ def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
 def _future_of(futures: Sequence[Future[Any]]) -> Future[Any]:
     """Return the future of what comes of all ``futures``: as those of calls, if one of them is."""
     ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
-    return Future[Any]() if ours is None else RpcFuture(ours._agent)  # pyright: ignore[reportPrivateUsage]
+    return Future[Any]() if ours is None else RpcFuture(ours.execution)
 
 
 def _check(futures: Sequence[object]) -> None:

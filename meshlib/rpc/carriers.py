@@ -80,10 +80,6 @@ class Differentiating(Carrier, Protocol):
         ...
 
 
-registered: list[Callable[[], Differentiating]] = []
-"""What makes the carrier of gradients of each worker (the last one of these), filled at import."""
-
-
 class Carriers:
     """The carriers of one worker, by name."""
 

@@ -1,29 +1,25 @@
-"""Calls in the flight recorder: those that this worker makes, and those that it serves.
+"""The flight record of remote calls, made and served.
 
-Their ring is one of their own, of the recorder that collectives have: thousands of calls must not
-drive out the collective that somebody waits in. A call is known by its caller and the caller's
-number for it, on both sides; made while another one is served, it says which (``parent``). So
-``meshlib.trace.chains`` finds who waits for whom, past workers that left no record as well.
+They have a ring of their own: thousands of calls must not drive out a collective that waits. Both
+sides know a call by its caller and the caller's number for it. A call made while another is served
+names that one (``parent``), so ``meshlib.trace.chains`` can follow chains of calls, also past
+workers that left no record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshlib.diagnosis.recorder import FlightRecorder, Record
 from meshlib.rpc.calls import name_of
 from meshlib.rpc.errors import safely
+from meshlib.rpc.execution import CallId, ServedCall
 from transport.call import NO_ROOT, Kind, pack_header
 
-if TYPE_CHECKING:
-    from meshlib.rpc.serving import Serving
-
-Key = tuple[int, int]
-"""The caller's rank, and its number for the call."""
 _NOWHERE = -1
-"""The instruction of a record whose function is not written in Python, or not known yet."""
+"""The instruction of a record whose function is not Python, or not known yet."""
 
 
 class CallRecord(Record):
@@ -69,7 +65,7 @@ class CallRecorder:
         self._open = self._recorder.open
 
     def made(
-        self, number: int, to: int, name: str, nbytes: int, seconds: float, parent: Key | None
+        self, number: int, to: int, name: str, nbytes: int, seconds: float, parent: CallId | None
     ) -> Record:
         """Note that this worker calls ``name`` on worker ``to``, in the call ``parent``."""
         root, elements = parent or (NO_ROOT, 0)
@@ -78,18 +74,18 @@ class CallRecorder:
         record.label, record.started = name, record.issued
         return record
 
-    def served(self, call: Serving, error: str | None) -> None:
-        """Note that a call has been served, well or with ``error``."""
+    def served(self, call: ServedCall, error: str | None) -> None:
+        """Note that a call has been served, with ``error`` if it failed."""
         packed = _packed_served(call)
-        record = self._open(self.id, packed, call.nbytes, call.key[0], False, 0.0)
+        record = self._open(self.id, packed, call.nbytes, call.id[0], False, 0.0)
         _fill(record, call)
         record.end(error)
 
-    def being_served(self, call: Serving) -> Record:
-        """Return the record of a call that has not ended: made when somebody asks, only."""
-        key, code = call.key, self.being_served.__code__
+    def being_served(self, call: ServedCall) -> Record:
+        """Return the record of a call that has not ended."""
+        caller, code = call.id[0], self.being_served.__code__
         record = CallRecord(
-            *(_packed_served(call), False, self.id, call.nbytes, key[0], 0.0, None), 0, code, 0
+            *(_packed_served(call), False, self.id, call.nbytes, caller, 0.0, None), 0, code, 0
         )
         _fill(record, call)
         return record
@@ -101,19 +97,19 @@ class CallRecorder:
         return sorted(found.values(), key=lambda record: record.issued)
 
     def close(self) -> None:
-        """Keep what is under way as it is: the worker ends."""
+        """Freeze the calls under way: the worker ends."""
         left = self.under_way()
         self.under_way = lambda: left
 
 
-def _packed_served(call: Serving) -> bytes:
+def _packed_served(call: ServedCall) -> bytes:
     root, elements = call.parent or (NO_ROOT, 0)
-    return pack_header(call.key[1], elements, root, Kind.SERVE, 0, 0, 0, 0, 0)
+    return pack_header(call.id[1], elements, root, Kind.SERVE, 0, 0, 0, 0, 0)
 
 
-def _fill(record: Record, call: Serving) -> None:
+def _fill(record: Record, call: ServedCall) -> None:
     func = call.func
-    record.issued = call.came
+    record.issued = call.arrived
     if call.thread is not None:
         record.started, record.thread = call.begun, call.thread
     if func is not None:

@@ -1,4 +1,4 @@
-"""Running what other workers ask for, and answering."""
+"""Serving the calls of other workers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from meshlib.arrays.pickling import Payload, load
 from meshlib.calls.future import Future
 from meshlib.diagnosis.stacks import frames_of
 from meshlib.rpc.calls import name_of, settle
+from meshlib.rpc.carriers import Carriers
+from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import (
     RemoteError,
     answerable,
@@ -22,254 +24,184 @@ from meshlib.rpc.errors import (
     with_cause,
     without_frames,
 )
+from meshlib.rpc.execution import CallId, Execution, ServedCall
 from meshlib.rpc.functions import future_of, is_async
-from meshlib.rpc.recording import Key
-from meshlib.rpc.references.ownership import Owned
-from meshlib.rpc.wire.connection import Connection
-from meshlib.rpc.wire.frames import Frame, Kind
-from meshlib.rpc.wire.payload import Payload, load
-
-if TYPE_CHECKING:
-    from meshlib.rpc.agent import Agent
-
-CREATES = 1
-"""The flag of a request whose value becomes an object of this worker."""
-UNREAD = 1
-"""The flag of the answer to a request that could not be unpickled."""
-
-
-@dataclass(slots=True, eq=False)
-class Serving:
-    """A call of another worker's, or of this one's own, that runs here or waits for its turn."""
-
-    key: Key
-    connection: Connection | None
-    nbytes: int
-    came: float
-    parent: Key | None = None
-    """The call whose function made this one."""
-    func: object = None
-    sent: dict[str, Any] | None = None
-    """What it brought along, by carrier."""
-    thread: int | None = None
-    begun: float = 0.0
-    cancelled: str | None = None
-    waits_for: Future[Any] | None = None
-    """The future that its thread waits for, or that it is to answer with."""
-    waits_since: float = 0.0
-    kept: Owned | None = None
-    """The object that its value becomes."""
-
-
-class _Here(threading.local):
-    """The call that the calling thread serves."""
-
-    serving: Serving | None = None
+from meshlib.rpc.loopback import AnyConnection
+from meshlib.rpc.messages import CREATES, UNREAD, Kind
+from meshlib.rpc.recording import CallRecorder
+from meshlib.rpc.references.references import References
+from transport.channel.frames import Frame
 
 
 class Server:
-    """The requests of one worker's callers. Jobs of its threads run them."""
+    """Serves the calls of one worker's callers, as jobs of ``execution``.
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._here = _Here()
-        self.under_way: dict[Key, Serving] = {}
+    While ``has_left()``, failed calls are not answered: they fail because this worker ends.
+    """
 
-    @property
-    def current(self) -> Serving | None:
-        """The call that the calling thread serves, if it does."""
-        return self._here.serving
+    def __init__(
+        self,
+        directory: WorkerDirectory,
+        execution: Execution,
+        references: References,
+        carriers: Carriers,
+        recorder: CallRecorder,
+        has_left: Callable[[], bool],
+    ) -> None:
+        self._directory = directory
+        self._execution = execution
+        self._references = references
+        self._carriers = carriers
+        self._recorder = recorder
+        self._has_left = has_left
 
-    @contextlib.contextmanager
-    def serving(self, serving: Serving | None) -> Generator[None]:
-        """Have the calling thread serve a call."""
-        here, before = self._here, self._here.serving
-        here.serving = serving
-        try:
-            yield
-        finally:
-            here.serving = before
-
-    def accept(self, connection: Connection | None, caller: int, frame: Frame) -> None:
-        """Have a thread run a request; the calling thread may."""
-        serving = Serving((caller, frame.call), connection, frame.nbytes, time.monotonic())
-        self.under_way[serving.key] = serving
-        agent = self._agent
-        if caller in agent.peers.lost:  # told after the request was read: then nobody looked here
-            serving.cancelled = f"its caller, {agent.who(caller)}, {agent.peers.lost[caller]}"
+    def accept(self, connection: AnyConnection, frame: Frame) -> None:
+        """Have a thread run a request. The calling thread, one of the pool, may be the one."""
+        caller, lost = connection.peer, self._directory.lost
+        call = ServedCall((caller, frame.number), connection, frame.nbytes, time.monotonic())
+        self._execution.calls[call.id] = call
+        if caller in lost:  # the loss was noted after the request was read, and found no call
+            call.cancelled = f"its caller, {self._directory.describe(caller)}, {lost[caller]}"
         if frame.flags & CREATES:
-            # Whoever holds references, it must not go before it was made.
-            serving.kept = agent.holdings.create(serving.key)
-        agent.threads.add(lambda: self._run(serving, frame), serving.nbytes)
+            # Before any other worker's reference to it arrives.
+            call.result = self._references.create(call.id)
+        self._execution.threads.add(lambda: self._run(call, frame), call.nbytes)
 
-    def has_begun_all_of(self, caller: int) -> bool:
-        """Whether all requests of a worker that were read are unpickled."""
-        served = [one for one in list(self.under_way.values()) if one.key[0] == caller]
-        return all(serving.func is not None for serving in served)
-
-    def has_begun(self, key: Key) -> bool:
-        """Whether a request that has come is unpickled, or has ended."""
-        serving = self.under_way.get(key)
-        return serving is None or serving.func is not None
-
-    def note_function(self, func: object) -> None:
-        """Note that the call which the calling thread serves runs ``func``, found by its name."""
-        serving = self.current
-        if serving is not None:
-            serving.func = func
-
-    def cancel(self, key: Key, why: str) -> None:
-        """Note that nobody waits for a call any more."""
-        serving = self.under_way.get(key)
-        if serving is not None:
-            serving.cancelled = why
-
-    def cancel_all(self, of: Callable[[Serving], bool], why: str) -> None:
-        """Do so for those ``of`` which this is true."""
-        for serving in list(self.under_way.values()):
-            if of(serving):
-                serving.cancelled = why
-
-    def describe(self, key: Key) -> str:
-        """Return what a call does at this moment, for the error of its caller."""
-        serving = self.under_way.get(key)
-        if serving is None:
+    def state_of(self, call_id: CallId) -> str:
+        """Return what a call does at this moment, for its caller's error."""
+        call = self._execution.calls.get(call_id)
+        if call is None:
             return "it has ended there, or has not arrived"
-        if serving.thread is None:
-            threads = self._agent.threads
+        if call.thread is None:
+            threads = self._execution.threads
             if threads.running < threads.limit:
                 return "it has arrived, and is about to begin"
             return (
                 f"it has not begun: all {threads.limit} threads are busy, {threads.backlog}"
                 " calls wait for one"
             )
-        seconds = time.monotonic() - serving.begun
-        if serving.thread == 0:
+        seconds = time.monotonic() - call.begun
+        if call.thread == 0:
             return f"it waits, for {seconds:.1f} s, for the future that the function has returned"
-        return f"it has run for {seconds:.1f} s, {_stack_below(serving.thread)}"
+        return f"it has run for {seconds:.1f} s, {_stack_below(call.thread)}"
 
     # ------------------------------------------------------------------ one call
 
-    def _run(self, serving: Serving, frame: Frame) -> None:
-        here, before = self._here, self._here.serving
-        here.serving = serving
-        serving.begun, serving.thread = time.monotonic(), threading.get_ident()
+    def _run(self, call: ServedCall, frame: Frame) -> None:
+        here = self._execution.here
+        before, here.call = here.call, call
+        call.begun, call.thread = time.monotonic(), threading.get_ident()
         try:
-            self._run_it(serving, frame)
+            self._run_function(call, frame)
         except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
-            self._fail(serving, error)
+            self._fail(call, error)
         finally:
-            here.serving = before
+            here.call = before
 
-    def _run_it(self, serving: Serving, frame: Frame) -> None:
-        agent, connection = self._agent, serving.connection
-        if connection is None:
-            buffers = [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
-        else:
-            buffers = connection.fetch(frame)
-        loaded = agent.holdings.load(*serving.key, frame.data, buffers)
+    def _run_function(self, call: ServedCall, frame: Frame) -> None:
+        buffers = call.connection.fetch(frame)
+        loaded = self._references.load(*call.id, frame.data, buffers)
         func, args, kwargs, sent, parent = loaded
         del loaded
         del frame, buffers
-        serving.func, serving.parent, serving.sent = func, parent, sent
-        if serving.cancelled is not None:
-            raise RemoteError(f"the call was not begun: {serving.cancelled}")
-        if not agent.workers:
-            agent.find(agent.rank)  # who calls may have met all workers before this one has
+        call.func, call.parent, call.sent = func, parent, sent
+        if call.cancelled is not None:
+            raise RemoteError(f"the call was not begun: {call.cancelled}")
+        self._directory.await_names()
         if sent is None:
             result, backs = func(*args, **kwargs), None
         else:
             with contextlib.ExitStack() as stack:
-                backs = agent.carriers.serve(sent, serving.key[0], stack)
+                backs = self._carriers.serve(sent, call.id[0], stack)
                 result = func(*args, **kwargs)
         del args, kwargs
         if isinstance(result, Later):
             result = result.future
-            serving.waits_for, serving.waits_since = result, time.monotonic()
+            call.waits_for, call.waits_since = result, time.monotonic()
         elif is_async(func):
             result = future_of(func, result)
         else:
-            self._answer(serving, result, backs)
+            self._answer(call, result, backs)
             return
-        serving.thread = 0
-        result.add_done_callback(lambda done: self._answer_later(serving, done, backs))
+        call.thread = 0
+        result.add_done_callback(lambda done: self._answer_later(call, done, backs))
 
     def _answer_later(
-        self, serving: Serving, done: Future[Any], backs: dict[str, Any] | None
+        self, call: ServedCall, done: Future[Any], backs: dict[str, Any] | None
     ) -> None:
-        with self.serving(None):
-            try:
-                error = done.exception()
-                if error is not None:
-                    self._fail(serving, error)
-                else:
-                    self._answer(serving, done.value(), backs)
-            except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
-                self._fail(serving, error)
+        here = self._execution.here
+        before, here.call = here.call, None
+        try:
+            error = done.exception()
+            if error is not None:
+                self._fail(call, error)
+            else:
+                self._answer(call, done.value(), backs)
+        except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
+            self._fail(call, error)
+        finally:
+            here.call = before
 
-    def _answer(self, serving: Serving, result: Any, backs: dict[str, Any] | None) -> None:
-        if serving.kept is not None:
-            settle(serving.kept.value, result, None)
+    def _answer(self, call: ServedCall, result: Any, backs: dict[str, Any] | None) -> None:
+        if call.result is not None:
+            settle(call.result, result, None)
             result = None
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
-        with self._agent.carriers.answering(serving.sent):
-            payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
-        self._send(serving, Kind.REPLY, payload, None)
+        with self._carriers.answering(call.sent):
+            payload = self._references.dump((result, brought or None), call.id[0])
+        self._send(call, Kind.REPLY, payload, None)
 
-    def _fail(self, serving: Serving, error: BaseException) -> None:
-        name = name_of(serving.func) if serving.func is not None else "a call"
+    def _fail(self, call: ServedCall, error: BaseException) -> None:
+        was_read = call.func is not None
+        name = name_of(call.func) if was_read else "a call"
         lines = safely(lambda: "".join(traceback.format_exception(error)), describe(error))
-        text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n{lines}"
+        who = self._directory.describe(self._directory.rank)
+        text = f"On {who}, in {name}:\n{lines}"
         error = answerable(error)
-        if serving.kept is not None:
-            settle(serving.kept.value, None, with_cause(without_frames(error), text))
-        payload = safely(lambda: self._packed(error, text, serving.key[0]), None)
+        if call.result is not None:
+            settle(call.result, None, with_cause(without_frames(error), text))
+        payload = safely(lambda: self._packed(error, text, call.id[0]), None)
         if payload is None:
             stand_in = RemoteError(describe(error))
-            payload = self._agent.holdings.dump((stand_in, text), serving.key[0])
-        flags = UNREAD if serving.func is None else 0
-        self._send(serving, Kind.ERROR, payload, describe(error), flags)
+            payload = self._references.dump((stand_in, text), call.id[0])
+        flags = 0 if was_read else UNREAD
+        self._send(call, Kind.ERROR, payload, describe(error), flags)
 
     def _packed(self, error: Exception, text: str, to: int) -> Payload | None:
-        """Return the payload of ``error`` for a worker; None: another worker cannot unpickle it."""
-        dump = self._agent.holdings.dump
-        # References in it are passed to this worker itself by the trial, and counted as such.
-        trial = dump((error, text), self._agent.rank)
+        """Return the payload of ``error`` for a worker; None if it cannot be unpickled."""
+        dump = self._references.dump
+        # The trial passes references in it to this worker itself, and counts them as such.
+        trial = dump((error, text), self._directory.rank)
         came, _ = load(trial.data, trial.buffers)
         return dump((error, text), to) if isinstance(came, Exception) else None
 
     def _send(
-        self, serving: Serving, kind: int, payload: Payload, error: str | None, flags: int = 0
+        self, call: ServedCall, kind: int, payload: Payload, error: str | None, flags: int = 0
     ) -> None:
-        self.under_way.pop(serving.key, None)
-        self._agent.recorder.served(serving, error or serving.cancelled)
-        serving.kept = None
-        number, connection = serving.key[1], serving.connection
-        if kind == Kind.ERROR and self._agent.has_left:
-            return  # the function failed because this worker ends: its caller hears of that
-        if connection is None:
-            buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
-            self._agent.on_local_reply(Frame(kind, flags, number, payload.data, ()), buffers)
+        self._execution.calls.pop(call.id, None)
+        self._recorder.served(call, error or call.cancelled)
+        call.result = None
+        if kind == Kind.ERROR and self._has_left():
             return
-        with suppress(OSError):  # the caller is gone, and has been told, or cannot be
-            connection.send(kind, number, payload, flags)
+        with suppress(OSError):  # its calls have failed with the connection
+            call.connection.send(kind, call.id[1], *payload, flags)
 
 
 class Later(NamedTuple):
-    """What a function of ours returns for an answer that comes when ``future`` is done."""
+    """The result of a function of meshlib's own that answers when ``future`` is done."""
 
     future: Future[Any]
 
 
 def _stack_below(thread: int) -> str:
-    """Return where the function that a thread runs for a call is, as lines to print."""
+    """Return the stack of the function that a thread runs for a call, as lines to print."""
     frames = frames_of(thread)
     ours = [i for i, (frame, _) in enumerate(frames) if frame.f_code is _RUN]
     below = frames[ours[-1] + 1 :] if ours else []
-    # The lines of a module come from its loader, which may be the user's.
+    # The source lines come from the module's loader, which may be the user's.
     text = safely(lambda: "".join(traceback.StackSummary.extract(iter(below)).format()), "")
     text = text.rstrip()
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
 
 
-_RUN = Server._run_it.__code__  # pyright: ignore[reportPrivateUsage]
+_RUN = Server._run_function.__code__  # pyright: ignore[reportPrivateUsage]

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 from meshlib.mesh.config import MeshConfig
-from meshlib.rpc.wire.frames import FrameError, FrameReader, pack
 from meshlib.trace import dump
 from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.channel.frames import FrameError, FrameReader, pack
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError, DistStoreError
 from transport.net.auth import MAX_UNPROVEN_BYTES, Handshake
@@ -204,7 +204,7 @@ def remote_calls(data: bytes) -> None:
         while True:
             for frame in reader.receive(sock):
                 memories = [None if b.memory is None else bytes(b.memory) for b in frame.buffers]
-                found.append((frame.kind, frame.flags, frame.call, bytes(frame.data), memories))
+                found.append((frame.kind, frame.flags, frame.number, bytes(frame.data), memories))
     again = b""
     for kind, flags, call, body, memories in found:
         if None in memories:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from targets import TARGETS
 
-from meshlib.rpc.wire.frames import pack
+from transport.channel.frames import pack
 from transport.store.commands import Op
 from transport.store.tcp.wire import pack_request
 from transport.tcp.frame import PREFIX_BYTES

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from meshlib.calls.future import Future
-from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
-from meshlib.rpc.calls import Outgoing, seconds_of
+from meshlib.rpc.calls import OutgoingCall, polled, seconds_of
+from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import RemoteTraceback, describe, without_frames
 from meshlib.rpc.functions import future_of, is_async
-from meshlib.rpc.references.ownership import ObjectId
+from meshlib.rpc.references.counting import ObjectId
 from meshlib.rpc.serving import Later
+from meshlib.rpc.worker import LocalWorker, current_worker
 from transport.deadline import Timeout
 
 T = TypeVar("T")
@@ -26,45 +27,45 @@ class RRef(Generic[T]):
     ``type_hint`` is accepted for c10d's sake.
     """
 
-    _agent: Agent
+    _worker: LocalWorker
     _owner: int
     _oid: ObjectId
     _giver: int
     _made: Future[Any] | None = None
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        agent = current_agent()
-        oid = agent.rank, agent.next_number()
-        owned = agent.holdings.create(oid)
-        self._set(agent, agent.rank, oid, agent.rank)
-        owned.value.set_result(value)
+        worker = current_worker()
+        oid = worker.rank, worker.caller.next_number()
+        future = worker.references.create(oid)
+        self._set(worker, worker.rank, oid, worker.rank)
+        future.set_result(value)
 
-    def _set(self, agent: Agent, owner: int, oid: ObjectId, giver: int) -> None:
-        self._agent, self._owner, self._oid, self._giver = agent, owner, oid, giver
+    def _set(self, worker: LocalWorker, owner: int, oid: ObjectId, giver: int) -> None:
+        self._worker, self._owner, self._oid, self._giver = worker, owner, oid, giver
 
     def __reduce__(self) -> tuple[Any, ...]:
-        giver = self._agent.holdings.pass_on(self._owner, self._oid)
+        giver = self._worker.references.pass_on(self._owner, self._oid)
         return _received, (self._owner, self._oid, giver)
 
     def __del__(self) -> None:
-        agent = getattr(self, "_agent", None)
-        if agent is not None:
-            agent.holdings.drop(self._owner, self._oid, self._giver)
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            worker.references.drop(self._owner, self._oid, self._giver)
 
     def __repr__(self) -> str:
-        return f"<RRef to object {self._oid} of {self._agent.who(self._owner)}>"
+        return f"<RRef to object {self._oid} of {self._worker.directory.describe(self._owner)}>"
 
     def owner(self) -> WorkerInfo:
         """Return the worker on which the object lives."""
-        return self._agent.workers[self._owner]
+        return self._worker.workers[self._owner]
 
     def owner_name(self) -> str:
         """Return the name of that worker."""
-        return self._agent.name_of(self._owner)
+        return self._worker.directory.name_of(self._owner)
 
     def is_owner(self) -> bool:
         """Return whether the object lives on this worker."""
-        return self._owner == self._agent.rank
+        return self._owner == self._worker.rank
 
     def confirmed_by_owner(self) -> bool:
         """Return whether the owner is known to have the object: at once, but where ``remote`` made
@@ -78,11 +79,12 @@ class RRef(Generic[T]):
         Raises RuntimeError on any other worker, what making it raised, ``RRefLostError``.
         """
         if not self.is_owner():
+            here = self._worker.directory.describe(self._worker.rank)
             raise RuntimeError(
-                f"local_value() of {self!r} was called on {self._agent.who(self._agent.rank)};"
+                f"local_value() of {self!r} was called on {here};"
                 " expected on its owner (to_here() gives a copy anywhere)"
             )
-        return _local(self._agent, self._oid)
+        return _local(self._worker, self._oid)
 
     def to_here(self, timeout: Timeout | None = None) -> T:
         """Return the object on its owner, a copy of it elsewhere; waits until it is made.
@@ -92,9 +94,9 @@ class RRef(Generic[T]):
         """
         self._check_made()
         if self.is_owner():
-            return _local(self._agent, self._oid, _bound(self._agent, timeout))
+            return _local(self._worker, self._oid, _bound(self._worker, timeout))
         seconds = seconds_of(timeout)
-        call = self._agent.call(
+        call = self._worker.caller.call(
             self._owner, _fetch, (self._oid,), {}, seconds, kept=self, what="RRef.to_here"
         )
         return call.wait()
@@ -123,7 +125,7 @@ class RRef(Generic[T]):
         Raises RuntimeError where there is no context, ValueError for one that there is not, what
         making the object failed with, and what ``backward`` raises.
         """
-        gradients = self._agent.carriers.gradients
+        gradients = self._worker.carriers.gradients
         current = None if gradients is None else gradients.current()
         context_id = current if dist_autograd_ctx_id == -1 else dist_autograd_ctx_id
         if gradients is None or context_id is None:
@@ -136,7 +138,9 @@ class RRef(Generic[T]):
             return
         self._check_made()
         sent = (self._oid, context_id, retain_graph)
-        self._agent.call(self._owner, _backward, sent, {}, kept=self, what="RRef.backward").wait()
+        self._worker.caller.call(
+            self._owner, _backward, sent, {}, kept=self, what="RRef.backward"
+        ).wait()
 
     def creation(self) -> Future[Any]:
         """Return the future of the call that makes the object, done at once elsewhere."""
@@ -166,38 +170,42 @@ class _Proxy:
         rref = self._rref
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
+            worker, owner, oid = rref._worker, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
             sent = (oid, name, args, kwargs)
             what = f"RRef.{name}"
-            return self._begin(agent, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
+            return self._begin(
+                worker, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what
+            )
 
         return method
 
 
-def _call(agent: Agent, *request: Any, kept: RRef[Any], what: str) -> Outgoing:
+def _call(worker: LocalWorker, *request: Any, kept: RRef[Any], what: str) -> OutgoingCall:
     kept._check_made()  # pyright: ignore[reportPrivateUsage]
-    return agent.call(*request, kept=kept, what=what)
+    return worker.caller.call(*request, kept=kept, what=what)
 
 
-def create(agent: Agent, owner: int, *call: Any, kept: object = None, what: str = "") -> RRef[Any]:
+def create(
+    worker: LocalWorker, owner: int, *call: Any, kept: object = None, what: str = ""
+) -> RRef[Any]:
     """Have ``owner`` call a function, and return a reference to what that returns.
 
-    ``call`` are function, arguments and timeout, as for ``Agent.call``.
+    ``call`` are function, arguments and timeout, as for ``Caller.call``.
     """
-    number = agent.next_number()
-    oid = agent.rank, number
+    number = worker.caller.next_number()
+    oid = worker.rank, number
     rref: RRef[Any] = RRef.__new__(RRef)
-    made = agent.call(owner, *call, kept=kept, number=number, what=what)
-    rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
+    made = worker.caller.call(owner, *call, kept=kept, number=number, what=what)
+    rref._set(worker, owner, oid, worker.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     polled(made)
 
     def note(done: Future[Any]) -> None:
         error = done.failure
-        # What came from there is known there; not that the request was lost, or is too late.
+        # The owner knows of its own errors, not of a request that was lost or timed out.
         if error is not None and not isinstance(error.__cause__, RemoteTraceback):
-            who = agent.who(agent.rank)
-            agent.holdings.give_up(owner, oid, f"{who} gave up its creation: {describe(error)}")
+            who = worker.directory.describe(worker.rank)
+            worker.references.give_up(owner, oid, f"{who} gave up its creation: {describe(error)}")
 
     made.add_done_callback(note)
     return rref
@@ -205,27 +213,20 @@ def create(agent: Agent, owner: int, *call: Any, kept: object = None, what: str 
 
 def _received(owner: int, oid: ObjectId, giver: int) -> RRef[Any]:
     """Return the reference that came with a message."""
-    agent, rref = current_agent(), RRef[Any].__new__(RRef)
-    agent.holdings.take(owner, oid, giver)
-    rref._set(agent, owner, oid, giver)  # pyright: ignore[reportPrivateUsage]
+    worker, rref = current_worker(), RRef[Any].__new__(RRef)
+    worker.references.take(owner, oid, giver)
+    rref._set(worker, owner, oid, giver)  # pyright: ignore[reportPrivateUsage]
     return rref
 
 
-def polled(call: Any) -> Any:
-    """Return ``call``, whose reply is read when it comes, also if nobody waits for it."""
-    if call.connection is not None:
-        call.connection.poll()
-    return call
-
-
-def _bound(agent: Agent, timeout: Timeout | None) -> float | None:
+def _bound(worker: LocalWorker, timeout: Timeout | None) -> float | None:
     seconds = seconds_of(timeout)
-    return (agent.timeout if seconds is None else seconds) or None
+    return (worker.caller.timeout if seconds is None else seconds) or None
 
 
-def _local(agent: Agent, oid: ObjectId, seconds: float | None = None) -> Any:
+def _local(worker: LocalWorker, oid: ObjectId, seconds: float | None = None) -> Any:
     """On the owner: return the object when it is made. Raises what making it raised."""
-    value = agent.holdings.value_of(oid)
+    value = worker.references.value_of(oid)
     value.block(seconds, lambda: f"the object {oid}")
     if value.failure is not None:
         raise without_frames(value.failure)
@@ -234,22 +235,24 @@ def _local(agent: Agent, oid: ObjectId, seconds: float | None = None) -> Any:
 
 def _fetch(oid: ObjectId) -> Later:
     """On the owner: answer with the object when it is made."""
-    return Later(current_agent().holdings.value_of(oid))
+    return Later(current_worker().references.value_of(oid))
 
 
 def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
     """On the owner: compute gradients from the object when it is made."""
-    agent = current_agent()
-    value = _local(agent, oid)
-    if agent.carriers.gradients is None:
+    worker = current_worker()
+    value = _local(worker, oid)
+    if worker.carriers.gradients is None:
         raise ValueError(f"there is no autograd context {context_id} on this worker")
-    agent.carriers.gradients.backward(context_id, value, retain_graph)
+    worker.carriers.gradients.backward(context_id, value, retain_graph)
 
 
 def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On the owner: call a method of the object when it is made."""
-    agent = current_agent()
-    method = getattr(_local(agent, oid), name)
-    agent.server.note_function(method)
+    worker = current_worker()
+    method = getattr(_local(worker, oid), name)
+    call = worker.execution.current
+    if call is not None:
+        call.func = method
     result = method(*args, **kwargs)
     return Later(future_of(method, result)) if is_async(method) else result

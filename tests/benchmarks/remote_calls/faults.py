@@ -23,7 +23,7 @@ PROGRAM = """
 import os, random, signal, sys, threading, time
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc.agent import current_agent
+from meshlib.rpc.worker import current_worker
 
 kind, phase, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 VICTIM = 2
@@ -81,7 +81,7 @@ if me == 0:
         assert f"worker{VICTIM}" in text or "worker1" in text, text
         assert word in text, text
     until = time.monotonic() + 20
-    while phase == "caller" and kind == "kill" and len(current_agent().holdings):
+    while phase == "caller" and kind == "kill" and len(current_worker().references):
         assert time.monotonic() < until, "what the victim held was not freed"
         time.sleep(0.01)
 rpc.shutdown(timeout=40)

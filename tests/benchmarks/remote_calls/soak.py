@@ -57,7 +57,7 @@ def fail() -> None:
 
 def taken() -> dict[str, int]:
     """Return what this process takes."""
-    from meshlib.rpc.agent import current_agent
+    from meshlib.rpc.worker import current_worker
 
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -65,7 +65,7 @@ def taken() -> dict[str, int]:
         "KiB": pages * os.sysconf("SC_PAGE_SIZE") >> 10,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
-        "objects": len(current_agent().holdings),
+        "objects": len(current_worker().references),
     }
 
 

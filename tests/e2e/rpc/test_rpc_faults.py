@@ -76,25 +76,25 @@ def test_a_callers_death_cancels_and_frees_what_it_held_but_not_what_it_gave(mes
     script = meshrun.script(
         PROGRAM
         + """
-from meshlib.rpc.agent import current_agent
+from meshlib.rpc.worker import current_worker
 held = []
 def keep(rref): held.append(rref)
 if me == 1:
     mine, granted, given = [rpc.remote(0, Thing) for _ in range(3)]
     given.rpc_sync().get()
-    holdings = current_agent().holdings
-    holdings.dump(granted, 0)  # the owner is told, and the reference is never sent
-    holdings._tell = lambda *_: None  # it is sent, and the owner is not told
+    references = current_worker().references
+    references.dump(granted, 0)  # the owner is told, and the reference is never sent
+    references._tell = lambda *_: None  # it is sent, and the owner is not told
     rpc.rpc_sync(0, keep, (given,))
     rpc.rpc_async(0, until_cancelled, ("begun", "told"), timeout=0)
     await_file("begun")
     os.kill(os.getpid(), signal.SIGKILL)
 if me == 0:
     await_file("told")
-    while len(current_agent().holdings) > 1: time.sleep(0.005)
+    while len(current_worker().references) > 1: time.sleep(0.005)
     assert held[0].to_here().value == 1
     held.clear()
-    while len(current_agent().holdings): time.sleep(0.005)
+    while len(current_worker().references): time.sleep(0.005)
 rpc.shutdown()
 print("done", me)
 """

@@ -6,7 +6,7 @@ import time
 import meshlib as dist
 from meshlib import rpc
 from meshlib.job.current import adopt_thread, current_world
-from meshlib.rpc.agent import current_agent
+from meshlib.rpc.worker import current_worker
 from meshlib.testing import run_ranks
 
 
@@ -47,7 +47,7 @@ def start_thread(fn):
 def expire(call):
     """Have the deadline of ``call`` pass now."""
     call.due = 0.0
-    current_agent().watch_deadline(call.due)
+    current_worker().deadlines.watch(call.due)
 
 
 def workers(count, fn, *args, threads=4, timeout=120.0):
@@ -57,7 +57,7 @@ def workers(count, fn, *args, threads=4, timeout=120.0):
     def rank():
         options = rpc.RpcBackendOptions(num_worker_threads=threads, rpc_timeout=timeout)
         rpc.init_rpc(f"w{dist.get_rank()}", rpc_backend_options=options)
-        agents[dist.get_rank()] = current_agent()
+        agents[dist.get_rank()] = current_worker()
         try:
             result = fn(*args) if dist.get_rank() == 0 else None
         except BaseException:

@@ -8,7 +8,7 @@ import pytest
 from rpc_workers import workers
 
 from meshlib import rpc
-from meshlib.rpc.agent import current_agent
+from meshlib.rpc.worker import current_worker
 
 CALLS = 1000
 gate = threading.Event()
@@ -63,7 +63,7 @@ def test_a_connection_that_breaks_amid_many_calls():
             calls.append(rpc.rpc_async(1, run, (i,)))
             if i == CALLS // 2:
                 calls[i // 2].wait()
-                connection = current_agent().peers.existing(1)
+                connection = current_worker().channel.connected(1)
                 connection.shut(ConnectionResetError(errno.ECONNRESET, "the cable was cut"))
         answered = set()
         for i, call in enumerate(calls):

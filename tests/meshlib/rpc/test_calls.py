@@ -10,7 +10,7 @@ from rpc_workers import workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc.agent import Agent
+from meshlib.rpc.directory import WorkerDirectory
 from meshlib.testing import RankError, run_ranks
 
 gate = threading.Event()
@@ -78,19 +78,19 @@ def test_a_worker_is_called_by_name_rank_info_and_itself():
 
 def test_a_call_that_comes_before_its_callee_has_met_all_workers_waits_for_that(monkeypatch):
     meets, waits = threading.Event(), threading.Event()
-    meet = Agent.meet
+    meet = WorkerDirectory.meet
 
     class Met(threading.Event):
         def wait(self, timeout=None):
             waits.set()
             return super().wait(timeout)
 
-    def late(agent, names):
-        if agent.rank == 1:
-            agent._met = Met()
+    def late(directory, names):
+        if directory.rank == 1:
+            directory._met = Met()
             meets.set()
             assert waits.wait(90)
-        meet(agent, names)
+        meet(directory, names)
 
     def program():
         assert meets.wait(90)
@@ -99,7 +99,7 @@ def test_a_call_that_comes_before_its_callee_has_met_all_workers_waits_for_that(
         finally:
             waits.set()
 
-    monkeypatch.setattr(Agent, "meet", late)
+    monkeypatch.setattr(WorkerDirectory, "meet", late)
     workers(2, program)
 
 

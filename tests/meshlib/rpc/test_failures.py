@@ -12,10 +12,11 @@ from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc import overdue, peers
-from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, Agent, current_agent
-from meshlib.rpc.wire.connection import Connection
+from meshlib.rpc import deadlines, worker
+from meshlib.rpc.worker import BACKLOG_BYTES, BACKLOG_CALLS, LocalWorker, current_worker
 from meshlib.testing import RankError, run_ranks
+from transport.channel import channel
+from transport.channel.connection import Connection
 from transport.tcp.meeting.dial import Dial
 
 gate = threading.Event()
@@ -30,7 +31,7 @@ def _closed_gate(monkeypatch):
     while begun.acquire(blocking=False):
         pass
     # A callee that the scheduler has stopped is asked all the same.
-    monkeypatch.setattr(overdue, "STATE_SECONDS", 60.0)
+    monkeypatch.setattr(deadlines, "STATE_SECONDS", 60.0)
 
 
 def wait_for_gate():
@@ -61,11 +62,11 @@ def test_a_late_call_says_what_the_callee_does_and_goes_on_cancelled():
         text = str(caught.value)
         assert "wait_for_gate on worker 'w1' (rank 1) passed its deadline of 77 s" in text
         assert "assert gate.wait(90)" in text
-        until(lambda: agents[1].threads.backlog == 1)
+        until(lambda: agents[1].execution.threads.backlog == 1)
         expire(waiting)
         with pytest.raises(rpc.RpcTimeoutError, match="it has not begun: all 1 threads are busy"):
             waiting.wait()
-        until(lambda: all(call.cancelled for call in list(agents[1].server.under_way.values())))
+        until(lambda: all(call.cancelled for call in list(agents[1].execution.calls.values())))
         gate.set()
         # Both are over there when what came after them is: there is one thread.
         assert rpc.rpc_sync(1, size_of, (np.zeros(3),)) == 24
@@ -81,7 +82,7 @@ def test_a_late_call_says_what_the_callee_does_and_goes_on_cancelled():
 def test_a_deadline_that_passes_while_the_connection_is_made(monkeypatch):
     """The call ends; the attempt goes on, and calls with later deadlines use its connection."""
     way, dials = threading.Event(), []
-    monkeypatch.setattr(peers, "GREETING_SECONDS", 90.0)
+    monkeypatch.setattr(channel, "GREETING_SECONDS", 90.0)
 
     def connect(dial, call):
         dials.append(dial)
@@ -116,13 +117,13 @@ def test_a_deadline_in_a_nested_call_is_the_callers_error():
 
 def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
     """It has accepted the connection, and welcomed it; then it does not listen any more."""
-    monkeypatch.setattr(peers, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "NEWS_SECONDS", 0.0)
     begin = Connection.begin
 
     def program():
         def die(connection, poll):
             if not connection.outgoing:
-                runtime = connection._owner.world.runtime
+                runtime = connection._handler._membership.runtime
                 endpoint = runtime.shared("tcp-endpoint", lambda: pytest.fail("there is none"))
                 endpoint._acceptor.close()
                 connection._sock.shutdown(socket.SHUT_RDWR)
@@ -140,11 +141,11 @@ def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
 def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch):
     send, broken = Connection.send, []
 
-    def break_first(connection, *arguments):
+    def break_first(connection, *arguments, **named):
         if connection.outgoing and not broken:
             broken.append(connection)
             connection._sock.shutdown(socket.SHUT_RDWR)
-        send(connection, *arguments)
+        send(connection, *arguments, **named)
 
     def program():
         monkeypatch.setattr(Connection, "send", break_first)
@@ -155,7 +156,7 @@ def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch)
 
 
 def break_connection(rank):
-    connection = current_agent().peers.existing(rank)
+    connection = current_worker().channel.connected(rank)
     if connection is not None:
         connection.shut(ConnectionResetError(errno.ECONNRESET, "cut by a test"))
 
@@ -170,7 +171,7 @@ def test_a_broken_connection_fails_what_is_pending_and_is_made_anew():
         with pytest.raises(rpc.RpcConnectionError, match=r"broke .* while .*wait_for_gate"):
             pending.wait()
         assert held.to_here() == [1, 2]
-        until(lambda: all(call.cancelled for call in list(agents[1].server.under_way.values())))
+        until(lambda: all(call.cancelled for call in list(agents[1].execution.calls.values())))
         gate.set()
         del held
         until(lambda: rpc.rpc_sync(1, objects) == 0)
@@ -181,7 +182,7 @@ def test_a_broken_connection_fails_what_is_pending_and_is_made_anew():
 
 
 def objects():
-    return len(current_agent().holdings)
+    return len(current_worker().references)
 
 
 def test_references_are_counted_right_though_connections_break():
@@ -240,19 +241,19 @@ def test_a_flood_is_kept_with_its_sender():
 
     def program():
         array = np.ones(nbytes // 8)
-        agent = current_agent()
-        agent.peers.connection(1, 30)
-        agent.peers.existing(1).lends = False  # as between hosts: all goes through the socket
+        agent = current_worker()
+        agent.caller.connect(1, 30)
+        agent.channel.connected(1).lends = False  # as between hosts: all goes through the socket
         blocker = rpc.rpc_async(1, wait_for_gate)
         begun.acquire()
-        connection, futures = agent.peers.existing(1), []
+        connection, futures = agent.channel.connected(1), []
 
         def flood():
             for _ in range(calls):
                 futures.append(rpc.rpc_async(1, size_of, (array,)))
 
         flooding = start_thread(flood)
-        there = agents[1].threads  # which does nothing, and takes no more than so much
+        there = agents[1].execution.threads  # which does nothing, and takes no more than so much
         until(lambda: connection.is_choked and there.backlog_bytes >= BACKLOG_BYTES)
         time.sleep(0.5)
         assert connection.is_choked
@@ -313,7 +314,7 @@ def looked_at(agent, moment, move):
 
     def trace(frame, event, arg):
         nonlocal lines
-        if frame.f_code is not Agent.activity.__code__:
+        if frame.f_code is not LocalWorker.activity.__code__:
             return None
         if event == "line":
             lines += 1
@@ -352,7 +353,7 @@ def test_a_worker_is_busy_though_what_it_does_moves_on_while_that_is_looked_at(s
                 gate.clear()
                 way.set()
                 begun.acquire()
-                until(lambda: not agent.threads.busy)
+                until(lambda: not agent.execution.threads.busy)
 
             rpc.rpc_async(1, wait_for_gate).then(follow)
             begun.acquire()

@@ -6,8 +6,8 @@ import pytest
 from rpc_workers import agents, until, workers
 
 from meshlib import rpc
-from meshlib.rpc.agent import current_agent
-from meshlib.rpc.wire.threads import Threads
+from meshlib.rpc.worker import current_worker
+from transport.channel.threads import ThreadPool
 
 
 class WithoutText(Exception):
@@ -41,7 +41,7 @@ class NeverCopied(Exception):
 
 
 def leave(rank=None):
-    if rank is None or current_agent().rank == rank:
+    if rank is None or current_worker().rank == rank:
         raise SystemExit(7)
     return ValueError("read")
 
@@ -121,7 +121,7 @@ HOSTILE = {
 
 def serves_on():
     """Whether all threads of worker 1 run calls at once: none has ended, and none is missed."""
-    threads, gate = agents[1].threads, threading.Barrier(3)
+    threads, gate = agents[1].execution.threads, threading.Barrier(3)
     calls = [rpc.rpc_async(1, meet, (gate_number(gate),)) for _ in range(2)]
     gate.wait(60)
     rpc.wait_all(calls)
@@ -211,7 +211,7 @@ def test_a_function_that_cannot_be_shown_is_called():
 def test_a_job_that_raises_leaves_its_thread_in_service():
     def program():
         for _ in range(3):
-            agents[1].threads.submit(leave)
+            agents[1].execution.threads.submit(leave)
         assert serves_on()
 
     workers(2, program, threads=2)
@@ -238,7 +238,7 @@ def test_a_job_is_run_though_no_further_thread_can_be_started(monkeypatch):
 
 
 def test_threads_count_those_that_serve_and_no_others():
-    threads = Threads("count", 2, lambda: None)
+    threads = ThreadPool("count", 2, lambda: None, lambda error: None)
     try:
         done = threading.Event()
         for _ in range(4):

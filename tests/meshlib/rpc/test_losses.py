@@ -3,16 +3,16 @@
 import errno
 import pickle
 import threading
-from types import SimpleNamespace
 
 import pytest
 from rpc_workers import agents, start_thread, until, workers
 
 from meshlib import rpc
-from meshlib.rpc.agent import current_agent
-from meshlib.rpc.peers import _orphan
-from meshlib.rpc.references.holdings import Losses
-from meshlib.rpc.wire.frames import Frame, Kind
+from meshlib.rpc.caller import orphan
+from meshlib.rpc.messages import Kind
+from meshlib.rpc.references.references import LostRequests
+from meshlib.rpc.worker import current_worker
+from transport.channel.frames import Control, Frame
 from transport.errors import DistNetworkError
 
 gate, begun, held = threading.Event(), threading.Semaphore(0), []
@@ -31,7 +31,7 @@ def keep(rref):
 
 
 def objects():
-    return len(current_agent().holdings)
+    return len(current_worker().references)
 
 
 def let_go():
@@ -54,7 +54,7 @@ def test_a_reference_that_never_arrived_is_given_back(owner):
     def program():
         rpc.rpc_sync(1, abs, (-1,))
         rref = reference_on(owner)
-        connection = current_agent().peers.existing(1)
+        connection = current_worker().channel.connected(1)
         send = connection.send
 
         def swallow(kind, *args):
@@ -78,11 +78,11 @@ def test_a_reference_that_arrived_before_its_connection_broke_lives_on(owner):
     def program():
         call = rpc.rpc_async(1, keep, (reference_on(owner),))
         begun.acquire()
-        cut(current_agent().peers.existing(1))
+        cut(current_worker().channel.connected(1))
         with pytest.raises(rpc.RpcConnectionError):
             call.wait()
         # The news of the loss has come there, and is settled, when nothing is left of it.
-        until(lambda: not agents[0].peers._peers[1].orphans and settled(agents[1]))
+        until(lambda: not agents[0].caller.orphans[1] and settled(agents[1]))
         gate.set()
         assert rpc.rpc_sync(1, use) == [1, 2]
         rpc.rpc_sync(1, let_go)
@@ -97,21 +97,21 @@ def use():
 
 
 def settled(agent):
-    return agent.peers._peers[0].heard >= agents[0].peers._peers[1].told and not bool(
-        agent.holdings._losses
+    return agent.channel._peers[0].received >= agents[0].channel._peers[1].posted and not bool(
+        agent.references._losses
     )
 
 
 def test_a_request_that_cannot_be_sent_takes_its_references_back(monkeypatch):
     def program():
         rref = reference_on(2)
-        peers = current_agent().peers
+        caller = current_worker().caller
 
         def refuse(*_):
             raise DistNetworkError("refused by a test")
 
         with monkeypatch.context() as patch:
-            patch.setattr(peers, "connection", refuse)
+            patch.setattr(caller, "connect", refuse)
             with pytest.raises(DistNetworkError, match="refused"):
                 rpc.rpc_async(1, keep, (rref,))
         del rref
@@ -132,7 +132,7 @@ class Unreadable:
 
 
 def read_on(to):
-    if current_agent().rank == to:
+    if current_worker().rank == to:
         raise KeyError(f"nothing of the kind on {to}")
 
 
@@ -151,7 +151,7 @@ def test_references_in_a_request_that_cannot_be_unpickled_are_given_back(to, fir
 
 
 def note_agent():
-    agents[1] = current_agent()
+    agents[1] = current_worker()
 
 
 def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
@@ -160,8 +160,8 @@ def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
 
     def program():
         rpc.rpc_sync(1, note_agent)
-        agent, peers = agents[1], agents[1].peers
-        hear, entered, go_on = agent.holdings.hear, threading.Event(), threading.Event()
+        agent, channel = agents[1], agents[1].channel
+        hear, entered, go_on = agent.references.hear, threading.Event(), threading.Event()
 
         def slowly(rank, notice):
             if notice == ("test", 1):
@@ -169,16 +169,15 @@ def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
                 assert go_on.wait(90)
             acted.append(notice[1]) if notice[0] == "test" else hear(rank, notice)
 
-        monkeypatch.setattr(agent.holdings, "hear", slowly)
-        (connection,) = peers._incoming
-        first = peers._peers[0].heard + 1
+        monkeypatch.setattr(agent.references, "hear", slowly)
+        (connection,) = channel._incoming
+        first = channel._peers[0].received + 1
 
         def act(*notices):
             for notice in notices:
-                frame = Frame(
-                    Kind.NOTICE, 0, first - 1 + notice, pickle.dumps(("test", notice)), ()
-                )
-                peers.on_notice(connection, frame)
+                data = pickle.dumps(("test", notice))
+                frame = Frame(Control.POST, 0, first - 1 + notice, data, ())
+                channel.on_frames(connection, [frame])
 
         one = start_thread(lambda: act(1))
         assert entered.wait(90)
@@ -187,7 +186,7 @@ def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
         go_on.set()
         one.join(90)
         other.join(90)
-        peers._peers[0].heard = first - 1
+        channel._peers[0].received = first - 1
 
     workers(2, program)
     assert acted == [1, 2]
@@ -205,13 +204,13 @@ def test_a_call_that_is_added_while_its_connection_ends_is_found():
             self[7] = "added"
             return found
 
-    calls, peer = Ending({5: "first"}), SimpleNamespace(orphans={})
-    _orphan(peer, SimpleNamespace(calls=calls))
-    assert {**peer.orphans, **calls} == {5: "first", 7: "added"}
+    pending, orphans = Ending({5: "first"}), {}
+    orphan(pending, orphans)
+    assert {**orphans, **pending} == {5: "first", 7: "added"}
 
 
 def test_what_is_not_known_any_more_counts_as_arrived():
-    losses = Losses(lambda caller, number: True)
+    losses = LostRequests(lambda caller, number: True)
     for number in range(10_000):
         losses.arrived(3, number, [(0, (1, 1))])
     passed = [(0, (1, 1))]

@@ -10,7 +10,7 @@ from rpc_workers import expire, workers
 import meshlib as dist
 from meshlib import rpc
 from meshlib.job.current import current_world
-from meshlib.rpc.agent import current_agent
+from meshlib.rpc.worker import current_worker
 from meshlib.testing import run_ranks
 from meshlib.trace import dump
 from meshlib.trace.chains import describe, remote_calls
@@ -61,7 +61,7 @@ def dumps_of(folder, size, program, **options):
     def rank():
         me = dist.get_rank()
         rpc.init_rpc("abcdef"[me], rpc_backend_options=rpc.RpcBackendOptions(**options))
-        agents[me] = current_agent()
+        agents[me] = current_worker()
         dist.barrier()
         pending = program() if me == 0 else None
         assert inside.wait(60)
@@ -121,7 +121,7 @@ def test_methods_and_calls_that_wait_for_their_turn_are_told(tmp_path):
         assert inside.wait(60)
         after = rpc.rpc_async(1, len, ("ab",))
         until = time.monotonic() + 60
-        while len(agents[1].server.under_way) < 2 and time.monotonic() < until:
+        while len(agents[1].execution.calls) < 2 and time.monotonic() < until:
             time.sleep(0.001)
         return rpc.collect_all([busy, after])
 

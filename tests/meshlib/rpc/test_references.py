@@ -10,7 +10,7 @@ import pytest
 from rpc_workers import workers
 
 from meshlib import rpc
-from meshlib.rpc.agent import current_agent
+from meshlib.rpc.worker import current_worker
 
 
 class Counter:
@@ -77,11 +77,11 @@ def make_here(value):
 
 
 def objects():
-    return len(current_agent().holdings)
+    return len(current_worker().references)
 
 
 def counts():
-    owned = current_agent().holdings._objects._objects.values()
+    owned = current_worker().references._objects._objects.values()
     return {pair: count for one in owned for pair, count in one.counts.items()}
 
 

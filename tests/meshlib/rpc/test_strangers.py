@@ -14,12 +14,13 @@ from certificates import LONG_AGO, Authority, tls_of_the_tests
 import meshlib as dist
 from meshlib import rpc
 from meshlib.job.current import current_world
-from meshlib.rpc.agent import current_agent
-from meshlib.rpc.wire.connection import Connection
-from meshlib.rpc.wire.frames import HEADER_BYTES, Kind, pack
-from meshlib.rpc.wire.recycling import Recycler
-from meshlib.rpc.wire.threads import Threads
+from meshlib.rpc.messages import Kind
+from meshlib.rpc.worker import current_worker
 from meshlib.testing import run_ranks
+from transport.channel.buffer_pool import BufferPool
+from transport.channel.connection import Connection
+from transport.channel.frames import HEADER_BYTES, Control, pack
+from transport.channel.threads import ThreadPool
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError
 from transport.net.auth import Handshake, authenticate
@@ -57,7 +58,7 @@ def secured(program, size=2, tls=None):
         runtime.secret = SECRET
         runtime.tls = tls(me) if tls is not None else None
         rpc.init_rpc(f"w{me}", rpc_backend_options=rpc.RpcBackendOptions(rpc_timeout=LONG))
-        targets[me] = Target(current_agent())
+        targets[me] = Target(current_worker())
         dist.barrier()
         if me == 0:
             program(targets[1])
@@ -171,13 +172,13 @@ def broken_frames(chance):
             header.pack(Kind.REQUEST, 0, 0, (1 << 32) - 1, 1, 4) + noise,
             header.pack(Kind.REQUEST, 0, 0, 0, 1, 1 << 60) + noise,
             header.pack(Kind.REQUEST, 0, 0, 1, 1, 4) + struct.pack("<QQ", 1 << 60, 0) + noise,
-            b"".join(pack(Kind.NOTICE, 1 << 40, noise)),
-            b"".join(pack(Kind.NOTICE, 1 << 40, pickle.dumps(("grant", 5, "x")))),
-            b"".join(pack(Kind.NOTICE, 1 << 40, pickle.dumps(("release", [3])))),
+            b"".join(pack(Control.POST, 1 << 40, noise)),
+            b"".join(pack(Control.POST, 1 << 40, pickle.dumps(("grant", 5, "x")))),
+            b"".join(pack(Control.POST, 1 << 40, pickle.dumps(("release", [3])))),
             b"".join(pack(Kind.ASK, 1, noise)),
             b"".join(pack(Kind.ASK, 1, pickle.dumps(("waits", 3)))),
             b"".join(pack(Kind.ASK, 1, pickle.dumps(("what", 3)))),
-            b"".join(pack(Kind.HELLO, 1, noise)),
+            b"".join(pack(Control.HELLO, 1, noise)),
             b"".join(pack(Kind.REPLY, 1, noise)),
             b"".join(pack(Kind.ERROR, 1, b"")),
         )
@@ -240,16 +241,15 @@ def test_more_calls_inside_tls_than_are_kept():
 
 
 class Owner:
-    """What a connection belongs to, in place of an agent."""
+    """The owner of a connection, in place of a channel."""
 
     def __init__(self):
-        self.threads = Threads("test", 2, lambda: None)
-        self.recycler = Recycler()
+        self.threads = ThreadPool("test", 2, lambda: None, lambda error: None)
         self.came = []
         self.two = threading.Event()
 
     def on_frames(self, connection, frames):
-        self.came += [frame.call for frame in frames]
+        self.came += [frame.number for frame in frames]
         if len(self.came) == 2:
             self.two.set()
         return True
@@ -274,8 +274,8 @@ def test_a_reply_that_came_in_the_record_of_another_is_read():
     answering.start()
     sock = tls.client(ours)
     sock.handshake(Deadline.after(LONG))
-    connection = Connection(sock, 1, True, owner)
-    connection.calls[2] = object()  # somebody waits for it who does not read
+    connection = Connection(sock, 1, True, owner, owner.threads, BufferPool())
+    connection.pending[2] = object()  # somebody waits for it who does not read
     connection.begin(poll=False)
     try:
         while not owner.came:

@@ -57,7 +57,7 @@ def replace_rpc() -> types.ModuleType:
 
     import meshlib as dist
     from meshlib import rpc
-    from meshlib.rpc.agent import current_agent
+    from meshlib.rpc.worker import current_worker
 
     shim = types.ModuleType(real.__name__)
     shim.__dict__.update(real.__dict__)
@@ -86,7 +86,7 @@ def replace_rpc() -> types.ModuleType:
     def all_gather(value, worker_names=None, timeout=-1):
         names = sorted(worker_names or [info.name for info in rpc.get_worker_infos()])
         ranks = sorted(rpc.get_worker_info(name).id for name in names)
-        group = current_agent().world.registry.group_for(ranks)
+        group = current_worker().world.registry.group_for(ranks)
         found = [None] * len(ranks)
         dist.all_gather_object(found, value, group)
         return {
@@ -114,7 +114,7 @@ def replace_rpc() -> types.ModuleType:
             dist.destroy_process_group()
 
     def set_timeout(seconds):
-        current_agent().timeout = seconds
+        current_worker().timeout = seconds
 
     class Options(rpc.RpcBackendOptions):
         def __init__(self, *, num_worker_threads=16, rpc_timeout=60.0, init_method=None, **_others):

@@ -1,22 +1,22 @@
-"""One attempt to connect to a worker: calls wait for it, each until its own deadline."""
+"""One attempt to connect, which outlasts the callers that wait for it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from meshlib.rpc.wire.connection import Connection
+from transport.channel.connection import Connection
 from transport.deadline import Deadline
 
 
-class Attempt:
-    """Runs ``connect()`` in a thread of its own: it goes on when a call waits no longer."""
+class ConnectAttempt:
+    """Runs ``connect()`` in a thread of its own; callers wait for it until their own deadlines."""
 
     def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
         self._connect = connect
         self._done = threading.Event()
-        self._made: Connection | None = None
-        self._failed: BaseException | None = None
+        self._connection: Connection | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -26,11 +26,11 @@ class Attempt:
         return self._done.is_set()
 
     def result(self, deadline: Deadline) -> Connection | None:
-        """Return the connection, None past ``deadline``; raise why it could not be made."""
+        """Return the connection, None past ``deadline``; raise what the attempt failed with."""
         self._done.wait(deadline.remaining())
-        if self._failed is not None:
-            raise self._failed
-        return self._made
+        if self._error is not None:
+            raise self._error
+        return self._connection
 
     def join(self, seconds: float) -> None:
         """Wait for the end of its thread."""
@@ -38,8 +38,8 @@ class Attempt:
 
     def _run(self) -> None:
         try:
-            self._made = self._connect()
-        except BaseException as error:  # noqa: BLE001 (raised by the calls that wait for it)
-            self._failed = error
+            self._connection = self._connect()
+        except BaseException as error:  # noqa: BLE001 (raised in the waiting callers)
+            self._error = error
         finally:
             self._done.set()

@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 import pytest
 
-from meshlib.rpc.wire.brief import SENT_BYTES, Brief
+from transport.channel.short_send import SENT_BYTES, ShortSend
 
 FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 Pair = tuple[socket.socket, socket.socket]
@@ -30,16 +30,16 @@ def pair() -> Generator[Pair]:
 def test_what_is_sent_arrives(pair: Pair, nbytes: int) -> None:
     data = bytes(i % 251 for i in range(nbytes))  # zeros are bytes like others
     for sent in data, memoryview(data):
-        assert Brief(pair[0]).send(sent, FLAGS) == nbytes
+        assert ShortSend(pair[0]).send(sent, FLAGS) == nbytes
         assert pair[1].recv(nbytes + 1) == data
 
 
 def fill(sock: socket.socket) -> int:
     """Send until nothing is taken any more; return how many bytes were."""
-    sent, brief = 0, Brief(sock)
+    sent, short = 0, ShortSend(sock)
     with contextlib.suppress(BlockingIOError):
         while sent < 1 << 30:
-            sent += brief.send(b"x" * SENT_BYTES, FLAGS)
+            sent += short.send(b"x" * SENT_BYTES, FLAGS)
     return sent
 
 
@@ -53,7 +53,7 @@ def test_where_it_would_have_to_wait_it_says_so(pair: Pair) -> None:
 def test_the_end_is_told_as_a_socket_tells_it(pair: Pair) -> None:
     pair[1].close()
     with pytest.raises(BrokenPipeError):
-        Brief(pair[0]).send(b"x", FLAGS)
+        ShortSend(pair[0]).send(b"x", FLAGS)
 
 
 class Refusing(socket.socket):
@@ -66,7 +66,7 @@ def test_no_other_thread_runs_meanwhile(pair: Pair) -> None:
     fill(pair[0])
     pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 100_000))
 
-    def attempt(brief: Brief) -> bool:
+    def attempt(short: ShortSend) -> bool:
         ran = list[int]()
         begin, over = threading.Event(), threading.Event()
 
@@ -78,7 +78,7 @@ def test_no_other_thread_runs_meanwhile(pair: Pair) -> None:
         threading.Thread(target=wait, daemon=True).start()
         begin.set()
         with pytest.raises(BlockingIOError, match="asked the socket"):
-            brief.send(b"x", 0)  # which waits, as it does nowhere else
+            short.send(b"x", 0)  # which waits, as it does nowhere else
         alone = not ran
         assert over.wait(60)
         return alone
@@ -88,6 +88,6 @@ def test_no_other_thread_runs_meanwhile(pair: Pair) -> None:
     try:
         with Refusing(fileno=pair[0].detach()) as sock:
             # Somebody else may have asked for the lock when another interval was set.
-            assert any(attempt(Brief(sock)) for _ in range(5))
+            assert any(attempt(ShortSend(sock)) for _ in range(5))
     finally:
         sys.setswitchinterval(interval)

@@ -1,8 +1,8 @@
-"""The threads of a worker: they share one poll, and whoever reads a request runs it.
+"""A pool of threads that share one epoll: the thread that reads a request also runs it.
 
-One thread that is idle is always in the poll. A thread that has read more than it can run at once
-leaves the rest in the backlog. Python threads that compute at once only take each other's turn, so
-a second one helps with the backlog only when it stands still: a handler waits, or takes its time.
+One idle thread always polls. A thread that reads several requests leaves all but one in the
+backlog. Python threads that compute only take turns, so a second thread helps with the backlog only
+while no job ends: a handler waits, or computes for long.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from meshlib.rpc.errors import safely
-from meshlib.rpc.wire.bell import Bell
+from transport.channel.wakeup import Wakeup
 from transport.net.fork import in_forked_children
 
 if TYPE_CHECKING:
-    from meshlib.rpc.wire.connection import Connection
+    from transport.channel.connection import Connection
 
-_LOGGER = logging.getLogger("meshlib")
+_LOGGER = logging.getLogger("meshlib.transport")
 Job = Callable[[], None]
 LOOK_SECONDS = 0.002
-"""The backlog stands still when no job has ended for so long."""
+"""A second thread helps after no job has ended for this long."""
 IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
 
 
 class _Here(threading.local):
-    """Whether the calling thread runs a job, how often it has given up its slot, and from where
-    the job came that it has run.
+    """Whether the calling thread runs a job, how often it has released its slot, and the connection
+    from which its last job came.
     """
 
     running = False
@@ -40,24 +39,32 @@ class _Here(threading.local):
     latest: Connection | None = None
 
 
-class Threads:
-    """At most ``limit`` jobs run at once, not counting those that wait in ``slot_given_up``.
+class ThreadPool:
+    """Runs at most ``limit`` jobs at once, not counting those that wait in ``slot_released``.
 
-    ``enter()`` is called first of all in each thread. Threads are made as they are needed, and end
-    when they are idle for a while.
+    ``name`` is a prefix of the threads' names. ``enter()`` is called first in each thread;
+    ``on_error(error)`` with what a job raised, and must not raise. Threads are started when they
+    are needed, and end when they have been idle for a while.
     """
 
-    def __init__(self, name: str, limit: int, enter: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        enter: Callable[[], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
         self.name = name
         self.limit = limit
-        self._enter = enter
+        self.enter = enter
+        self._on_error = on_error
         self._lock = threading.Lock()
         self._backlog: deque[tuple[Job, int]] = deque()
         self.backlog_bytes: int = 0
         self.running: int = 0
-        """How many jobs have begun and not ended, without those that wait."""
+        """The number of jobs that run, without those that wait."""
         self.done: int = 0
-        """How many jobs have ended."""
+        """The number of jobs that have ended."""
         self._idle = 0
         self._helper: int | None = None
         self._when_short: tuple[int, int, Job] | None = None
@@ -67,12 +74,12 @@ class Threads:
         self._number = 0
         self._closed = False
         self._epoll = select.epoll()
-        self._bell: Bell | None = Bell()
-        self._epoll.register(self._bell.fd, select.EPOLLIN)
-        in_forked_children(self, Threads._leave_behind)
+        self._wakeup: Wakeup | None = Wakeup()
+        self._epoll.register(self._wakeup.fd, select.EPOLLIN)
+        in_forked_children(self, ThreadPool._leave_behind)
         self._spawn()
 
-    # ------------------------------------------------------------------ what is polled
+    # ------------------------------------------------------------------ polling
 
     def register(self, polled: Connection, events: int) -> None:
         """Poll ``polled`` for ``events``, once."""
@@ -94,17 +101,17 @@ class Threads:
 
     @property
     def backlog(self) -> int:
-        """How many jobs have not begun."""
+        """The number of jobs that have not begun."""
         return len(self._backlog)
 
     @property
     def busy(self) -> int:
-        """How many jobs have begun and not ended, those that wait included, or not begun."""
+        """The number of jobs that have not ended, including those that wait."""
         with self._lock:
             return len(self._backlog) + len(self._threads) - self._idle
 
     def add(self, job: Job, nbytes: int = 0) -> None:
-        """Append ``job`` to the backlog: for one of these threads, which will look there."""
+        """Append ``job`` to the backlog; the calling thread, one of the pool, will look there."""
         with self._lock:
             self._backlog.append((job, nbytes))
             self.backlog_bytes += nbytes
@@ -112,13 +119,13 @@ class Threads:
     def submit(self, job: Job) -> None:
         """Append ``job`` to the backlog, and wake a thread for it."""
         self.add(job)
-        self.ring()
+        self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake a thread that is idle. Takes no lock."""
-        bell = self._bell
-        if bell is not None:
-            bell.ring()
+        wakeup = self._wakeup
+        if wakeup is not None:
+            wakeup.notify()
 
     def when_short(self, jobs: int, nbytes: int, then: Job) -> bool:
         """Have ``then()`` called once the backlog has at most ``jobs`` with ``nbytes``.
@@ -131,12 +138,12 @@ class Threads:
 
     @property
     def in_a_job(self) -> bool:
-        """Whether the calling thread runs a job of these."""
+        """Whether the calling thread runs a job of this pool."""
         return self._here.running
 
     @contextmanager
-    def slot_given_up(self) -> Generator[None]:
-        """Let another job run while the calling thread, if it runs one, waits for something."""
+    def slot_released(self) -> Generator[None]:
+        """Let another job run while the calling thread, if it runs one, waits."""
         here = self._here
         if not here.running or here.paused:
             here.paused += 1
@@ -152,7 +159,7 @@ class Threads:
         if alone:
             self._spawn()
         if more:
-            self.ring()
+            self.notify()
         here.paused = 1
         try:
             yield
@@ -166,7 +173,7 @@ class Threads:
     def close(self) -> None:
         """Have the threads end with the jobs they run; wait for that, for a few seconds."""
         self._closed = True
-        self.ring()
+        self.notify()
         me = threading.current_thread()
         with self._lock:
             threads = [thread for thread in self._threads if thread is not me]
@@ -176,13 +183,13 @@ class Threads:
             left = self._threads - {me}
         if not left and me not in self._threads:
             self._epoll.close()
-            self._bell = None
+            self._wakeup = None
 
     def _leave_behind(self) -> None:
-        """Let go of the poll in a fork of the process, where these threads are not."""
+        """Close the poll in a fork of the process, which has none of the threads."""
         self._closed = True
         self._epoll.close()
-        self._bell = None
+        self._wakeup = None
 
     def _spawn(self) -> None:
         with self._lock:
@@ -190,12 +197,12 @@ class Threads:
                 return
             self._idle += 1
             self._number += 1
-            name = f"meshlib-rpc-{self.name}-{self._number}"
+            name = f"{self.name}-{self._number}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             try:
                 thread.start()  # with the lock: before anybody joins it
             except RuntimeError as error:
-                # The process may have no more of them: the job is run, and others after it.
+                # The process may have no more threads: this one runs the jobs one by one.
                 self._idle -= 1
                 _LOGGER.warning("%s could not be started: %s", name, error)
                 return
@@ -203,7 +210,7 @@ class Threads:
 
     def _serve(self) -> None:
         me = threading.current_thread()
-        self._enter()
+        self.enter()
         try:
             while not self._closed and self._turn():
                 pass
@@ -214,16 +221,16 @@ class Threads:
                     self._helper = None
 
     def _turn(self) -> bool:
-        """Wait for something and do it; False: this thread is not needed any more."""
+        """Wait for an event or job and act on it; False: this thread is not needed any more."""
         me = threading.get_ident()
-        helping, done, bell = self._helper == me, self.done, self._bell
+        helping, done, wakeup = self._helper == me, self.done, self._wakeup
         latest, self._here.latest = self._here.latest, None
         if latest is None or self._idle < 2 or self._backlog or not latest.look():
             latest, events = None, self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
             for fd, event in events:
-                if bell is not None and fd == bell.fd:
-                    if not self._closed:  # else it rings on, until all have heard it
-                        bell.answer()
+                if wakeup is not None and fd == wakeup.fd:
+                    if not self._closed:  # else it wakes every thread
+                        wakeup.clear()
                 elif (latest := self._polled.get(fd)) is not None:
                     latest.ready(event)
         else:
@@ -237,7 +244,7 @@ class Threads:
             if helping:
                 self._helper = None
             if backlog > 1:
-                self.ring()  # somebody must see whether it goes on
+                self.notify()  # another thread must notice when it stands still
             self._here.latest = latest
             self._work()
         else:
@@ -272,8 +279,8 @@ class Threads:
             here.running = True
             try:
                 job()
-            except BaseException:  # noqa: BLE001 (the thread serves others as well)
-                safely(lambda: _LOGGER.exception("a job of a worker's thread raised"), None)
+            except BaseException as error:  # noqa: BLE001 (the thread serves others as well)
+                self._on_error(error)
             finally:
                 del job
                 here.running = False
@@ -283,7 +290,7 @@ class Threads:
                     self.done += 1
 
     def _is_short(self) -> Job | None:
-        """Return what is to be called now that the backlog is short, once. With the lock."""
+        """Return the ``when_short`` callback once the backlog is short. With the lock held."""
         if self._when_short is None:
             return None
         jobs, nbytes, then = self._when_short

@@ -1,56 +1,67 @@
-"""What a worker tells about references, and what it is told: grants and releases on their way."""
+"""The references of one worker, and its objects that others refer to."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meshlib.arrays import pickling
+from meshlib.arrays.pickling import Payload
 from meshlib.calls.future import Future
-from meshlib.rpc.calls import Outgoing, RpcFuture, settle
+from meshlib.rpc.calls import OutgoingCall, RpcFuture, settle
+from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import RRefLostError
-from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
-from meshlib.rpc.wire.payload import Payload, Pickling, load
+from meshlib.rpc.execution import Execution
+from meshlib.rpc.references.counting import ObjectId, ReferenceCounts
+from meshlib.rpc.timer import TimerThread
+from transport.channel.channel import Channel
+from transport.channel.connection import Connection
 from transport.errors import DistBackendError
 
-if TYPE_CHECKING:
-    from meshlib.rpc.agent import Agent
-
 ASK_AGAIN_SECONDS = 0.05
-"""Whoever is asked about the dead looks so often whether something still comes from it."""
+"""A question about a dead worker waits for its last messages; they are looked for this often."""
 
 
 Passed = Sequence[tuple[int, ObjectId]]
-"""The references in a request: each one's owner and object."""
+"""The references in a request: the owner and object of each."""
 _REMEMBERED = 4096
 
 
 class _Pickled(threading.local):
-    """What the calling thread is pickling: for whom, and the references that it passes."""
+    """The worker for which the calling thread pickles, and the references that it passes."""
 
     def __init__(self) -> None:
         self.to: int | None = None
         self.passed = list[tuple[int, ObjectId]]()
         self.taken: list[tuple[int, ObjectId]] | None = None
-        """Those that came with the request that the thread unpickles."""
+        """The references in the request that the thread unpickles."""
 
 
-class Holdings:
-    """The references of one worker of ``size``, and its objects. Any thread."""
+class References:
+    """Counts references: as a holder tells their owners, as an owner frees objects. Any thread."""
 
-    def __init__(self, agent: Agent, size: int) -> None:
-        self._agent = agent
-        self._rank = agent.rank
-        self._losses = Losses(self._is_settled)
+    def __init__(
+        self,
+        directory: WorkerDirectory,
+        channel: Channel,
+        execution: Execution,
+        timer: TimerThread,
+    ) -> None:
+        self._directory = directory
+        self._channel = channel
+        self._execution = execution
+        self._timer = timer
+        self._rank = directory.rank
+        self._losses = LostRequests(self._is_settled)
         self._lock = threading.RLock()
-        self._objects = Ownership(self._make, size)
+        self._objects = ReferenceCounts(lambda oid: RpcFuture(execution, oid), directory.size)
         self._here = _Pickled()
-        self._pickling = Pickling()
-        # What came (1) and went (-1): the reference's owner, object and giver, in this order.
+        # Each reference that came (1) or went (-1): its owner, object and giver.
         self._changes: deque[tuple[int, ObjectId, int, int]] = deque()
         self._woken = False
-        # Only the thread of ``tick``: how many there are, of those that others gave.
+        # Only the thread of ``tick``: the references that this worker has from others.
         self._held: Counter[tuple[int, ObjectId, int]] = Counter()
         self._questions: list[tuple[int, int, list[ObjectId]]] = []
 
@@ -59,16 +70,16 @@ class Holdings:
     def dump(
         self, value: object, to: int | None, passed: list[tuple[int, ObjectId]] | None = None
     ) -> Payload:
-        """Return ``value`` as it travels to worker ``to``; references in it are granted first.
+        """Pickle ``value`` for worker ``to``. References in it are granted first.
 
-        None: to nobody in particular, and there must be none. They are appended to ``passed``.
+        None: for any worker; ``value`` must have no references. They are appended to ``passed``.
         """
         here = self._here
         passed = list[tuple[int, ObjectId]]() if passed is None else passed
         before = here.to, here.passed
         here.to, here.passed = to, passed
         try:
-            payload = self._pickling.dump(value)
+            payload = pickling.dump(value)
         finally:
             here.to, here.passed = before
         for owner, oid in passed:
@@ -76,30 +87,30 @@ class Holdings:
         return payload
 
     def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
-        """Return what a request has brought, and remember which references were in it."""
+        """Unpickle a request, and remember the references in it."""
         here = self._here
         here.taken = taken = list[tuple[int, ObjectId]]()
         try:
-            return load(data, buffers)
+            return pickling.load(data, buffers)
         finally:
             here.taken = None
             if taken:
                 self._losses.arrived(caller, number, taken)
 
-    def lose(self, to: int, calls: Iterable[Outgoing]) -> None:
-        """Tell a worker which requests to it have failed, with their connection or since it could
-        not unpickle them, and the references in them.
+    def lose(self, to: int, calls: Iterable[OutgoingCall]) -> None:
+        """Tell a worker which requests with references have failed to reach it: their connection
+        broke, or it could not unpickle them.
         """
         if lost := [(call.number, call.passed) for call in calls if call.passed]:
             self._tell(to, ("lost", lost))
 
     @property
     def pickled_for(self) -> int | None:
-        """The rank of the worker for which the calling thread pickles; None: it does not."""
+        """The rank of the worker for which the calling thread pickles, None if it does not."""
         return self._here.to
 
     def pass_on(self, owner: int, oid: ObjectId) -> int:
-        """Note that a reference is being pickled; return the rank that gives it.
+        """Note that a reference is being pickled; return the rank of its giver.
 
         Raises RuntimeError outside of calls.
         """
@@ -113,7 +124,7 @@ class Holdings:
         return self._rank
 
     def take(self, owner: int, oid: ObjectId, giver: int) -> None:
-        """Note that a reference came."""
+        """Note that a reference has arrived."""
         taken = self._here.taken
         if taken is not None:
             taken.append((owner, oid))
@@ -124,18 +135,18 @@ class Holdings:
         self._changes.append((owner, oid, giver, -1))
         if not self._woken:
             self._woken = True
-            self._agent.clock.ring()
+            self._timer.notify()
 
     def give_up(self, owner: int, oid: ObjectId, why: str) -> None:
         """Tell the owner that an object will not be made: the request was lost, or is too late."""
         self._tell(owner, ("void", oid, why))
 
     def tick(self) -> float | None:
-        """Tell the owners of the references that are gone, and answer those who ask. Returns after
-        how many seconds to look again, if there is need.
+        """Tell owners of the references that are gone, and answer their questions. Returns the
+        seconds until the next tick, None if none is needed. For the timer.
         """
         with self._lock:
-            # In this order: an answer is the last word on what came from the dead.
+            # Before the changes are counted: an answer covers all that came from the dead worker.
             over = {giver for _, giver, _ in self._questions if self._is_over(giver)}
             ready = [asked for asked in self._questions if asked[1] in over]
             self._questions = [asked for asked in self._questions if asked[1] not in over]
@@ -167,17 +178,19 @@ class Holdings:
         if owner == self._rank:
             self.hear(owner, notice)
         else:
-            self._agent.peers.tell(owner, notice)
+            self._channel.post(owner, pickling.dump(notice).data)
 
     def _is_over(self, rank: int) -> bool:
         """Whether a worker is dead, and all that came from it was unpickled."""
-        agent = self._agent
-        return agent.peers.is_over(rank) and agent.server.has_begun_all_of(rank)
+        if rank not in self._directory.lost:
+            return False
+        connected = any(one.peer == rank for one in self._channel.connections())
+        return not connected and self._execution.has_begun_all_of(rank)
 
     def _is_settled(self, rank: int, number: int) -> bool:
-        """Whether a request, whose connection broke, was unpickled or never will be."""
-        agent = self._agent
-        return agent.peers.is_drained(rank) and agent.server.has_begun((rank, number))
+        """Whether a request whose connection broke was unpickled, or never will be."""
+        drained = self._channel.is_drained(rank)
+        return drained and self._execution.has_begun((rank, number))
 
     # ------------------------------------------------------------------ as an owner
 
@@ -185,24 +198,25 @@ class Holdings:
         with self._lock:
             return len(self._objects)
 
-    def _make(self, oid: ObjectId) -> RpcFuture:
-        """Return the future of an object's value."""
-        value = RpcFuture(self._agent)
-        value.object = oid
-        return value
-
-    def create(self, oid: ObjectId) -> Owned:
-        """Note that an object is to be made here; its creator holds the first reference."""
+    def create(self, oid: ObjectId) -> Future[Any]:
+        """Return the future of a new object's value. Its creator holds the first reference."""
         with self._lock:
-            return self._objects.create(oid)
+            return self._objects.create(oid).value
 
     def value_of(self, oid: ObjectId) -> Future[Any]:
         """Return the future of an object's value. Raises ``RRefLostError``."""
         with self._lock:
             return self._objects.find(oid).value
 
+    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+        """Act on what the connection's peer tells about references."""
+        notice = pickling.load(data)
+        if notice[0] == "lost":
+            self._channel.end_earlier(connection)
+        self.hear(connection.peer, notice)
+
     def hear(self, rank: int, notice: Any) -> None:
-        """Act on what a worker tells about references to objects of this one."""
+        """Act on what a worker tells about references."""
         freed: list[object] = []  # their finalizers run without the lock
         match notice:
             case ("grant", oid, to):
@@ -216,10 +230,10 @@ class Holdings:
             case ("whose", giver, oids):
                 with self._lock:
                     self._questions.append((rank, giver, oids))
-                self._agent.clock.ring()
+                self._timer.notify()
             case ("lost", lost):
                 self._losses.told(rank, lost)
-                self._agent.clock.ring()
+                self._timer.notify()
             case ("held", giver, said):
                 with self._lock:
                     for oid, count in said:
@@ -232,17 +246,18 @@ class Holdings:
             case _:
                 raise DistBackendError(f"expected news of references, got {notice!r}")
 
-    def bury(self, rank: int, how: str, who: str) -> None:
-        """Drop what ``rank``, which messages call ``who``, held: it is dead."""
+    def forget_worker(self, rank: int, how: str) -> None:
+        """Drop the references of a worker, which is dead."""
         with self._lock:
-            orphans = self._objects.bury(rank, how)
+            orphans = self._objects.forget_worker(rank, how)
+        who = self._directory.describe(rank)
         for orphan in orphans:
             why = f"the object was never made: {who}, which asked for it, {how}"
             settle(orphan.value, None, RRefLostError(why))
         self._ask()
 
     def _ask(self) -> None:
-        """Ask what references others have from the dead."""
+        """Ask other workers which references they have from dead ones."""
         if not self._objects.questions:
             return
         with self._lock:
@@ -254,14 +269,14 @@ class Holdings:
             self._tell(worker, ("whose", giver, oids))
 
 
-class Losses:
-    """References in requests that were lost with their connection, while both workers live, or that
-    could not be unpickled. Any thread.
+class LostRequests:
+    """Releases references in requests that were lost with their connection, while both workers
+    live, or that could not be unpickled. Any thread.
 
-    Their owner was told that they were given. Whether they arrived, only the worker knows to which
-    they went: so that one, told by the giver which requests have failed, releases those that it
-    never got, as if it had dropped them at once. If the giver dies before, the owner asks what is
-    left of what it gave; if the other one does, nothing is.
+    The owner was told of the grant. Only the receiver knows whether the reference arrived, so the
+    giver tells it which requests have failed. It releases the references that never came, as if it
+    had dropped them at once. If the giver dies before, the owner asks for what is left of its
+    grants; if the receiver dies, nothing is.
 
     ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
     """
@@ -274,7 +289,7 @@ class Losses:
         self._told: list[tuple[int, int, Passed]] = []
 
     def arrived(self, caller: int, number: int, taken: Passed) -> None:
-        """Note which references came with a request."""
+        """Note the references in a request that has arrived."""
         with self._lock:
             arrived = self._arrived.setdefault(caller, OrderedDict())
             arrived[number] = taken
@@ -288,7 +303,7 @@ class Losses:
             self._told += [(caller, number, passed) for number, passed in lost]
 
     def settle(self) -> list[tuple[int, Passed]]:
-        """Return what never arrived and never will, by who gave it; each once."""
+        """Return the references that never will arrive, by giver; each once."""
         with self._lock:
             found: list[tuple[int, Passed]] = []
             left: list[tuple[int, int, Passed]] = []
@@ -304,7 +319,7 @@ class Losses:
         return bool(self._told)
 
     def _missing(self, caller: int, number: int, passed: Passed) -> Passed:
-        # What is not known any more counts as arrived: rather kept too long than freed too early.
+        # Forgotten requests count as arrived: better to keep an object too long than to free it.
         if number <= self._forgotten.get(caller, 0):
             return []
         left = Counter(passed)

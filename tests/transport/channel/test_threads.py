@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
-import socket
 import threading
 
-import pytest
-
-from meshlib.rpc.calls import Clock
-from meshlib.rpc.wire.threads import Threads
+from transport.channel.threads import ThreadPool
 
 SECONDS = 30.0
 
@@ -19,7 +14,7 @@ SECONDS = 30.0
 class Source:
     """Has one job when it is polled, and as many as ``more`` when it is looked at."""
 
-    def __init__(self, threads: Threads, fd: int, more: int) -> None:
+    def __init__(self, threads: ThreadPool, fd: int, more: int) -> None:
         self.threads = threads
         self.fd = fd
         self.more = more
@@ -44,7 +39,7 @@ class Source:
 
 
 def test_a_thread_looks_where_its_job_came_from() -> None:
-    threads = Threads("looking", 4, lambda: None)
+    threads = ThreadPool("looking", 4, lambda: None, lambda error: None)
     inward, outward = os.pipe()
     try:
         source = Source(threads, inward, more=3)
@@ -58,23 +53,3 @@ def test_a_thread_looks_where_its_job_came_from() -> None:
         threads.close()
         os.close(inward)
         os.close(outward)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: Threads("over", 1, lambda: None), lambda: Clock("over", lambda: math.inf)],
-    ids=["threads", "clock"],
-)
-def test_a_ring_after_the_end_reaches_nobody_else(make) -> None:
-    """As by an ``__del__``: the descriptors are by then those of other files."""
-    rung = make()
-    rung.close()
-    pairs = [socket.socketpair() for _ in range(8)]
-    ends = [end for pair in pairs for end in pair]
-    try:
-        rung.ring()
-        written, _, _ = select.select(ends, [], [], 0)
-        assert written == []
-    finally:
-        for end in ends:
-            end.close()

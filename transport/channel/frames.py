@@ -1,8 +1,8 @@
-"""Frames: what goes over a connection. Whatever bytes come, they are frames or ``FrameError``.
+"""The frames of a connection. Any received bytes are frames or raise ``FrameError``.
 
-A frame is a header of 24 bytes (kind, flags, the number of buffers, a call's number, the size of
-its data), a table of 16 bytes a buffer (size, address), the data, and the buffers. A buffer with an
-address does not follow: it lies in the sender's memory, and the receiver fetches it there.
+A frame begins with a header of 24 bytes: kind, flags, count of buffers, number, size of the data. A
+table of 16 bytes a buffer follows (size, address), then the data, and the buffers. A buffer with an
+address does not follow: it lies in the sender's memory, and the receiver copies it from there.
 """
 
 from __future__ import annotations
@@ -22,39 +22,33 @@ _HEADER = struct.Struct("<BBHIQQ")
 HEADER_BYTES = _HEADER.size
 _ENTRY = struct.Struct("<QQ")
 STAGE_BYTES = 128 << 10
-"""What is received at once. Pieces of more than half of it are received where they are to stay."""
+"""Bytes received at once. Pieces of more than half of it are received into their final place."""
 _DIRECT = STAGE_BYTES // 2
 _MAX_BUFFERS = 1 << 20
 _MAX_BYTES = 1 << 44
 
 
 class FrameError(DistNetworkError):
-    """What came is no frame: the connection cannot be used any more."""
+    """The received bytes are no frame: the connection cannot be used any more."""
 
 
-class Kind(enum.IntEnum):
-    """What a frame is."""
+class Control(enum.IntEnum):
+    """The kinds of frames that the channel itself exchanges."""
 
-    REQUEST = 1
-    REPLY = 2
-    ERROR = 3
-    NOTICE = 4
-    """About references; ``call`` is its number on the way from this worker to that one."""
-    ASK = 5
-    """A question to the worker itself, which no program of the user's answers."""
-    TAKEN = 6
-    """The buffers in the sender's memory that belong to this call have been fetched."""
-    CANCEL = 7
-    """Nobody waits for this call any more."""
-    HELLO = 8
-    """Who connects, and what of its memory may be fetched; the answer to that; its answer."""
+    HELLO = 1
+    """The greeting: whose memory the peer may read. Three frames on each new connection."""
+    FETCHED = 2
+    """The buffers of the frame ``number`` have been copied out of the sender's memory."""
+    POST = 3
+    """A message that survives broken connections, or its acknowledgement; ``number`` counts."""
 
 
-_KINDS = frozenset(map(int, Kind))
+FIRST_KIND = 16
+"""Kinds from here on belong to the user of the channel."""
 
 
 class Buffer(NamedTuple):
-    """A buffer that came with a frame, or that has to be fetched: ``memory`` is None then."""
+    """A buffer of a frame. ``memory`` is None where it lies at ``address`` of the sender."""
 
     nbytes: int
     address: int
@@ -62,33 +56,33 @@ class Buffer(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One message as it came."""
+    """A received frame."""
 
     kind: int
     flags: int
-    call: int
+    number: int
     data: bytes | memoryview
     buffers: Sequence[Buffer]
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """The bytes of memory that it takes."""
         return len(self.data) + sum(b.nbytes for b in self.buffers if b.memory is not None)
 
 
 def pack(
     kind: int,
-    call: int,
+    number: int,
     data: bytes,
     buffers: Sequence[memoryview] = (),
     addresses: Sequence[int] = (),
     flags: int = 0,
 ) -> list[bytes | memoryview]:
-    """Return the pieces of a frame, in the order in which they travel.
+    """Return the pieces of a frame, in the order in which they are sent.
 
-    ``addresses`` has, for each of ``buffers``, where it lies, or 0: it travels.
+    ``addresses`` has the address of each buffer that the peer copies itself; 0: it is sent.
     """
-    header = _HEADER.pack(kind, flags, 0, len(buffers), call, len(data))
+    header = _HEADER.pack(kind, flags, 0, len(buffers), number, len(data))
     if not buffers:
         return [header + data]
     table = b"".join(
@@ -100,24 +94,24 @@ def pack(
 
 
 class FrameReader:
-    """Makes frames of what a socket receives. One thread at a time."""
+    """Cuts a socket's stream into frames. One thread at a time."""
 
     def __init__(self) -> None:
         self._memory = bytearray(STAGE_BYTES)
         self._stage = memoryview(self._memory)
         self._begin = self._end = 0
-        # Of a frame that has begun: its header, the sizes of its pieces, and those that are here.
+        # Of a partial frame: its header, its table, and the pieces that have arrived.
         self._header: tuple[int, int, int, int] | None = None
         self._addresses: list[tuple[int, int]] = []
         self._pieces: list[memoryview] = []
-        # A large piece: the whole, and the rest that has not come.
+        # A large piece: the whole, and the part that has not arrived.
         self._whole: memoryview | None = None
         self._rest: memoryview | None = None
         self._filled = False
 
     @property
     def may_have_more(self) -> bool:
-        """Whether the last receive left no room: more may be there that no poll tells of."""
+        """Whether the last receive filled its room: the socket may hold more."""
         return self._filled or self._rest is not None
 
     @property
@@ -126,7 +120,7 @@ class FrameReader:
         return self._header is not None or self._begin != self._end
 
     def receive(self, sock: socket.socket, flags: int = 0) -> list[Frame]:
-        """Receive once, and return the frames that are whole now.
+        """Receive once, and return the frames that are complete now.
 
         Raises ``ConnectionResetError`` at the end of the stream, ``FrameError``, and what
         ``recv_into`` raises.
@@ -160,7 +154,7 @@ class FrameReader:
 
     def _check_end(self, count: int) -> None:
         if count == 0:
-            where = " in the middle of a message" if self.in_a_frame else ""
+            where = " in the middle of a frame" if self.in_a_frame else ""
             raise ConnectionResetError(errno.ECONNRESET, f"it hung up{where}")
 
     def _next(self) -> Frame | None:
@@ -169,28 +163,28 @@ class FrameReader:
             begin, here = self._begin, self._end - self._begin
             if here < HEADER_BYTES:
                 return None
-            kind, flags, reserved, count, call, size = _HEADER.unpack_from(self._stage, begin)
-            if kind not in _KINDS or reserved or count > _MAX_BUFFERS or size > _MAX_BYTES:
+            kind, flags, reserved, count, number, size = _HEADER.unpack_from(self._stage, begin)
+            if not kind or reserved or count > _MAX_BUFFERS or size > _MAX_BYTES:
                 raise FrameError(
-                    f"expected a message of RPC, got {bytes(self._stage[begin : begin + 24])!r}"
+                    f"expected a frame, got {bytes(self._stage[begin : begin + 24])!r}"
                 )
             self._begin = begin = begin + HEADER_BYTES
             if not count and here - HEADER_BYTES >= size:
                 self._begin = begin + size
-                return Frame(kind, flags, call, bytes(self._stage[begin : begin + size]), ())
-            self._header = header = kind, flags, call, size
+                return Frame(kind, flags, number, bytes(self._stage[begin : begin + size]), ())
+            self._header = header = kind, flags, number, size
             self._addresses = [(count, -1)] if count else []
             self._pieces = []
         return self._go_on(*header)
 
-    def _go_on(self, kind: int, flags: int, call: int, size: int) -> Frame | None:
+    def _go_on(self, kind: int, flags: int, number: int, size: int) -> Frame | None:
         if self._addresses and self._addresses[0][1] == -1:
             table = self._take(self._addresses[0][0] * _ENTRY.size)
             if table is None:
                 return None
             self._addresses = [*_ENTRY.iter_unpack(table)]
             if any(nbytes > _MAX_BYTES for nbytes, _ in self._addresses):
-                raise FrameError("a message of RPC has a buffer that no machine can have")
+                raise FrameError("a frame announces a buffer that no machine can hold")
         sizes = [size, *(nbytes for nbytes, address in self._addresses if not address)]
         while len(self._pieces) < len(sizes):
             piece = self._take(sizes[len(self._pieces)])
@@ -204,10 +198,10 @@ class FrameReader:
             for nbytes, address in self._addresses
         ]
         self._header, self._pieces, self._addresses = None, [], []
-        return Frame(kind, flags, call, data, buffers)
+        return Frame(kind, flags, number, data, buffers)
 
     def _take(self, size: int) -> memoryview | None:
-        """Return the next ``size`` bytes, as memory of their own; None if they have not come."""
+        """Return the next ``size`` bytes in memory of their own; None if they have not arrived."""
         if self._whole is not None:
             whole = None if self._rest is not None else self._whole
             if whole is not None:
@@ -221,7 +215,7 @@ class FrameReader:
             try:
                 whole = np.empty(size, np.uint8).data
             except (MemoryError, ValueError) as error:
-                raise FrameError(f"a message of RPC wants {size} bytes of memory") from error
+                raise FrameError(f"a frame needs {size} bytes of memory") from error
             whole[:here] = self._stage[self._begin : self._end]
             self._begin = self._end = 0
             self._whole, self._rest = whole, whole[here:]

@@ -1,4 +1,4 @@
-"""Memory for what is fetched, used again once nobody refers to it."""
+"""Receive buffers that are reused once nothing refers to them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_BYTES = 160 << 20
-"""How much memory is kept for later, at most."""
+"""The pool keeps at most this many bytes."""
 _WORTH_KEEPING = 256 << 10
 _UNUSED = 2
-"""References to a kept array that nobody uses: the list's, and that of who counts them."""
+"""References to an unused array: the list's, and that of ``getrefcount`` itself."""
 
 
-class Recycler:
-    """Gives memory out. Any thread.
+class BufferPool:
+    """Hands out receive buffers. Any thread.
 
-    The kernel clears each page of fresh memory when it is first touched, which takes longer than
-    the copy that fills it. Programs send arrays of the same sizes again and again.
+    The kernel clears each page of fresh memory at its first touch, which takes longer than the
+    copy that fills it. Programs send arrays of the same sizes again and again.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class Recycler:
         self._kept: list[npt.NDArray[np.uint8]] = []
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return an array of ``nbytes``, of any content. It is the caller's as long as anything
-        refers to it.
+        """Return an array of ``nbytes``, of any content. It belongs to the caller as long as
+        anything refers to it.
         """
         if nbytes < _WORTH_KEEPING:
             return np.empty(nbytes, np.uint8)
         with self._lock:
             kept = self._kept
             for i in range(len(kept)):
-                # Views of it, memoryviews and their arrays too, hold references.
+                # Views, memoryviews and the arrays made of them hold references, too.
                 if kept[i].nbytes == nbytes and sys.getrefcount(kept[i]) <= _UNUSED:
                     kept.append(kept.pop(i))
                     return kept[-1]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshlib.calls.future import Future
 from meshlib.rpc.errors import RRefLostError
-from meshlib.rpc.references.ownership import Ownership
+from meshlib.rpc.references.counting import ReferenceCounts
 
 OWNER = 0
 OID = (1, 1)
@@ -33,7 +33,7 @@ class Model:
 
     def __init__(self, count):
         self.count = count
-        self.table = Ownership(lambda oid: Future(), count)
+        self.table = ReferenceCounts(lambda oid: Future(), count)
         self.dead = set()
         self.held = defaultdict(list)  # by worker: who gave it
         self.to_owner = defaultdict(deque)
@@ -148,7 +148,7 @@ class Model:
             for way in self.losses:
                 if way[0] == worker and n % 2:  # nobody has been told
                     self.losses[way] = 0
-            self.table.bury(worker, "died")
+            self.table.forget_worker(worker, "died")
             self.ask()
             for what in late:  # which a thread had read
                 self.act(worker, what)
@@ -192,8 +192,8 @@ def test_an_object_lives_while_it_is_referred_to_and_no_longer(count, actions):
 
 
 def test_what_comes_of_the_dead_changes_nothing():
-    table = Ownership(lambda oid: Future(), 4)
-    table.bury(1, "died")
+    table = ReferenceCounts(lambda oid: Future(), 4)
+    table.forget_worker(1, "died")
     assert table.create(OID).created  # its function is about to run
     assert len(table) == 0
     table.create((2, 1))
@@ -204,7 +204,7 @@ def test_what_comes_of_the_dead_changes_nothing():
 
 
 def test_a_request_that_comes_after_its_object_was_given_up_makes_none():
-    table = Ownership(lambda oid: Future(), 4)
+    table = ReferenceCounts(lambda oid: Future(), 4)
     table.void(OID)
     table.create(OID)  # while its creator still holds a reference
     table.release(OID, 1, 1)
@@ -214,16 +214,16 @@ def test_a_request_that_comes_after_its_object_was_given_up_makes_none():
 
 
 def test_a_lost_reference_says_why():
-    table = Ownership(lambda oid: Future(), 4)
+    table = ReferenceCounts(lambda oid: Future(), 4)
     table.create(OID)
     table.release(OID, 1, 1)
     with pytest.raises(RRefLostError, match="was freed"):
         table.find(OID)
-    table.bury(2, "was killed by SIGKILL")
+    table.forget_worker(2, "was killed by SIGKILL")
     with pytest.raises(RRefLostError, match=r"never made: rank 2, .*, was killed by SIGKILL"):
         table.find((2, 7))
     waiting = table.find((3, 1))
-    assert table.bury(3, "died") == [waiting]
+    assert table.forget_worker(3, "died") == [waiting]
 
 
 def answer(table, giver, counts):
@@ -236,7 +236,7 @@ def answer(table, giver, counts):
 
 
 def made():
-    table = Ownership(lambda oid: Future(), 4)
+    table = ReferenceCounts(lambda oid: Future(), 4)
     table.create(OID)
     return table
 
@@ -245,14 +245,14 @@ def test_a_reference_that_was_granted_and_lost_with_its_giver_is_given_up():
     table = made()
     table.grant(OID, 1, 2)
     table.release(OID, 1, 1)
-    table.bury(1, "died")
+    table.forget_worker(1, "died")
     assert answer(table, 1, {}) == {0, 2, 3}
     assert len(table) == 0
 
 
 def test_a_reference_whose_grant_was_lost_with_its_giver_keeps_the_object():
     table = made()
-    table.bury(1, "died")
+    table.forget_worker(1, "died")
     table.release(OID, 1, 3)  # of which the owner had not heard either
     answer(table, 1, {2: 1})
     assert len(table) == 1
@@ -262,7 +262,7 @@ def test_a_reference_whose_grant_was_lost_with_its_giver_keeps_the_object():
 
 def test_who_was_given_a_reference_before_it_died_is_asked_about_when_that_is_heard():
     table = made()
-    table.bury(2, "died")
+    table.forget_worker(2, "died")
     assert not table.questions
     table.grant(OID, 1, 2)
     table.release(OID, 1, 1)
@@ -274,12 +274,12 @@ def test_who_was_given_a_reference_before_it_died_is_asked_about_when_that_is_he
 
 def test_who_dies_before_it_has_answered_is_asked_about():
     table = made()
-    table.bury(1, "died")
-    table.bury(2, "died")
+    table.forget_worker(1, "died")
+    table.forget_worker(2, "died")
     answer(table, 1, {})
     assert len(table) == 1
     assert answer(table, 2, {3: 1}) == {0, 3}
     assert len(table) == 1
-    table.bury(3, "died")
+    table.forget_worker(3, "died")
     assert answer(table, 3, {}) == {0}
     assert len(table) == 0

@@ -1,8 +1,8 @@
-"""One connection: the calls of the side that dialled go one way, replies come the other.
+"""A connection: frames in both directions over one authenticated socket.
 
-Sending never blocks: what the peer does not take at once waits in a queue, which the shared poll
-empties. Receiving is a turn that one thread takes: one of the poll's, or a caller that waits for
-its own reply and so saves a switch between threads.
+Sending never blocks: bytes that the peer does not take at once wait in a queue, which the thread
+pool empties. One thread receives at a time: a thread of the pool, or a caller that waits for its
+own reply and so saves a switch between threads.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from meshlib.rpc.wire.brief import Brief
-from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
-from meshlib.rpc.wire.payload import Payload
+from transport.channel.buffer_pool import BufferPool
+from transport.channel.frames import Buffer, Control, Frame, FrameReader, pack
+from transport.channel.short_send import ShortSend
+from transport.channel.threads import ThreadPool
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import DistError
@@ -30,47 +31,65 @@ from transport.operands.copying import address
 from transport.shm.process_memory import ProcessMemory
 from transport.waiting import LookOut
 
-if TYPE_CHECKING:
-    from meshlib.rpc.agent import Agent
-
 QUEUE_BYTES = 1 << 20
-"""Who has more waiting for its peer waits itself, and takes no more requests from it."""
+"""With more than this queued, senders wait, and no more requests are read from the peer."""
 FETCH_BYTES = 96 << 10
-"""From so many bytes on, a buffer is fetched from its owner's memory where that can be."""
+"""Larger buffers are copied out of the sender's memory where the kernel allows it."""
 WAIT_SECONDS = 0.02
-"""A caller that has had no reply for so long leaves the reading to the poll."""
+"""After this long without a frame, a waiting caller leaves the reading to the pool."""
 _PARTS_AT_ONCE = 64
-# Shorter than members of a group do: several threads of a process may look at once.
-_LOOK_SECONDS = 200e-6
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _SEND_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _TIMEVAL = struct.Struct("@ll")
+# Who reads: no thread until the next send, the pool, one thread right now, or none until resumed.
 _NOBODY, _POLL, _TURN, _PAUSED = range(4)
 
 
-class Connection:
-    """``sock`` is authenticated; ``peer`` the rank at its other end; ``outgoing``: we dialled."""
+class Handler(Protocol):
+    """The owner of connections."""
 
-    def __init__(self, sock: socket.socket, peer: int, outgoing: bool, owner: Agent) -> None:
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on received frames; False: stop reading until ``Connection.resume``."""
+        ...
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """Note that a connection has ended with ``error``."""
+        ...
+
+
+class Connection:
+    """``sock`` is authenticated; ``peer`` is the rank at its other end; ``outgoing``: this side
+    connected.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        outgoing: bool,
+        handler: Handler,
+        threads: ThreadPool,
+        pool: BufferPool,
+    ) -> None:
         self.peer = peer
         self.outgoing = outgoing
         self.fd = sock.fileno()
         self.queued = 0
-        """Bytes that wait for the peer to take them."""
+        """Bytes that the peer has not taken."""
         self.memory: ProcessMemory | None = None
-        """The peer's memory, if it can be read."""
+        """The peer's memory, if this side can read it."""
         self.lends = False
-        """Whether the peer can read ours."""
-        self.lent: dict[int, Sequence[memoryview]] = {}
-        """Our buffers that it may read, by the call's number."""
+        """Whether the peer can read this side's memory."""
+        self._lent: dict[int, Sequence[memoryview]] = {}
         self.error: Exception | None = None
-        self.calls: dict[int, Any] = {}
-        """Our calls that wait for a reply on it."""
+        self.pending: dict[int, Any] = {}
+        """What the owner awaits on it, by number. While it has entries, the pool reads."""
         self._sock = sock
-        self._owner = owner
-        self._threads = owner.threads
+        self._handler = handler
+        self._threads = threads
+        self._pool = pool
         self._frames = FrameReader()
-        self._look_out = LookOut(pauses=True, seconds=_LOOK_SECONDS)
+        self._look_out = LookOut(pauses=True)
         self._found: list[Frame] = []
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
@@ -78,22 +97,22 @@ class Connection:
         self._reader = _NOBODY
         self._armed = self._resumed = False
         self._room = Condition()
-        # What TLS has received and nobody has read, of which the poll does not tell.
+        # TLS may hold received bytes that poll does not report.
         self._pending = sock.pending if is_tls(sock) else None
-        self._brief = sock if is_tls(sock) else Brief(sock)
+        self._short = sock if is_tls(sock) else ShortSend(sock)
         sock.settimeout(None)
         limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def begin(self, poll: bool) -> None:
-        """Have the threads poll it: for its end and, with ``poll``, for what comes."""
+        """Have the pool watch it: for its end and, with ``poll``, for frames."""
         with self._state:
             self._reader = _POLL if poll else _NOBODY
             self._armed = True
             self._threads.register(self, self._events())
 
     def receive_one(self, deadline: Deadline) -> Frame:
-        """Return the first frame that comes, before ``begin``.
+        """Return the first frame, before ``begin``.
 
         Raises TimeoutError past ``deadline``, OSError when the connection ends or has an ``error``.
         """
@@ -112,14 +131,20 @@ class Connection:
 
     # ------------------------------------------------------------------ sending
 
-    def send(self, kind: int, call: int, payload: Payload | None = None, flags: int = 0) -> None:
-        """Send a frame, or have it sent. Never blocks; raises OSError where it cannot be sent."""
-        if payload is None:
-            self._send(pack(kind, call, b"", flags=flags))
-            return
-        buffers = payload.buffers
+    def send(
+        self,
+        kind: int,
+        number: int,
+        data: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        flags: int = 0,
+    ) -> None:
+        """Send a frame or queue it. Never blocks. Raises OSError when the connection has ended.
+
+        Large ``buffers`` may stay where they are and be read by the peer, until ``reclaim``.
+        """
         if not buffers:
-            self._send(pack(kind, call, payload.data, flags=flags))
+            self._send(pack(kind, number, data, flags=flags))
             return
         addresses = [0] * len(buffers)
         if self.lends:
@@ -128,8 +153,12 @@ class Connection:
                 for b in buffers
             ]
             if any(addresses):
-                self.lent[call] = buffers
-        self._send(pack(kind, call, payload.data, buffers, addresses, flags))
+                self._lent[number] = buffers
+        self._send(pack(kind, number, data, buffers, addresses, flags))
+
+    def reclaim(self, number: int) -> None:
+        """Release the buffers of the sent frame ``number``: the peer has copied them."""
+        self._lent.pop(number, None)
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         with self._sending:
@@ -148,9 +177,9 @@ class Connection:
             self._arm()
 
     def _send_at_once(self, part: bytes | memoryview) -> bool:
-        """Send a frame of one part, the usual small one; False if the peer takes none of it."""
+        """Send a frame of one part; False if the peer takes none of it."""
         try:
-            count = self._brief.send(part, _SEND_AT_ONCE)
+            count = self._short.send(part, _SEND_AT_ONCE)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -165,7 +194,7 @@ class Connection:
         return True
 
     def _flush(self) -> bool:
-        """Send what is queued; False if the peer does not take it all. With ``_sending``."""
+        """Send the queue; False if the peer does not take it all. With ``_sending`` held."""
         queue = self._queue
         try:
             while queue:
@@ -180,7 +209,7 @@ class Connection:
         except OSError:
             queue.clear()
             self.queued = 0
-            # The reader learns why; what came before the end is still to be read.
+            # The reader learns why, after the bytes that arrived before the end.
             self.shut(ConnectionResetError(errno.ECONNRESET, "it hung up"))
             raise
         self.queued = sum(view.nbytes for view in queue)
@@ -189,7 +218,7 @@ class Connection:
     def wait_for_room(self, timeout: float | None) -> None:
         """Wait until the queue is short again, the connection over, or ``timeout``."""
         self.poll()
-        with self._threads.slot_given_up(), self._room.lock:
+        with self._threads.slot_released(), self._room.lock:
             self._room.wait_for(
                 lambda: self.queued < QUEUE_BYTES or self.error is not None, timeout
             )
@@ -197,14 +226,14 @@ class Connection:
     # ------------------------------------------------------------------ receiving
 
     def poll(self) -> None:
-        """Have the threads read it, unless somebody does."""
+        """Have the pool read it, unless another thread does."""
         with self._state:
             if self._reader == _NOBODY:
                 self._reader = _POLL
                 self._arm()
 
     def resume(self) -> None:
-        """Read on, after a pause, or instead of one that is about to begin."""
+        """Read on after a pause, or cancel one that is about to begin."""
         with self._state:
             self._resumed = self._reader == _TURN
             if self._reader == _PAUSED:
@@ -213,14 +242,14 @@ class Connection:
 
     @property
     def is_choked(self) -> bool:
-        """Whether too much waits for the peer to take it."""
+        """Whether more than ``QUEUE_BYTES`` are queued."""
         return self.queued > QUEUE_BYTES
 
     def read_until(self, done: Callable[[], bool]) -> None:
         """Read in the calling thread until ``done()``, or for a moment.
 
-        Returns at once where another thread reads. Where others still wait for what comes, the
-        threads go on reading.
+        Returns at once where another thread reads. The pool goes on reading while frames are
+        awaited (``pending``).
         """
         with self._state:
             if self._reader in (_TURN, _PAUSED) or self.error is not None:
@@ -232,20 +261,20 @@ class Connection:
             while True:
                 if done():
                     break
-                self._owner.on_frames(self, self._receive())
+                self._handler.on_frames(self, self._receive())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except (DistError, OSError) as error:
             self._end(error)
         except BaseException as error:
-            # What was received in between is lost: an interrupt came.
+            # An interrupt came: bytes received in between are lost.
             self._end(ConnectionAbortedError(errno.ECONNABORTED, f"the wait ended with {error!r}"))
             raise
         else:
             self._end_turn(_NOBODY)
 
     def ready(self, events: int) -> None:
-        """Act on what the poll has found."""
+        """Act on the events that the pool has found."""
         with self._state:
             self._armed = False
             mine = self._reader != _TURN and bool(events & ~select.EPOLLOUT)
@@ -264,7 +293,7 @@ class Connection:
                 self._arm_again()
 
     def look(self) -> bool:
-        """Look whether another request comes soon, and act on it."""
+        """Wait a moment for another request, and act on it; False if none came."""
         if self.outgoing or not self._look_out.looks:
             return False
         with self._state:
@@ -275,15 +304,15 @@ class Connection:
         return self._take_turn(self._receive_soon)
 
     def _take_turn(self, receive: Callable[[], list[Frame] | None]) -> bool:
-        """Receive and act on it; False if nothing came."""
+        """Receive frames and act on them; False if none came."""
         frames: list[Frame] | None = None
         goes_on = True
         try:
             frames = receive()
             if frames is not None:
-                goes_on = self._owner.on_frames(self, frames)
+                goes_on = self._handler.on_frames(self, frames)
             while goes_on and self._frames.may_have_more:
-                goes_on = self._owner.on_frames(self, self._receive_now())
+                goes_on = self._handler.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except (DistError, OSError) as error:
@@ -300,7 +329,7 @@ class Connection:
         return self._frames.receive(self._sock, _AT_ONCE)
 
     def _receive_soon(self) -> list[Frame] | None:
-        """Return what comes within a moment, None if nothing does."""
+        """Return the frames that arrive within a moment; None if none do."""
         if not self._look_out.until(self._finds):
             return None
         found, self._found = self._found, []
@@ -327,8 +356,8 @@ class Connection:
 
     def _end_turn(self, reader: int) -> None:
         with self._state:
-            # Who has sent a request in the meantime has put it there before, and saw this turn.
-            if reader == _NOBODY and (self.calls or not self.outgoing):
+            # A sender adds to ``pending`` before it sends, and leaves the reading to this turn.
+            if reader == _NOBODY and (self.pending or not self.outgoing):
                 reader = _POLL
             if reader == _PAUSED and self._resumed:
                 reader = _POLL
@@ -344,7 +373,7 @@ class Connection:
         if self._reader == _POLL:
             events |= select.EPOLLIN
             if self._pending is not None and self._pending():
-                events |= select.EPOLLOUT  # which there is at once
+                events |= select.EPOLLOUT  # reported at once
         if self.queued:
             events |= select.EPOLLOUT
         return events
@@ -355,33 +384,39 @@ class Connection:
             self._threads.arm(self, self._events())
 
     def _arm_again(self) -> None:
-        """Arm it if an event has disarmed it. Not in a turn, unless bytes are to be sent."""
+        """Arm it if an event has disarmed it. Not during a turn, unless bytes are queued."""
         if not self._armed and (self._reader != _TURN or self.queued):
             self._arm()
 
     # ------------------------------------------------------------------ memory
 
     def fetch(self, frame: Frame) -> list[memoryview]:
-        """Return the buffers of ``frame``, those in the peer's memory copied from there.
+        """Return the buffers of ``frame``, copied out of the peer's memory where they lie there.
 
-        Raises OSError where they cannot be.
+        Raises OSError where that is not possible.
         """
         return [
             self._fetch(buffer) if buffer.memory is None else buffer.memory
             for buffer in frame.buffers
         ]
 
+    def acknowledge(self, frame: Frame) -> None:
+        """Tell the peer that its buffers of ``frame`` are copied, where it lent any."""
+        if any(buffer.memory is None for buffer in frame.buffers):
+            with suppress(OSError):
+                self.send(Control.FETCHED, frame.number)
+
     def _fetch(self, buffer: Buffer) -> memoryview:
         if self.memory is None:
             raise OSError(errno.EPERM, "the memory of the sender cannot be read")
-        into = self._owner.recycler.take(buffer.nbytes)
+        into = self._pool.take(buffer.nbytes)
         self.memory.read(buffer.address, into)
         return into.data
 
     # ------------------------------------------------------------------ the end
 
     def shut(self, error: Exception) -> None:
-        """End it: whoever reads notices. Any thread; never blocks."""
+        """End it: the reading thread closes it. Any thread; never blocks."""
         if self.error is None:
             self.error = error
         with suppress(OSError):
@@ -393,7 +428,7 @@ class Connection:
                 self._arm()
 
     def _end(self, error: Exception) -> None:
-        """Close it, by the thread that reads."""
+        """Close it, in the reading thread."""
         self.error = self.error or error
         with self._sending, self._state:
             self._threads.forget(self)
@@ -401,7 +436,7 @@ class Connection:
             self._sock.close()
             self._queue.clear()
             self.queued: int = 0
-            self.lent.clear()
+            self._lent.clear()
         with self._room.lock:
             self._room.notify_all()
-        self._owner.on_end(self, self.error)
+        self._handler.on_end(self, self.error)

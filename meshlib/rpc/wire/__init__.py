@@ -1,1 +1,0 @@
-"""How RPC's messages travel: payloads, frames, connections, memory of other processes, threads."""

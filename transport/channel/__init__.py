@@ -1,0 +1,1 @@
+"""Frames between the members of a group, in both directions, outside of collectives."""
