@@ -53,15 +53,15 @@ from meshlib.c10d.groups import (
 )
 from meshlib.calls.future import Future, WaitTimeoutError
 from meshlib.calls.work import Work, WorkResult, collect_all
-from meshlib.diagnosis.log import (
+from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
+from meshlib.recording.log import (
     DebugLevel,
     get_debug_level,
     set_debug_level,
     set_debug_level_from_env,
 )
-from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.failures.fate import Fate
+from meshlib.calls.state import Fate
 from transport.communicators.base import Communicator, Turns
 from transport.condition import has
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshlib.calls.members import Members
 from meshlib.calls.spec import Run
-from meshlib.diagnosis.log import RankLog
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import FlightRecorder
+from meshlib.recording.log import RankLog
+from meshlib.recording.recorder import FlightRecorder
 from transport.call import CallHeader
 from transport.communicators.base import Communicator
 from transport.errors import DistError

@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
-from meshlib.calls.failure import Failure
+from meshlib.calls.failures.failure import Failure
+from meshlib.calls.failures.refusals import Refusals
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
 from meshlib.calls.legs import Leg
-from meshlib.calls.refusals import Refusals
+from meshlib.calls.members import Members
 from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut
 from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
+from meshlib.calls.state import Fate
 from meshlib.calls.work import Work
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import Call, CallHeader, Kind
 from transport.communicators.base import Communicator
 from transport.condition import has

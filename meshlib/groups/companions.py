@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meshlib.diagnosis.failures.fate import Fate
+from meshlib.calls.state import Fate
 
 if TYPE_CHECKING:
     from meshlib.groups.process_group import ProcessGroup

@@ -11,13 +11,13 @@ from typing import Any
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import Observer, RankContext
 from meshlib.calls.door import Door
-from meshlib.calls.failure import Failure
+from meshlib.calls.failures.failure import Failure
+from meshlib.calls.members import Members
 from meshlib.calls.shortcut import Shortcut
 from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.calls.state import Fate
 from meshlib.collectives.collectives import Collectives
-from meshlib.diagnosis.events import Departures
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.members import Members
+from meshlib.events.events import Departures
 from meshlib.groups.companions import Companions
 from meshlib.groups.users_store import UsersStore
 from transport.communicators.base import Communicator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.failures.fate import Fate
+from meshlib.calls.state import Fate
 from transport.errors import DistError
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore

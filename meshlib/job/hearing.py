@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from meshlib.diagnosis.event_log import answer_key
-from meshlib.diagnosis.events import (
+from meshlib.calls.failures.messages import end_of_server
+from meshlib.calls.failures.statements import Statement
+from meshlib.diagnosis.watcher import News
+from meshlib.events.events import (
     Abort,
     Agreed,
     Departures,
@@ -19,15 +21,13 @@ from meshlib.diagnosis.events import (
     StackAsked,
     Watched,
 )
-from meshlib.diagnosis.failures.messages import end_of_server
-from meshlib.diagnosis.failures.statements import Statement
-from meshlib.diagnosis.recorder import FlightRecorder
-from meshlib.diagnosis.watcher import News
+from meshlib.events.log import answer_key
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
 from meshlib.job.thread_rank import ALL_HERE, LOST
+from meshlib.recording.recorder import FlightRecorder
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.store.base import Store
 

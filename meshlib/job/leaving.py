@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Chain, Chains, Departures, Leave
-from meshlib.diagnosis.failures.reporter import Reporter
-from meshlib.diagnosis.failures.statements import put_last_calls
-from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.calls.failures.reporter import Reporter
+from meshlib.calls.failures.statements import put_last_calls
+from meshlib.events.events import Chain, Chains, Departures, Leave
+from meshlib.events.log import publish
+from meshlib.recording.recorder import COLLECTIVE, FlightRecorder, Record
 from transport.errors import (
     CollectiveMismatchError,
     DistError,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.members import Members
+from meshlib.calls.members import Members
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership

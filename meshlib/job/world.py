@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import RankLost
-from meshlib.diagnosis.failures.reporter import NEWS_SECONDS
-from meshlib.diagnosis.log import RankLog
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import FlightRecorder, Record, capacity_from_environment
+from meshlib.calls.failures.reporter import NEWS_SECONDS
+from meshlib.calls.members import Members
 from meshlib.diagnosis.stalls import StallDetector
 from meshlib.diagnosis.watcher import Watcher
+from meshlib.events.events import RankLost
+from meshlib.events.log import publish
 from meshlib.groups.backend import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
@@ -32,6 +30,8 @@ from meshlib.job.meeting import join, meet, server_of
 from meshlib.job.membership import Epoch, JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
+from meshlib.recording.log import RankLog
+from meshlib.recording.recorder import FlightRecorder, Record, capacity_from_environment
 from meshlib.trace import writing
 from transport import environment
 from transport.communicators import backends

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshlib.calls.door import Door
+from meshlib.calls.members import Members
 from meshlib.collectives.collectives import Collectives
-from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world

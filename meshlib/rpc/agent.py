@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
+from meshlib.recording.recorder import Record
 from meshlib.rpc.calls import Callbacks, Clock, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.errors import RpcTimeoutError, answerable, describe, with_cause

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future, after
 from meshlib.calls.lane import Continuations
-from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
+from meshlib.recording.recorder import Record
 from meshlib.rpc.errors import describe, safely
 from meshlib.rpc.wire.bell import Bell
 from meshlib.rpc.wire.connection import Connection

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from meshlib.diagnosis.recorder import FlightRecorder, Record
+from meshlib.recording.recorder import FlightRecorder, Record
 from meshlib.rpc.calls import name_of
 from meshlib.rpc.errors import safely
 from transport.call import NO_ROOT, Kind, pack_header

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future
-from meshlib.diagnosis.stacks import frames_of
+from meshlib.recording.stacks import frames_of
 from meshlib.rpc.calls import name_of, settle
 from meshlib.rpc.errors import (
     RemoteError,

@@ -17,8 +17,8 @@ import transport.shm.communicator
 from meshlib.calls.door import Door
 from meshlib.calls.shortcut import SHORT
 from meshlib.calls.spec import CallSpec, InPlace, Run
-from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups import process_group
+from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Call, CallHeader
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.failures.reporter import Reporter
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.calls.failures.reporter import Reporter
+from meshlib.calls.members import Members
+from meshlib.calls.state import Fate
+from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.members import Members
 from meshlib.calls.shortcut import Order
 from meshlib.calls.spec import CallSpec
-from meshlib.diagnosis.events import Departures, Leave
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder
+from meshlib.calls.state import Fate
+from meshlib.events.events import Departures, Leave
 from meshlib.job.leaving import find_mismatch
 from meshlib.job.world import World
+from meshlib.recording.recorder import COLLECTIVE, FlightRecorder
 from meshlib.testing import RankError, run_ranks
 from transport.call import Kind
 from transport.communicators.runtime import Runtime

@@ -22,17 +22,17 @@ from __future__ import annotations
 import os
 import time
 
-from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
-from meshlib.diagnosis.events import Abort, Query
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.failures.messages import (
+from meshlib.calls.failures.messages import (
     ANSWER_SECONDS,
     lost_message,
     mismatch_message,
     timeout_message,
 )
-from meshlib.diagnosis.failures.statements import Statement, last_calls
-from meshlib.diagnosis.recorder import Record
+from meshlib.calls.failures.statements import Statement, last_calls
+from meshlib.calls.state import Fate
+from meshlib.events.events import Abort, Query
+from meshlib.events.log import STORE_SECONDS, answer_key, publish
+from meshlib.recording.recorder import Record
 from transport.deadline import Deadline
 from transport.errors import (
     CollectiveMismatchError,

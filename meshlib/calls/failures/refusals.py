@@ -11,13 +11,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 from meshlib.calls.context import RankContext
-from meshlib.calls.failure import Failure
+from meshlib.calls.failures.failure import Failure
 from meshlib.calls.shortcut import CallOrder
 from meshlib.calls.spec import CallSpec
-from meshlib.diagnosis.event_log import STORE_SECONDS, publish
-from meshlib.diagnosis.events import Refused
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.calls.state import Fate
+from meshlib.events.events import Refused
+from meshlib.events.log import STORE_SECONDS, publish
+from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.errors import CollectiveMismatchError, DistStoreError

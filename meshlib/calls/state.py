@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from copy import copy
 
-from meshlib.diagnosis.events import Departures
-from meshlib.diagnosis.members import Members
+from meshlib.calls.members import Members
+from meshlib.events.events import Departures
 from transport.condition import Condition, let_go
 from transport.errors import DistError
 

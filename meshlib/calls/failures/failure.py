@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import STORE_SECONDS, publish
-from meshlib.diagnosis.events import Abort, Departures
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.failures.reporter import Reporter
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.calls.failures.reporter import Reporter
+from meshlib.calls.state import Fate
+from meshlib.events.events import Abort, Departures
+from meshlib.events.log import STORE_SECONDS, publish
+from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import CallHeader, Kind
 from transport.errors import (
     CollectiveMismatchError,
