@@ -125,7 +125,7 @@ class Hearing:
             self._refusals.setdefault(refusal.group, []).append(refusal)
         group = self._registry.get(refusal.group)
         if group is not None:
-            group.door.refusals.hear(refusal)
+            group.door.failure.hear_refusal(refusal)
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
@@ -166,7 +166,7 @@ class Hearing:
         if known is not None:
             group.fail(known)
         for refusal in refusals:
-            group.door.refusals.hear(refusal)
+            group.door.failure.hear_refusal(refusal)
         for departures in self._membership.departures:
             group.do_without(departures)
 

@@ -99,7 +99,7 @@ def find_mismatch(
             (place, theirs)
             for theirs, ranks in others.items()
             if _differ(mine, theirs, calls)
-            for place in group.fate.members.places_of(ranks)
+            for place in group.state.members.places_of(ranks)
         ]
         if not differing:
             continue
@@ -112,7 +112,7 @@ def find_mismatch(
                 f" there is no record any more: {why}"
             )
         error = HeaderMismatchError(why, place, record.header, None)
-        return Reporter(group.fate, store).explain(record, error)
+        return Reporter(group.state, store).explain(record, error)
     return None
 
 

@@ -165,7 +165,7 @@ class GroupRegistry:
         return {
             group.id: (*group.chain(), len(group.ranks))
             for group in self.all()
-            if group.rank() >= 0 and group.fate.usable and group.door.lanes.is_idle()
+            if group.rank() >= 0 and group.state.usable and group.door.lanes.is_idle()
         }
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
