@@ -1,10 +1,9 @@
 """``Failure``: how a group breaks, and what its users see of it.
 
-A member whose arguments are wrong makes no call, but the call still gets its number in the order of
-the group. Where every member's arguments are wrong, which is the usual mistake, the members stay in
-step and the group stays usable. Where only some are, the others would wait in vain: an event of the
-job's log tells them, and they raise ``CollectiveMismatchError``, which says what was wrong, on
-which rank, at which line.
+A member with wrong arguments makes no call, but numbers it all the same. If every member's are
+wrong, as usual, the members stay in step and the group stays usable. If only some are, the others
+would wait in vain. An event of the job's log tells them why, where and on which rank, and they
+raise ``CollectiveMismatchError``.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from transport.errors import (
 
 # What a call can see of other ranks, which does not tell why they have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
-
-
 _MESSAGES = (Kind.SEND, Kind.RECV)
 
 
