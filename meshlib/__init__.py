@@ -80,10 +80,6 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib.calls.work import Work as Work
     from meshlib.calls.work import WorkResult as WorkResult
     from meshlib.calls.work import collect_all as collect_all
-    from meshlib.diagnosis.log import DebugLevel as DebugLevel
-    from meshlib.diagnosis.log import get_debug_level as get_debug_level
-    from meshlib.diagnosis.log import set_debug_level as set_debug_level
-    from meshlib.diagnosis.log import set_debug_level_from_env as set_debug_level_from_env
     from meshlib.groups.backend import Backend as Backend
     from meshlib.groups.backend import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -103,6 +99,10 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib.mesh.init import init_device_mesh as init_device_mesh
     from meshlib.mesh.layout import Layout as Layout
     from meshlib.mesh.spec import MeshDimError as MeshDimError
+    from meshlib.recording.log import DebugLevel as DebugLevel
+    from meshlib.recording.log import get_debug_level as get_debug_level
+    from meshlib.recording.log import set_debug_level as set_debug_level
+    from meshlib.recording.log import set_debug_level_from_env as set_debug_level_from_env
     from meshlib.sharding import DArray as DArray
     from meshlib.sharding import P as P
     from meshlib.sharding import Partial as Partial
@@ -166,7 +166,7 @@ _HOMES = {
     "meshlib.c10d.subgroups": "new_subgroups new_subgroups_by_enumeration split_group",
     "meshlib.calls.future": "Future WaitTimeoutError",
     "meshlib.calls.work": "Work WorkResult collect_all",
-    "meshlib.diagnosis.log": (
+    "meshlib.recording.log": (
         "DebugLevel get_debug_level set_debug_level set_debug_level_from_env"
     ),
     "meshlib.groups.backend": "Backend get_default_backend_for_device is_backend_available",

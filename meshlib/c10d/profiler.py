@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
 from meshlib.job.world import World
+from meshlib.recording.recorder import Record
 from meshlib.trace import writing
 
 

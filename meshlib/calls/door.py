@@ -11,19 +11,16 @@ from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
-from meshlib.calls.channels import Channels
-from meshlib.calls.context import RankContext
-from meshlib.calls.failure import Failure
+from meshlib.calls.failures.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
 from meshlib.calls.legs import Leg
-from meshlib.calls.refusals import Refusals
-from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut
+from meshlib.calls.members import Members
+from meshlib.calls.shortcut import SHORT, Shortcut
 from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
+from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import Call, CallHeader, Kind
 from transport.communicators.base import Communicator
 from transport.condition import has
@@ -39,35 +36,25 @@ _ALL_REDUCE = Kind.ALL_REDUCE
 
 
 class Door:
-    """Makes the calls of the group of ``fate.members`` on its ``channels``.
+    """Makes the calls of the group of ``state``.
 
     ``ranks`` are the members' global ranks, ``rank`` this one's place among them, -1 if it has
     none.
     """
 
-    def __init__(
-        self, context: RankContext, fate: Fate, channels: Channels, failure: Failure
-    ) -> None:
-        members = fate.members
+    def __init__(self, state: GroupState, failure: Failure) -> None:
+        members, context = state.members, state.context
+        self.state: GroupState = state
         self.members: Members = members
         self.ranks: tuple[int, ...] = members.ranks
         self.rank: int = members.rank()
-        self.order: CallOrder = Order()
-        """The number of the last collective, and the hash of all."""
-        self.shortcut: Shortcut | None = None
-        """Makes usual small calls by itself, once the members have met."""
+        self.failure: Failure = failure
         # Held while a call is numbered and queued; the compiled core looks at it without waiting.
         self._numbering = Lock()
         name = members.group_desc or members.id
         self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
         self._context = context
-        self._fate = fate
-        self._channels = channels
-        channels.turns = self.lanes.collectives
-        self._failure = failure
-        failure.unusual.append(self.close_shortcut)
-        self.refusals: Refusals = Refusals(context, fate, failure, self.order)
-        """Calls that a member does not make."""
+        state.turns = self.lanes.collectives
 
     def issue(
         self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
@@ -84,7 +71,8 @@ class Door:
         call which this one would have to wait for.
         """
         seconds = self.members.seconds if timeout is None else self._seconds(what, timeout)
-        shortcut = self.shortcut
+        state = self.state
+        shortcut = state.shortcut
         if shortcut is not None and not async_op:
             try:
                 result = shortcut.issue(what, seconds)
@@ -95,13 +83,13 @@ class Door:
                 return result
         spec = self._spell_out(what) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
-        context, fate = self._context, self._fate
+        context = self._context
         if device != "cpu":
             self.checked(kind, self._check_device, device)
         if context.observers and peer == COLLECTIVE:
             run = self._observed(spec)
-        numbered_here = has(fate.lock)
-        with fate.lock:
+        numbered_here = has(state.lock)
+        with state.lock:
             self._check_usable(kind, numbered_here)
             lanes = self.lanes
             message = peer != COLLECTIVE
@@ -109,7 +97,7 @@ class Door:
             if not async_op and self._is_blocked(lane):
                 raise self._interrupted(kind)
             with self._numbering:
-                packed = self.order.next_header(spec)
+                packed = state.order.next_header(spec)
                 record = context.recorder.open(
                     self.members.id, packed, spec.nbytes, peer, not async_op, seconds
                 )
@@ -140,12 +128,12 @@ class Door:
     def checked(self, kind: Kind, check: Callable[..., T], *arguments: Any) -> T:
         """Return ``check(*arguments)``, which finds out whether the arguments of a call are right.
 
-        What it raises the other members are told, so that they do not wait: see ``Refusals``.
+        What it raises the other members are told, so that they do not wait: see ``Failure.refuse``.
         """
         try:
             return check(*arguments)
         except Exception as error:
-            self.refusals.refuse(kind, error)
+            self.failure.refuse(kind, error)
             raise
 
     def _seconds(self, what: CallSpec | InPlace, timeout: Timeout) -> float:
@@ -163,7 +151,7 @@ class Door:
             try:
                 spelled_out(array, op)
             except Exception:  # noqa: BLE001 (it is ``error`` once more)
-                self.refusals.refuse(_ALL_REDUCE, error)
+                self.failure.refuse(_ALL_REDUCE, error)
 
     def _check_device(self, device: str) -> None:
         backends = self.members.backends
@@ -189,7 +177,7 @@ class Door:
 
     def _ends_at_once(self, spec: CallSpec) -> bool:
         """Whether a send needs no thread of its own to have nobody wait for it."""
-        communicator = self._channels.made.get(spec.device)
+        communicator = self.state.communicators.get(spec.device)
         return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
 
     def _at_once(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
@@ -207,7 +195,7 @@ class Door:
     def _work(self, record: Record, lane: Lane) -> Work[Any]:
         return Work(
             lambda: f"{record.header} on {self}",
-            self._failure.note_told,
+            self.failure.note_told,
             self.lanes.continuations,
             lambda: f"{record.kind}, {record.site},",
             blocked=partial(self._is_blocked, lane),
@@ -218,15 +206,15 @@ class Door:
 
         ``numbered_here``: the calling thread is just numbering another one.
         """
-        if not self._fate.usable:
-            self._failure.note_told()
-            raise self._fate.unusable()
+        if not self.state.usable:
+            self.failure.note_told()
+            raise self.state.unusable()
         if numbered_here:
             raise self._interrupted(kind)
 
     def _is_blocked(self, lane: Lane) -> bool:
         """Whether the calling thread is in the middle of a call for which one on ``lane`` waits."""
-        return lane.is_mine() or self._channels.is_making()
+        return lane.is_mine() or self.state.is_making()
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
         """Return what a call raises that a signal handler makes in the middle of another one."""
@@ -265,17 +253,17 @@ class Door:
 
         ``record.completion`` is the end of what a device still does for it.
         """
-        fate = self._fate
-        if fate.error is not None:
+        state = self.state
+        if state.error is not None:
             record.end("the group was broken before its turn came")
-            raise self._failure.told(record, fate.unusable())
-        if (fate.absent and self._failure.break_if_deserted(record)) or (
-            self.refusals.ahead and self.refusals.break_if_refused(record)
+            raise self.failure.told(record, state.unusable())
+        if (state.absent and self.failure.break_if_deserted(record)) or (
+            state.refused and self.failure.break_if_refused(record)
         ):
-            record.end(str(fate.error))
-            raise self._failure.told(record, fate.unusable())
+            record.end(str(state.error))
+            raise self.failure.told(record, state.unusable())
         try:
-            communicator = self._channels.made.get(device) or self._channels.get(device)
+            communicator = state.communicators.get(device) or state.communicator(device)
             annotate = self._context.recorder.annotate
             if annotate is None:
                 result = run(communicator, record)
@@ -283,7 +271,7 @@ class Door:
                 with annotate(record.title):
                     result = run(communicator, record)
         except BaseException as error:
-            seen = self._failure.told(record, self._failure.seen_by_user(record, error))
+            seen = self.failure.told(record, self.failure.seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:
                 raise
@@ -291,32 +279,27 @@ class Door:
             raise seen from None
         record.ended = monotonic()
         if record.completion is not None:
-            record.completion.explain_by(partial(self._failure.explain, record))
+            record.completion.explain_by(partial(self.failure.explain, record))
         return result
 
     # ------------------------------------------------------------------ the shortcut
 
     def open_shortcut(self, met: bool) -> None:
         """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
-        context, fate, lanes = self._context, self._fate, self.lanes
-        unusual = fate.absent or self.refusals.ahead
-        if core is None or unusual or (self.shortcut is not None and not met):
+        context, state, lanes = self._context, self.state, self.lanes
+        if core is None or not state.usual or (state.shortcut is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
-        outline = self._channels.made["cpu"].outline() if met else None
+        outline = state.communicators["cpu"].outline() if met else None
         # What ``issue`` works with, in the order of ``transport/native/calls/shortcut.c``.
-        of_group = (self.members.id, self._resume, self._run, self.order, self._numbering)
+        of_group = (self.members.id, self._resume, self._run, state.order, self._numbering)
         of_lanes = (*lanes.collectives.parts(), lanes.parts_of_peer)
         of_rank = (context.recorder, context.observers, context.log.levels)
         parts = (*of_group, *of_lanes, *of_rank)
         shortcut: Shortcut = core.Shortcut(outline, met, parts)
-        with fate.lock:
-            if fate.usable and not fate.absent and not self.refusals.ahead:
-                self.shortcut = shortcut
-
-    def close_shortcut(self) -> None:
-        """Have all calls go the whole way from now on."""
-        self.shortcut = None
+        with state.lock:
+            if state.usual:
+                state.shortcut = shortcut
 
     def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
         """Go on with the all_reduce of ``tensor``, or without ``op`` the barrier, that the shortcut
@@ -333,7 +316,7 @@ class Door:
 
     def drain(self, seconds: float) -> bool:
         """Let calls that were issued end; return whether all did within ``seconds``."""
-        return self.lanes.drain(Deadline.after(seconds), self._channels.is_receiving)
+        return self.lanes.drain(Deadline.after(seconds), self.state.is_receiving)
 
     def __repr__(self) -> str:
         return repr(self.members)

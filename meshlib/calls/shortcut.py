@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from meshlib.calls.spec import CallSpec, InPlace
-from meshlib.diagnosis.recorder import COLLECTIVE
+from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Kind, history_after, pack_header
 from transport.native import core
 

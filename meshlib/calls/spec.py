@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshlib.diagnosis.recorder import COLLECTIVE
+from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
 from transport.native import core

@@ -53,7 +53,7 @@ class GroupOfRanks:
         try:  # as ``Door.checked``, whose call is a part of a small collective's time
             spec = prepare(*arguments)
         except Exception as error:
-            door.refusals.refuse(kind, error)
+            door.failure.refuse(kind, error)
             raise
         result = door.issue(spec, async_op, timeout)
         if type(result) not in _USUAL and not async_op and is_only_returned(result):

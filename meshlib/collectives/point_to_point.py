@@ -10,7 +10,7 @@ from meshlib.arrays.checks import check_dtype
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
 from meshlib.collectives.group_of_ranks import NO_MEMBER, GroupOfRanks, resolve_rank
-from meshlib.diagnosis.recorder import ANY_SOURCE
+from meshlib.recording.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicators.base import Communicator

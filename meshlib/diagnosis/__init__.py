@@ -1,1 +1,1 @@
-"""What a job knows about itself: the flight record, the stacks, who stands still, what failed."""
+"""What a rank learns of its job: the watcher of the events, stalls, samples of the calls."""

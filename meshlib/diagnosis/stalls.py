@@ -20,12 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from meshlib.calls.members import Members
 from meshlib.diagnosis.attendant import Attendant
-from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Abort
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.diagnosis.standings import Standing, find_tangle, tangle_message
+from meshlib.events.events import Abort
+from meshlib.events.log import publish
+from meshlib.recording.recorder import COLLECTIVE, FlightRecorder, Record
 from transport.deadline import Deadline
 from transport.errors import CollectiveMismatchError
 from transport.store.base import Store

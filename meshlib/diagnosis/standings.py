@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshlib.diagnosis.failures.messages import table
-from meshlib.diagnosis.members import even
+from meshlib.calls.failures.messages import table
+from meshlib.calls.members import even
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from meshlib.diagnosis.attendant import END_SECONDS, Attendant
-from meshlib.diagnosis.event_log import EVENTS, LogReader
-from meshlib.diagnosis.events import Departures, Event, Leave, RankLost, parse
+from meshlib.events.events import Departures, Event, Leave, RankLost, parse
+from meshlib.events.log import EVENTS, LogReader
 from transport import environment
 from transport.errors import DistError
 from transport.store.base import Store

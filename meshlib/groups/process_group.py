@@ -8,23 +8,21 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from meshlib.calls.channels import Channels
 from meshlib.calls.context import Observer, RankContext
 from meshlib.calls.door import Door
-from meshlib.calls.failure import Failure
+from meshlib.calls.failures.failure import Failure
+from meshlib.calls.members import Members
 from meshlib.calls.shortcut import Shortcut
 from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.calls.state import GroupState, Lifecycle
 from meshlib.collectives.collectives import Collectives
-from meshlib.diagnosis.events import Departures
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.members import Members
-from meshlib.groups.companions import Companions
-from meshlib.groups.users_store import UsersStore
+from meshlib.events.events import Departures
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
 from transport.errors import DistBackendError, DistError
 from transport.operands.compression import Compression
 from transport.store.base import Store
+from transport.store.prefix_store import PrefixStore
 
 DRAIN_SECONDS = 5.0
 
@@ -39,8 +37,8 @@ class ProcessGroup(Collectives):
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
     is no member, ``rank()`` is -1 and every call returns None.
 
-    Composed of: ``Members`` (who), ``Door`` (the way into each call), ``Channels`` (what carries
-    them), ``Fate`` and ``Failure`` (what became of it), ``Companions`` (groups beside it).
+    Composed of: ``Members`` (who), ``GroupState`` (what became of it, and what carries its calls),
+    ``Failure`` (how it breaks), ``Door`` (the way into each call).
     """
 
     def __init__(
@@ -61,17 +59,14 @@ class ProcessGroup(Collectives):
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
         self.under_way: dict[int, Any] = {}
         """Calls inside ``jax.jit`` that were begun by one place of a program and end at another."""
-        self._fate = fate = Fate(members)
-        self._companions = Companions(
-            fate,
-            None if base is None else base._companions,
-            lambda purpose, desc: make_companion(self, purpose, desc),
-        )
-        self._channels = Channels(context, fate)
-        self._failure = Failure(context, fate, self._channels, self._companions.retire)
-        self._users_store = UsersStore(context, fate)
-        self._failure.broken.append(self._users_store.end_waits)
-        self.door: Door = Door(context, fate, self._channels, self._failure)
+        self.state: GroupState = GroupState(context, members, None if base is None else base.state)
+        """What has become of the group."""
+        self._failure = Failure(self.state)
+        self.door: Door = Door(self.state, self._failure)
+        self._make_companion = make_companion
+        self._adding = threading.Lock()  # a companion or the store
+        self._companions: dict[str, ProcessGroup] = {}
+        self._users_store: Store | None = None
 
     # ------------------------------------------------------------------ who
 
@@ -145,7 +140,16 @@ class ProcessGroup(Collectives):
         """
         if self.rank() < 0:
             raise ValueError(f"rank {self.global_rank} is no member of {self}")
-        return self._users_store.get()
+        with self._adding:
+            store = self._users_store
+            if store is None:
+                store = PrefixStore(f"users/{self.id}", self.context.store.clone())
+                self._users_store = store
+                self.on_failure(store.end_waits)
+        if self.state.destroyed:
+            store.close()
+            raise self.state.unusable()
+        return store
 
     def __repr__(self) -> str:
         return repr(self.members)
@@ -178,27 +182,27 @@ class ProcessGroup(Collectives):
 
     def reached(self) -> int:
         """Return the number of the last collective that this rank issued."""
-        return self.door.order.sequence
+        return self.state.order.sequence
 
     def chain(self) -> tuple[int, int]:
         """Return the number of the last collective that this rank issued, and the hash of all."""
-        return self.door.order.sequence, self.door.order.history
+        return self.state.order.sequence, self.state.order.history
 
     @property
     def shortcut(self) -> Shortcut | None:
         """What makes usual small calls in compiled code, once the members have met."""
-        return self.door.shortcut
+        return self.state.shortcut
 
     def has_communicator(self, device: str) -> bool:
         """Whether the communicator for arrays on ``device`` was made already."""
-        return device in self._channels.made
+        return device in self.state.communicators
 
     def communicator(self, device: str) -> Communicator:
         """Return the communicator for arrays on ``device``, making it if there is none yet.
 
         Only ``issue`` makes calls on it.
         """
-        return self._channels.get(device)
+        return self.state.communicator(device)
 
     # ------------------------------------------------------------------ groups beside it
 
@@ -210,32 +214,35 @@ class ProcessGroup(Collectives):
         failures are its own. Costs no message. ``desc`` is how messages call it. Raises ValueError
         after the group was destroyed.
         """
-        return self._companions.get(purpose, desc)
+        with self._adding:
+            if self.state.destroyed:
+                raise ValueError(f"{self} was destroyed; make a new one")
+            found = self._companions.get(purpose)
+            if found is None:
+                found = self._companions[purpose] = self._make_companion(self, purpose, desc)
+        found.set_timeout(self.members.seconds)
+        return found
 
     def companions(self) -> list[ProcessGroup]:
         """Return the companions that were made, and theirs."""
-        return self._companions.all()
+        own = list(self._companions.values())
+        return own + [other for one in own for other in one.companions()]
 
     @property
     def retired(self) -> bool:
-        """Whether the next mesh of these ranks gets another group: see ``Companions.retired``."""
-        return self._companions.retired
+        """Whether the next mesh of these ranks gets another group: see ``GroupState.retired``."""
+        return self.state.retired
 
     # ------------------------------------------------------------------ failure
 
     @property
     def destroyed(self) -> bool:
         """Whether the group was closed, by ``destroy_process_group`` or with the World."""
-        return self._fate.destroyed
-
-    @property
-    def fate(self) -> Fate:
-        """What has become of the group."""
-        return self._fate
+        return self.state.destroyed
 
     def await_failure(self, timeout: float) -> DistError | None:
         """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
-        return self._fate.await_failure(timeout)
+        return self.state.await_failure(timeout)
 
     def fail(self, error: DistError) -> None:
         """Break the group: whoever is in a call of it, and every later call, raises ``error``."""
@@ -246,8 +253,8 @@ class ProcessGroup(Collectives):
 
         It must return soon, and may be called again.
         """
-        self._failure.broken.append(told)
-        if (error := self._fate.await_failure(0)) is not None:
+        self.state.failure_listeners.append(told)
+        if (error := self.state.await_failure(0)) is not None:
             told(error)
 
     def abort(self, reason: str) -> None:
@@ -273,21 +280,23 @@ class ProcessGroup(Collectives):
     # ------------------------------------------------------------------ the end
 
     def release(self) -> None:
-        """Let go of the channels if the group is broken and no call is under way on them."""
-        fate = self._fate
-        if fate.error is not None and not fate.destroyed and self.door.lanes.is_idle():
-            self._channels.release()
+        """Let go of the communicators if the group is broken and no call is under way on them."""
+        state = self.state
+        if state.lifecycle is Lifecycle.BROKEN and self.door.lanes.is_idle():
+            state.release()
 
     def close(self, drain: float = DRAIN_SECONDS) -> None:
         """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
-        fate = self._fate
-        if fate.destroyed:
+        state = self.state
+        if state.destroyed:
             return
-        idle = self.door.drain(0 if fate.error is not None else drain)
-        fate.destroyed = self._companions.retired = True
-        self.door.close_shortcut()
-        self._users_store.close()
-        self._channels.close(idle=idle)
+        idle = self.door.drain(0 if state.error is not None else drain)
+        with state.lock:
+            state.advance(Lifecycle.DESTROYED)
+            state.retired = True
+        if self._users_store is not None:
+            self._users_store.close()
+        state.close(idle=idle)
         self.door.lanes.join()
 
     def leave_behind(self, error: DistError) -> None:
@@ -295,7 +304,5 @@ class ProcessGroup(Collectives):
 
         The other members, and this one in its own process, are not to notice anything.
         """
-        for part in (self._channels, self._companions, self._users_store):
-            part.end_in_a_fork()
-        self._fate.end_in_a_fork(error)
-        self.door.close_shortcut()
+        self._adding = threading.Lock()  # threads that are not here may have held it
+        self.state.end_in_a_fork(error)

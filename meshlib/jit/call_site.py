@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 
-from meshlib.diagnosis.recorder import OWN_FOLDERS
+from meshlib.recording.recorder import OWN_FOLDERS
 
 _SKIPPED = (*OWN_FOLDERS, os.path.join(os.path.dirname(jax.__file__), ""))
 _F = TypeVar("_F", bound=Callable[..., object])

@@ -18,10 +18,10 @@ import numpy as np
 from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec
 from meshlib.collectives.on_arrays import in_place_reduction
-from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind
 from meshlib.jit.program import HostArray, HostFunction
+from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicators.base import Communicator
 from transport.operands.reduce_op import RedOpType, ReduceOp

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from meshlib.diagnosis.event_log import answer_key
-from meshlib.diagnosis.events import (
+from meshlib.calls.failures.messages import end_of_server
+from meshlib.calls.failures.statements import Statement
+from meshlib.diagnosis.watcher import News
+from meshlib.events.events import (
     Abort,
     Agreed,
     Departures,
@@ -19,15 +21,13 @@ from meshlib.diagnosis.events import (
     StackAsked,
     Watched,
 )
-from meshlib.diagnosis.failures.messages import end_of_server
-from meshlib.diagnosis.failures.statements import Statement
-from meshlib.diagnosis.recorder import FlightRecorder
-from meshlib.diagnosis.watcher import News
+from meshlib.events.log import answer_key
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
 from meshlib.job.thread_rank import ALL_HERE, LOST
+from meshlib.recording.recorder import FlightRecorder
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.store.base import Store
 
@@ -125,7 +125,7 @@ class Hearing:
             self._refusals.setdefault(refusal.group, []).append(refusal)
         group = self._registry.get(refusal.group)
         if group is not None:
-            group.door.refusals.hear(refusal)
+            group.door.failure.hear_refusal(refusal)
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
@@ -166,7 +166,7 @@ class Hearing:
         if known is not None:
             group.fail(known)
         for refusal in refusals:
-            group.door.refusals.hear(refusal)
+            group.door.failure.hear_refusal(refusal)
         for departures in self._membership.departures:
             group.do_without(departures)
 

@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from meshlib.diagnosis.log import set_debug_level_from_env
 from meshlib.groups.backend import parse_backend
 from meshlib.job.current import (
     current_world,
@@ -19,6 +18,7 @@ from meshlib.job.current import (
 )
 from meshlib.job.thread_rank import thread_rank
 from meshlib.job.world import DEFAULT_TIMEOUT, World
+from meshlib.recording.log import set_debug_level_from_env
 from transport import environment
 from transport.checks import to_whole_number
 from transport.choosing.tuning import agree, from_environment

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Chain, Chains, Departures, Leave
-from meshlib.diagnosis.failures.reporter import Reporter
-from meshlib.diagnosis.failures.statements import put_last_calls
-from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.calls.failures.reporter import Reporter
+from meshlib.calls.failures.statements import put_last_calls
+from meshlib.events.events import Chain, Chains, Departures, Leave
+from meshlib.events.log import publish
+from meshlib.recording.recorder import COLLECTIVE, FlightRecorder, Record
 from transport.errors import (
     CollectiveMismatchError,
     DistError,
@@ -99,7 +99,7 @@ def find_mismatch(
             (place, theirs)
             for theirs, ranks in others.items()
             if _differ(mine, theirs, calls)
-            for place in group.fate.members.places_of(ranks)
+            for place in group.state.members.places_of(ranks)
         ]
         if not differing:
             continue
@@ -112,7 +112,7 @@ def find_mismatch(
                 f" there is no record any more: {why}"
             )
         error = HeaderMismatchError(why, place, record.header, None)
-        return Reporter(group.fate, store).explain(record, error)
+        return Reporter(group.state, store).explain(record, error)
     return None
 
 

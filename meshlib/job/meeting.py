@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from meshlib.diagnosis.event_log import ended_ranks, publish, register_log
-from meshlib.diagnosis.events import RankEnded
 from meshlib.diagnosis.stalls import standing_key
+from meshlib.events.events import RankEnded
+from meshlib.events.log import ended_ranks, publish, register_log
 from meshlib.job.thread_rank import ALL_HERE, LOST
 from meshlib.plain_text import first_of
 from transport import environment

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshlib.diagnosis.events import Departures
+from meshlib.events.events import Departures
 from transport.errors import DistError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.members import Members
+from meshlib.calls.members import Members
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
@@ -165,7 +165,7 @@ class GroupRegistry:
         return {
             group.id: (*group.chain(), len(group.ranks))
             for group in self.all()
-            if group.rank() >= 0 and group.fate.usable and group.door.lanes.is_idle()
+            if group.rank() >= 0 and group.state.usable and group.door.lanes.is_idle()
         }
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshlib.diagnosis.events import StackAsked, Watched
-from meshlib.diagnosis.failures.statements import put_stacks
-from meshlib.diagnosis.recorder import FlightRecorder
+from meshlib.calls.failures.statements import put_stacks
+from meshlib.events.events import StackAsked, Watched
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
+from meshlib.recording.recorder import FlightRecorder
 from transport.errors import DistStoreError
 from transport.store.base import Store
 

@@ -14,15 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import RankLost
-from meshlib.diagnosis.failures.reporter import NEWS_SECONDS
-from meshlib.diagnosis.log import RankLog
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import FlightRecorder, Record, capacity_from_environment
+from meshlib.calls.context import Observer
+from meshlib.calls.failures.reporter import NEWS_SECONDS
+from meshlib.calls.members import Members
 from meshlib.diagnosis.stalls import StallDetector
 from meshlib.diagnosis.watcher import Watcher
+from meshlib.events.events import RankLost
+from meshlib.events.log import publish
 from meshlib.groups.backend import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
@@ -32,6 +30,8 @@ from meshlib.job.meeting import join, meet, server_of
 from meshlib.job.membership import Epoch, JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
+from meshlib.recording.log import RankLog
+from meshlib.recording.recorder import FlightRecorder, Record, capacity_from_environment
 from meshlib.trace import writing
 from transport import environment
 from transport.communicators import backends
@@ -121,15 +121,8 @@ class World:
         self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
         self.calls: Recorded | None = None
         """The records of remote calls, once there were such."""
-        self.context: RankContext = RankContext(
-            rank,
-            store,
-            self.recorder,
-            self.log,
-            self.make_communicator,
-            lambda: adopt_thread(self),
-            self.note_failure,
-        )
+        self.observers: dict[str, Observer] = {}
+        """See ``ProcessGroup.observed``; by the id of the group on whose behalf they look."""
         self.entered: _Entered = _Entered()
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
@@ -138,7 +131,7 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
         self.registry: GroupRegistry = GroupRegistry(
-            self.context, self.membership, self.backends, timeout, self._on_made
+            self, self.membership, self.backends, timeout, self._on_made
         )
         self._joined: set[str] = set()
         self._closers: list[Callable[[], None]] = []
@@ -221,6 +214,10 @@ class World:
         if device == "cpu":
             return backends.lookup(name).make(membership)
         return make_device_communicator(membership, name, group.backends.get("cpu"))
+
+    def adopt_thread(self) -> None:
+        """Have the calling thread find this World, where ranks are threads."""
+        adopt_thread(self)
 
     def _on_made(self, group: ProcessGroup) -> None:
         if self.refusal is not None:

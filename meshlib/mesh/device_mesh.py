@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshlib.calls.door import Door
+from meshlib.calls.members import Members
 from meshlib.collectives.collectives import Collectives
-from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world
@@ -319,11 +319,11 @@ class DeviceMesh(MeshValue, Collectives):
         if members is None:
             others = self.slices().ravel().tolist() if self._ranks.slices == 1 else []
             outside = Members("outside", tuple(others), world.rank, world.backends, 0.0, desc)
-            return ProcessGroup(world.context, outside)
+            return ProcessGroup(world, outside)
         options = self._options
         if self.ndim == 1:
             (dim,) = self._dims
-            if dim.group is not None and dim.group.context is world.context:
+            if dim.group is not None and dim.group.context is world:
                 return dim.group
             options = dim.options.over(options)
         return self._names.group(world, members.ravel().tolist(), options, desc)

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshlib.diagnosis.events import (
+from meshlib.diagnosis.sampling.sample import Sample
+from meshlib.events.events import (
     Abort,
     Agreed,
     Event,
@@ -21,7 +22,6 @@ from meshlib.diagnosis.events import (
     RankLost,
     Ready,
 )
-from meshlib.diagnosis.sampling.sample import Sample
 from meshlib.monitor.shares import DimShare, Smooth, Straggler, dim_shares, stragglers
 from meshlib.plain_text import first_of
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from meshlib.diagnosis.event_log import EVENTS, LOGS, LogReader, answer_key, publish
-from meshlib.diagnosis.events import StackAsked, Watched, parse
 from meshlib.diagnosis.sampling.sample import SAMPLED, Sample, sample_key
+from meshlib.events.events import StackAsked, Watched, parse
+from meshlib.events.log import EVENTS, LOGS, LogReader, answer_key, publish
 from meshlib.monitor.view import JobView
 from transport.errors import DistError, DistStoreError, StoreTimeoutError
 from transport.store.base import Store

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from meshlib.calls.future import Future, after
-from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
+from meshlib.recording.recorder import Record
 from meshlib.rpc.errors import describe, safely
 from meshlib.rpc.execution import CallId, Execution
 from meshlib.rpc.loopback import AnyConnection

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
-from meshlib.diagnosis.recorder import FlightRecorder, Record
+from meshlib.recording.recorder import FlightRecorder, Record
 from meshlib.rpc.calls import name_of
 from meshlib.rpc.errors import safely
 from meshlib.rpc.execution import CallId, ServedCall

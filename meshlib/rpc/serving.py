@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from meshlib.arrays.pickling import Payload, load
 from meshlib.calls.future import Future
-from meshlib.diagnosis.stacks import frames_of
+from meshlib.recording.stacks import frames_of
 from meshlib.rpc.calls import name_of, settle
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.directory import WorkerDirectory

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from meshlib.arrays.pickling import dump, load
-from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
+from meshlib.recording.recorder import Record
 from meshlib.rpc.caller import NEWS_SECONDS, Caller
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.cycles import CycleDetector

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from meshlib.diagnosis.recorder import COLLECTIVE
+from meshlib.recording.recorder import COLLECTIVE
 from meshlib.trace import HOW_TO_KEEP, RECORDS
 from meshlib.trace.writing import FORMAT
 

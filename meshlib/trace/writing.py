@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshlib.diagnosis.recorder import Record
+from meshlib.recording.recorder import Record
 
 FORMAT = 1
 

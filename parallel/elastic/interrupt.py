@@ -40,7 +40,7 @@ class Interrupter:
         with self._lock:
             if self._over.is_set() or self._thread is not None:
                 return
-            if not any(group.fate.usable for group in self._world.groups()):
+            if not any(group.state.usable for group in self._world.groups()):
                 return
             self._thread = threading.Thread(
                 target=self._run, args=(error,), name="meshlib-interrupter", daemon=True
@@ -50,7 +50,7 @@ class Interrupter:
     def _run(self, error: DistError) -> None:
         while True:
             for group in self._world.groups():
-                if group.fate.usable and not group.door.lanes.is_idle():
+                if group.state.usable and not group.door.lanes.is_idle():
                     group.fail(error)
             if self._over.wait(_PAUSE_SECONDS):
                 return

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from meshlib import ProcessGroup
+from meshlib.calls.members import Members
 from meshlib.calls.spec import Run
-from meshlib.diagnosis.members import Members
 from meshlib.job.current import current_world
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks

@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from meshlib import ProcessGroup, ReduceOp, premul_sum
+from meshlib.calls.members import Members
 from meshlib.calls.spec import CallSpec, Run
-from meshlib.diagnosis.members import Members
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
 from transport.communicators.base import Communicator

@@ -17,8 +17,8 @@ import transport.shm.communicator
 from meshlib.calls.door import Door
 from meshlib.calls.shortcut import SHORT
 from meshlib.calls.spec import CallSpec, InPlace, Run
-from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups import process_group
+from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Call, CallHeader
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError
@@ -54,7 +54,7 @@ class UncheckedDoor(Door):
     ) -> Any:
         """See ``Door.issue``: this is what it would be without checks."""
         seconds = self.members.seconds if timeout is None else to_seconds(timeout)
-        shortcut = self.shortcut
+        shortcut = self.state.shortcut
         if shortcut is not None and not async_op:
             result = shortcut.issue(what, seconds)
             if result is not NotImplemented:
@@ -64,11 +64,11 @@ class UncheckedDoor(Door):
             raise ValueError(f"{self} has no backend for arrays on {spec.device!r}")
         if self._context.observers:
             raise RuntimeError("unchecked calls cannot be observed")
-        fate, lane = self._fate, self.lanes.collectives
-        with fate.lock:
-            if not fate.usable:
-                raise fate.unusable()
-            self.order.sequence += 1
+        state, lane = self.state, self.lanes.collectives
+        with state.lock:
+            if not state.usable:
+                raise state.unusable()
+            state.order.sequence += 1
             if async_op or spec.peer != COLLECTIVE or not lane.try_enter():
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
             if self._context.log.detailed:
@@ -77,20 +77,20 @@ class UncheckedDoor(Door):
             result = self._run_unchecked(spec.run, _UncheckedCall(seconds), spec.device)
             if shortcut is None and spec.kind in SHORT:
                 self.open_shortcut(met=True)
-                if self.shortcut is not None:
-                    self.shortcut.checked = False
+                if self.state.shortcut is not None:
+                    self.state.shortcut.checked = False
         finally:
             lane.leave()
         return result
 
     def _run_unchecked(self, run: Run, call: Call, device: str) -> Any:
-        if self._fate.error is not None or self._fate.absent:
-            raise self._fate.unusable()
+        if self.state.error is not None or self.state.absent:
+            raise self.state.unusable()
         try:
-            communicator = self._channels.made.get(device) or self._channels.get(device)
+            communicator = self.state.communicators.get(device) or self.state.communicator(device)
             return run(communicator, call)
         except DistError as error:
-            self._failure.fail(error)
+            self.failure.fail(error)
             raise
 
 

@@ -68,7 +68,7 @@ int is_on_host(CallSpec *spec);
 
 #define KNOWN_FILES 8
 
-/* The last calls: meshlib/diagnosis/recorder.py. */
+/* The last calls: meshlib/recording/recorder.py. */
 typedef struct {
     PyObject_HEAD
     PyObject *followers, *annotate, *labels, *own_files;

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 
 from meshlib.diagnosis.attendant import Attendant
-from meshlib.diagnosis.events import Watched
 from meshlib.diagnosis.sampling.sample import SAMPLED, Sample, sample_key
+from meshlib.events.events import Watched
 from transport.store.base import Store
 
 LEAST_SECONDS = 0.05

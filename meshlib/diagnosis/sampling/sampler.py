@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
+from meshlib.calls.members import Members
 from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
-from meshlib.diagnosis.stacks import is_in_call
+from meshlib.recording.recorder import CAPACITY, FlightRecorder, Record
+from meshlib.recording.stacks import is_in_call
 
 OPEN_CALLS = 4
 _MOST_NAMES = 1000

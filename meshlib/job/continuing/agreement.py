@@ -26,8 +26,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
-from meshlib.diagnosis.events import Agreed, Query
+from meshlib.events.events import Agreed, Query
+from meshlib.events.log import STORE_SECONDS, answer_key, publish
 from meshlib.job.membership import JobMembership
 from meshlib.plain_text import first_of
 from transport.deadline import Deadline

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Agreed, Ready
+from meshlib.events.events import Agreed, Ready
+from meshlib.events.log import publish
 from meshlib.job.continuing.agreement import Agreement, Said
 from meshlib.job.membership import Epoch, epoch_name, without
 from meshlib.job.world import World

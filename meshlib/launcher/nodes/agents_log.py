@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from meshlib.command_line import say
-from meshlib.diagnosis.event_log import LogReader, announce_lost
+from meshlib.events.log import LogReader, announce_lost
 from meshlib.launcher.nodes.continuing import last_members, leader_of
 from meshlib.launcher.nodes.coordinator import Log, News
 from meshlib.launcher.nodes.leader import Leader

@@ -15,8 +15,8 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from meshlib.diagnosis.event_log import LogReader, last_log
-from meshlib.diagnosis.events import Agreed, RankLost, parse
+from meshlib.events.events import Agreed, RankLost, parse
+from meshlib.events.log import LogReader, last_log
 from meshlib.job.membership import epoch_number
 from meshlib.launcher.nodes.leader import Attempt, Leader, Outcome
 from meshlib.launcher.nodes.records import (

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshlib.diagnosis.event_log import announce_ends, announce_lost
+from meshlib.events.log import announce_ends, announce_lost
 from meshlib.launcher.nodes.continuing import last_members, leader_of
 from meshlib.launcher.nodes.records import (
     Admitted,

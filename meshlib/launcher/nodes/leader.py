@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshlib.diagnosis.events import RankLost
+from meshlib.events.events import RankLost
 from meshlib.launcher.nodes.records import (
     Admitted,
     Ended,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from meshlib.diagnosis.events import Entry, Parse, reader_of
+from meshlib.events.events import Entry, Parse, reader_of
 from meshlib.launcher.ranks.failure import RankExit
 
 LOG = "meshrun/agents"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshlib.diagnosis.events import RankLost
+from meshlib.events.events import RankLost
 
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
 """Errors that a rank raises because another one failed: never the first cause if there is one."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.failures.reporter import Reporter
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.calls.failures.reporter import Reporter
+from meshlib.calls.members import Members
+from meshlib.calls.state import GroupState
+from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (
@@ -55,11 +55,11 @@ def stopped() -> Iterator[TCPStore]:
     server.close()
 
 
-class Cut(Fate):
+class Cut(GroupState):
     """That of a group of two, of which this rank hears nothing."""
 
     def __init__(self) -> None:
-        super().__init__(Members("g", (0, 1), 1, {"cpu": "tcp"}, SOON, ""))
+        super().__init__(None, Members("g", (0, 1), 1, {"cpu": "tcp"}, SOON, ""))
 
     def await_failure(self, timeout: float) -> DistError | None:
         time.sleep(timeout)

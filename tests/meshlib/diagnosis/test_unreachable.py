@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.failures.messages import lost_message
+from meshlib.calls.members import Members
 from meshlib.diagnosis.attendant import Attendant
-from meshlib.diagnosis.failures.messages import lost_message
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from meshlib.job.current import current_world
+from meshlib.recording.recorder import COLLECTIVE, Record
 from meshlib.testing import run_ranks
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline

@@ -6,9 +6,9 @@ import threading
 
 from meshlib.diagnosis import attendant, watcher
 from meshlib.diagnosis.attendant import Attendant
-from meshlib.diagnosis.event_log import EVENTS
-from meshlib.diagnosis.events import RankLost
 from meshlib.diagnosis.watcher import LOST, Watcher
+from meshlib.events.events import RankLost
+from meshlib.events.log import EVENTS
 from transport import environment
 from transport.store.hash_store import HashStore
 

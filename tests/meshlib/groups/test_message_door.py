@@ -39,7 +39,7 @@ def test_the_records_are_the_same_by_both_doors(backend):
     def rank():
         found = []
         for open_again in (False, True):
-            group().door.close_shortcut()
+            group().state.shortcut = None
             if open_again:
                 pass_on(np.zeros(1))  # after which the core opens the next ones
             before = len(current_world().recorder.records())
@@ -153,7 +153,7 @@ def test_an_interrupt_in_a_message_leaves_no_turn_taken(monkeypatch):
         pass_on(np.zeros(1))
         dist.barrier()
         if dist.get_rank() == 0:
-            communicator = group().door._channels.made["cpu"]
+            communicator = group().state.communicators["cpu"]
 
             def interrupt(*_):
                 raise KeyboardInterrupt

@@ -284,7 +284,7 @@ def test_who_comes_when_a_member_has_given_up_and_left_is_told_at_once(
             dist.all_reduce(x, async_op=True)
             dist.destroy_process_group()
             return
-        while not group.door._channels.made["cuda"]._lost:
+        while not group.state.communicators["cuda"]._lost:
             time.sleep(0.001)
         with pytest.raises(dist.RankFailedError, match="rank 0"):
             dist.all_reduce(x)

@@ -7,12 +7,12 @@ import pytest
 from interrupts import SOON, Interrupter, in_thread
 
 import meshlib as dist
-from meshlib.calls import channels, door, failure, lane, lanes
-from meshlib.diagnosis.failures import fate, reporter
+from meshlib.calls import door, lane, lanes, state
+from meshlib.calls.failures import failure, reporter
 from meshlib.testing import run_ranks
 from transport import condition
 
-CALLS = {module.__file__ for module in (channels, condition, door, fate, lane, lanes)}
+CALLS = {module.__file__ for module in (condition, door, lane, lanes, state)}
 FAILING = CALLS | {module.__file__ for module in (failure, reporter)}
 
 
@@ -68,7 +68,7 @@ def test_a_call_while_a_failure_is_explained_raises_at_once(step: int) -> None:
         x = np.ones(2 + dist.get_rank())
         handler = Interrupter(
             1 + step,
-            {failure.__file__, reporter.__file__, fate.__file__},
+            {failure.__file__, reporter.__file__, state.__file__},
             as_signals=True,
             handler=lambda: call_in_a_handler(group, False, said),
         )

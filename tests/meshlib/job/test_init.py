@@ -9,7 +9,7 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
-from meshlib.diagnosis.event_log import announce_ends
+from meshlib.events.log import announce_ends
 from meshlib.job.world import World
 from meshlib.testing import RankError, run_ranks
 from transport import environment

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.members import Members
 from meshlib.calls.shortcut import Order
 from meshlib.calls.spec import CallSpec
-from meshlib.diagnosis.events import Departures, Leave
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder
+from meshlib.calls.state import GroupState
+from meshlib.events.events import Departures, Leave
 from meshlib.job.leaving import find_mismatch
 from meshlib.job.world import World
+from meshlib.recording.recorder import COLLECTIVE, FlightRecorder
 from meshlib.testing import RankError, run_ranks
 from transport.call import Kind
 from transport.communicators.runtime import Runtime
@@ -86,8 +86,8 @@ def test_a_mismatch_in_the_last_call_is_raised_by_all_that_can_be_told(backend, 
 
 def pair():
     """Return the group of rank 0, which is still there, and rank 1."""
-    fate = Fate(Members("pair", (0, 1), 0, {"cpu": "inproc"}, WAIT, ""))
-    return SimpleNamespace(id="pair", ranks=(0, 1), fate=fate, await_failure=fate.await_failure)
+    state = GroupState(None, Members("pair", (0, 1), 0, {"cpu": "inproc"}, WAIT, ""))
+    return SimpleNamespace(id="pair", ranks=(0, 1), state=state, await_failure=state.await_failure)
 
 
 @pytest.mark.parametrize("root", [0, 1])
@@ -112,7 +112,7 @@ def test_who_leaves_after_a_thousand_with_the_same_calls_looks_at_none_of_them()
             return None
 
         @property
-        def fate(self):
+        def state(self):
             raise AssertionError("members were looked up")
 
     left = Departures([Leave(rank, {"all": (7, 1), f"own-{rank}": (1, 1)}) for rank in range(1000)])

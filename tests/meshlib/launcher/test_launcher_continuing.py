@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from meshlib.diagnosis.event_log import publish, register_log
-from meshlib.diagnosis.events import Agreed, RankLost
+from meshlib.events.events import Agreed, RankLost
+from meshlib.events.log import publish, register_log
 from meshlib.launcher.nodes.continuing import ContinuingLeader, exits_of_first, last_members
 from meshlib.launcher.nodes.leader import Leader
 from meshlib.launcher.nodes.records import (

@@ -12,8 +12,8 @@ from functools import partial
 
 import pytest
 
-from meshlib.diagnosis.event_log import EVENTS, LogReader, announce_lost, register_log
-from meshlib.diagnosis.events import RankLost, parse
+from meshlib.events.events import RankLost, parse
+from meshlib.events.log import EVENTS, LogReader, announce_lost, register_log
 from meshlib.launcher.ranks import workers
 from meshlib.launcher.ranks.bootstrap import describe_error, write_error_file
 from meshlib.launcher.ranks.failure import (

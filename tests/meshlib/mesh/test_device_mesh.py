@@ -114,7 +114,7 @@ def test_groups_are_found_anew_in_each_job_and_after_destruction():
 
     def rank():
         group = mesh.get_group("tp")
-        assert group.context is current_world().context
+        assert group.context is current_world()
         dist.barrier()
         dist.destroy_process_group(group)
         assert mesh.get_group("tp") is not group

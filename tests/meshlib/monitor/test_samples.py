@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.diagnosis.recorder import FlightRecorder
 from meshlib.diagnosis.sampling.sample import Sample
 from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint, covered, period_of
 from meshlib.job.current import current_world
+from meshlib.recording.recorder import FlightRecorder
 from meshlib.testing import run_ranks
 from transport.call import CallHeader
 

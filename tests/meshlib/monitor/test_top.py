@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 import pytest
 from monitor_samples import open_call, sample
 
-from meshlib.diagnosis.events import RankLost
 from meshlib.diagnosis.sampling.sample import Coordinate
+from meshlib.events.events import RankLost
 from meshlib.launcher.options.arguments import parse
 from meshlib.monitor.command import main
 from meshlib.monitor.jobs import Job, find, running, write

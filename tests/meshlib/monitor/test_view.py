@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from monitor_samples import open_call, sample
 
-from meshlib.diagnosis.events import Abort, Agreed, Leave, RankEnded, RankLost, Ready
+from meshlib.events.events import Abort, Agreed, Leave, RankEnded, RankLost, Ready
 from meshlib.monitor.metrics import metrics
 from meshlib.monitor.shares import Smooth, dim_shares, stragglers
 from meshlib.monitor.view import SILENT_SECONDS, STUCK_SECONDS, JobView

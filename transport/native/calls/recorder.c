@@ -1,4 +1,4 @@
-/* The last calls of a rank: the base of meshlib/diagnosis/recorder.py's FlightRecorder. */
+/* The last calls of a rank: the base of meshlib/recording/recorder.py's FlightRecorder. */
 #include "core.h"
 
 PyTypeObject *recorder_type;

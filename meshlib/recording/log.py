@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from transport import environment
 
 if TYPE_CHECKING:
-    from meshlib.diagnosis.recorder import Record
+    from meshlib.recording.recorder import Record
     from transport.call import Call
     from transport.communicators.base import Communicator
 

@@ -22,17 +22,17 @@ from __future__ import annotations
 import os
 import time
 
-from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
-from meshlib.diagnosis.events import Abort, Query
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.failures.messages import (
+from meshlib.calls.failures.messages import (
     ANSWER_SECONDS,
     lost_message,
     mismatch_message,
     timeout_message,
 )
-from meshlib.diagnosis.failures.statements import Statement, last_calls
-from meshlib.diagnosis.recorder import Record
+from meshlib.calls.failures.statements import Statement, last_calls
+from meshlib.calls.state import GroupState
+from meshlib.events.events import Abort, Query
+from meshlib.events.log import STORE_SECONDS, answer_key, publish
+from meshlib.recording.recorder import Record
 from transport.deadline import Deadline
 from transport.errors import (
     CollectiveMismatchError,
@@ -59,11 +59,11 @@ _ARRIVAL_PAUSE = 0.02
 
 
 class Reporter:
-    """Finds out why a call of a group failed, whose ``fate`` that is, and tells everybody."""
+    """Finds out why a call of a group failed, whose ``state`` that is, and tells everybody."""
 
-    def __init__(self, fate: Fate, store: Store) -> None:
-        self._fate = fate
-        self._group = fate.members
+    def __init__(self, state: GroupState, store: Store) -> None:
+        self._state = state
+        self._group = state.members
         self._store = store.with_patience(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
@@ -72,29 +72,29 @@ class Reporter:
         Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
         silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
         """
-        group, fate = self._group, self._fate
-        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in fate.departed:
-            news = fate.await_failure(NEWS_SECONDS)
+        group, state = self._group, self._state
+        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in state.departed:
+            news = state.await_failure(NEWS_SECONDS)
             if news is not None:
                 return news
         mine = os.urandom(8).hex()
         try:
             key = f"failure/{group.id}"
             won = self._store.compare_set(key, "", mine) == mine.encode()
-            if not won and (failure := fate.await_failure(REPORT_SECONDS)):
+            if not won and (failure := state.await_failure(REPORT_SECONDS)):
                 return failure
             event = self._investigate(record, error, mine)
             if not won:
                 # The first reporter is itself gone or stuck: what this rank saw stands.
                 return event.exception()
-            if known := fate.await_failure(0):
+            if known := state.await_failure(0):
                 return known
             publish(self._store, event)
-            failure = fate.await_failure(REPORT_SECONDS)
+            failure = state.await_failure(REPORT_SECONDS)
             return failure or event.exception()
         except DistStoreError as store_error:
             # If the store went with the rank that served it, that is known in a moment.
-            if news := fate.await_failure(NEWS_SECONDS):
+            if news := state.await_failure(NEWS_SECONDS):
                 return news
             kind, lost = self._kind_of(error)
             message = (
@@ -114,7 +114,7 @@ class Reporter:
         elif isinstance(error, CommunicatorTimeoutError):
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            message = lost_message(group, record, error, statements, self._fate.departed)
+            message = lost_message(group, record, error, statements, self._state.departed)
         elif isinstance(error, RankFailedError):
             message = str(error)
         else:
@@ -136,7 +136,7 @@ class Reporter:
     def _await_arrivals(self, sequence: int, statements: dict[int, Statement]) -> None:
         """Ask again, for a moment, until all members that answer have come to the collective."""
         deadline = Deadline.after(ARRIVAL_SECONDS)
-        while not deadline.expired and not self._fate.await_failure(0):
+        while not deadline.expired and not self._state.await_failure(0):
             if all(said.has_come(sequence) for said in statements.values()):
                 return
             time.sleep(_ARRIVAL_PAUSE)
@@ -147,13 +147,13 @@ class Reporter:
 
         ``doubtful`` is a rank that is probably gone; it gets less time.
         """
-        group, fate = self._group, self._fate
+        group, state = self._group, self._state
         publish(self._store, Query(group.id, sequence, ticket))
         deadline = Deadline.after(ANSWER_SECONDS)
         found: dict[int, Statement] = {}
-        departed = fate.departed
+        departed = state.departed
         for rank in group.ranks:
-            if fate.await_failure(0):
+            if state.await_failure(0):
                 break
             if rank in departed:
                 if (said := last_calls(self._store, rank, group.id)) is not None:

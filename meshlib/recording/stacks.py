@@ -9,7 +9,7 @@ import threading
 import traceback
 from types import FrameType
 
-from meshlib.diagnosis.recorder import OWN_FOLDERS, is_between
+from meshlib.recording.recorder import OWN_FOLDERS, is_between
 
 _LIBRARY = (os.path.dirname(os.__file__), "<frozen")
 _CALLS = OWN_FOLDERS[:2]  # meshlib and transport: what is above them computes as well

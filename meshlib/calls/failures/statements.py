@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-from meshlib.diagnosis.event_log import answer_key
-from meshlib.diagnosis.events import Query
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from meshlib.diagnosis.stacks import all_stacks, user_stack
+from meshlib.events.events import Query
+from meshlib.events.log import answer_key
+from meshlib.recording.recorder import COLLECTIVE, Record
+from meshlib.recording.stacks import all_stacks, user_stack
 from meshlib.records import build, values_of
 from transport.call import CallHeader
 from transport.store.base import Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from meshlib.diagnosis.events import Event, RankEnded, RankLost
+from meshlib.events.events import Event, RankEnded, RankLost
 from transport.errors import StoreTimeoutError
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore, underlying

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshlib.diagnosis.members import Members
+from meshlib.calls.members import Members
 
 GROUPS = [
     (0, 1, 2, 3),

@@ -1,18 +1,23 @@
-"""``Failure``: how a group breaks, and what its users see of it."""
+"""``Failure``: how a group breaks, and what its users see of it.
+
+A member with wrong arguments makes no call, but numbers it all the same. If every member's are
+wrong, as usual, the members stay in step and the group stays usable. If only some are, the others
+would wait in vain. An event of the job's log tells them why, where and on which rank, and they
+raise ``CollectiveMismatchError``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
-from meshlib.calls.channels import Channels
-from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import STORE_SECONDS, publish
-from meshlib.diagnosis.events import Abort, Departures
-from meshlib.diagnosis.failures.fate import Fate
-from meshlib.diagnosis.failures.reporter import Reporter
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from transport.call import CallHeader, Kind
+from meshlib.calls.failures.reporter import Reporter
+from meshlib.calls.spec import CallSpec
+from meshlib.calls.state import GroupState, Lifecycle
+from meshlib.events.events import Abort, Departures, Refused
+from meshlib.events.log import STORE_SECONDS, publish
+from meshlib.recording.recorder import COLLECTIVE, Record
+from transport.call import Call, CallHeader, Kind
+from transport.communicators.base import Communicator
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -28,46 +33,34 @@ from transport.errors import (
 
 # What a call can see of other ranks, which does not tell why they have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
+_MESSAGES = (Kind.SEND, Kind.RECV)
+
+
+def _never_made(communicator: Communicator, call: Call) -> None:
+    raise AssertionError("a refused call is not made")
 
 
 class Failure:
-    """Writes a group's ``Fate`` and acts on it: on this rank, and by the store on all others.
+    """Writes a group's ``state`` and acts on it: on this rank, and by the store on all others."""
 
-    ``retire()`` is called when this rank's program was told that the group broke.
-    """
-
-    def __init__(
-        self,
-        context: RankContext,
-        fate: Fate,
-        channels: Channels,
-        retire: Callable[[], None],
-    ) -> None:
-        self._context = context
-        self._fate = fate
-        self._members = fate.members
-        self._channels = channels
-        self._retire = retire
-        self.unusual: list[Callable[[], object]] = []
-        """Called, with the lock of the ``Fate``, when calls cannot be as usual any more."""
-        self.broken: list[Callable[[DistError], object]] = []
-        """Called with what broke the group, whenever it is said."""
+    def __init__(self, state: GroupState) -> None:
+        self._state = state
+        self._context = state.context
+        self._members = state.members
 
     # ------------------------------------------------------------------ breaking
 
     def fail(self, error: DistError) -> None:
         """Break the group here: whoever is in a call of it, and every later call, raises it."""
-        fate = self._fate
-        with fate.lock:
-            communicators = self._channels.open()
+        state = self._state
+        with state.lock:
+            communicators = state.open_communicators()
             # What was aborted before has its own reason, which others may have told first.
             for communicator in communicators:
                 if communicator.abort_reason is not None:
                     error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
-            news = fate.seal(error)
-            for end in self.unusual:
-                end()
-        for tell in self.broken:
+            news = state.advance(Lifecycle.BROKEN, error)
+        for tell in state.failure_listeners:
             tell(error)
         if news:  # by this rank and by what another one reports it comes twice
             self._context.log.info("%s is broken: %s", self._members, error)
@@ -77,7 +70,7 @@ class Failure:
 
     def fail_everywhere(self, error: DistError) -> None:
         """Break the group with ``error`` on all members, and here, unless it is broken."""
-        if self._fate.error is None:
+        if self._state.error is None:
             context = self._context
             with suppress(DistStoreError):
                 # The others learn the reason before they see this rank's channels close.
@@ -88,8 +81,8 @@ class Failure:
 
     def note_told(self) -> None:
         """Note that whoever makes the calls was told what broke the group, if it is broken."""
-        if self._fate.error is not None:
-            self._retire()
+        if self._state.error is not None:
+            self._state.retire()
 
     def told(self, record: Record, error: BaseException) -> BaseException:
         """Return ``error``, of which whoever waits for ``record``'s end is told now."""
@@ -101,19 +94,18 @@ class Failure:
 
     def do_without(self, left: Departures) -> None:
         """See ``ProcessGroup.do_without``."""
-        members, fate = self._members, self._fate
-        with fate.lock:
-            if left in fate.departures:
+        members, state = self._members, self._state
+        with state.lock:
+            if left in state.departures:
                 return
             absent = members.places_of(left.without(members.id))
-            fate.departures = (*fate.departures, left)
+            state.departures = (*state.departures, left)
             if absent:
-                fate.absent = (*fate.absent, *absent)
-                for end in self.unusual:
-                    end()
-            communicators = self._channels.open()
-        self._channels.lose(communicators, left.ranks)
-        if not absent or fate.destroyed:
+                state.absent = (*state.absent, *absent)
+                state.shortcut = None
+            communicators = state.open_communicators()
+        state.lose(communicators, left.ranks)
+        if not absent or state.destroyed:
             return
         # A call that starts from now on sees for itself who is absent.
         for record in self._context.recorder.records(members.id):
@@ -122,7 +114,7 @@ class Failure:
 
     def break_if_deserted(self, record: Record) -> bool:
         """Break the group if ``record``'s call needs a member that is absent; say whether."""
-        absent, members = self._fate.absent, self._members
+        absent, members = self._state.absent, self._members
         for place in absent if record.peer == COLLECTIVE else (record.peer,):
             if place in absent:
                 rank = members.ranks[place]
@@ -132,13 +124,72 @@ class Failure:
                 return True
         return False
 
+    # ------------------------------------------------------------------ refused calls
+
+    def refuse(self, kind: Kind, error: Exception) -> None:
+        """Number and record a call that this rank does not make, as it raises ``error``, and tell.
+
+        Messages have no place in the order of the group, and nobody is told of them.
+        """
+        context, state, members = self._context, self._state, self._members
+        if kind in _MESSAGES:
+            return
+        what = f"{type(error).__name__}: {error}"
+        with state.lock:
+            if not state.usable:
+                return
+            packed = state.order.next_header(CallSpec(Kind.REFUSED, _never_made, extra=kind))
+            record = context.recorder.open(members.id, packed, 0, COLLECTIVE, True, members.seconds)
+            record.started = record.issued
+            record.end(what)
+            number = record.header.sequence
+            state.refused.pop(number, None)
+        if len(members.ranks) == 1:
+            return
+        message = (
+            f"rank {members.global_rank} could not make call #{number} {kind.name.lower()} on"
+            f" {members}, {record.site}: {what}"
+        )
+        with suppress(DistStoreError):
+            store = context.store.with_patience(STORE_SECONDS)
+            publish(store, Refused(members.id, number, message))
+
+    def hear_refusal(self, refusal: Refused) -> None:
+        """Break the group if this rank has made the call of ``refusal``, or else when it does."""
+        state = self._state
+        with state.lock:
+            if state.order.sequence < refusal.sequence:
+                state.refused.setdefault(refusal.sequence, refusal)
+                state.shortcut = None
+                return
+        for record in self._context.recorder.records(self._members.id):
+            header = record.header
+            if record.peer == COLLECTIVE and header.sequence == refusal.sequence:
+                if header.kind == Kind.REFUSED:
+                    return
+                break
+        self._break_by(refusal)
+
+    def break_if_refused(self, record: Record) -> bool:
+        """Break the group if another member has refused ``record``'s call; say whether."""
+        if record.peer != COLLECTIVE:
+            return False
+        with self._state.lock:
+            refusal = self._state.refused.pop(record.header.sequence, None)
+        if refusal is not None:
+            self._break_by(refusal)
+        return refusal is not None
+
+    def _break_by(self, refusal: Refused) -> None:
+        self.fail_everywhere(CollectiveMismatchError(refusal.message))
+
     # ------------------------------------------------------------------ what the user sees
 
     def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
         """Return what the user sees for ``error``; break the group unless it is still whole."""
-        fate, members = self._fate, self._members
-        if fate.destroyed:
-            if known := fate.await_failure(0):  # it was broken, and that is why
+        state, members = self._state, self._members
+        if state.destroyed:
+            if known := state.await_failure(0):  # it was broken, and that is why
                 return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
         if record.header.kind == Kind.RECV:
@@ -147,9 +198,9 @@ class Failure:
                 return CollectiveMismatchError(f"{error} ({record.header} on {members})")
             if isinstance(error, CommunicatorTimeoutError):
                 return CollectiveTimeoutError(f"{error} ({record.header} on {members})")
-        if isinstance(error, CommunicatorAbortedError) and (known := fate.await_failure(1.0)):
+        if isinstance(error, CommunicatorAbortedError) and (known := state.await_failure(1.0)):
             return self._own(error, known)
-        reporter = Reporter(fate, self._context.store)
+        reporter = Reporter(state, self._context.store)
         if isinstance(error, DistError):
             explained = reporter.explain(record, error)
             self.fail(explained)
@@ -181,7 +232,7 @@ class Failure:
 
         ``at_fault`` is the call that went wrong, if it was another one.
         """
-        if known := self._fate.await_failure(0):
+        if known := self._state.await_failure(0):
             self.note_told()
             return known
         if at_fault is not None and at_fault != record.header:

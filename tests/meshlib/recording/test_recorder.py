@@ -12,8 +12,8 @@ import pytest
 
 from meshlib.calls import shortcut as order
 from meshlib.calls.spec import PythonsCallSpec
-from meshlib.diagnosis import recorder
-from meshlib.diagnosis.recorder import Record
+from meshlib.recording import recorder
+from meshlib.recording.recorder import Record
 from transport.call import CallHeader, history_after
 from transport.native import core
 

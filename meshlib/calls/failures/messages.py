@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshlib.diagnosis.failures.statements import CALLS_BEFORE, Statement
-from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import ANY_SOURCE, Record
+from meshlib.calls.failures.statements import CALLS_BEFORE, Statement
+from meshlib.calls.members import Members
 from meshlib.plain_text import columns, have, named
+from meshlib.recording.recorder import ANY_SOURCE, Record
 from transport.call import CallHeader
 from transport.errors import DistError, HeaderMismatchError, PeerLostError, StoreSilentError
 from transport.net.reach import is_out_of_reach

@@ -1,0 +1,1 @@
+"""What the ranks and launchers of a job tell each other, through logs in the store."""
