@@ -16,9 +16,9 @@ from parallel.core.gradients import GradientSpec
 class Bucket:
     """A flat buffer that holds some gradients, one after the other.
 
-    ``numbers`` are the gradients' numbers in the reducer, ``views`` the parts of ``buffer`` in
-    their shapes, by number. ``pending`` counts the gradients that have not come in this backward
-    pass. ``residual`` is what reductions have rounded away, where that is kept.
+    The gradients have ``numbers`` in the reducer; their ``views`` are the parts of ``buffer`` in
+    their shapes, by number. This backward pass has yet to complete ``pending`` of them. Error
+    feedback keeps in ``residual`` what reductions have rounded away.
 
     With a ``group`` the buffer is in its symmetric memory: all members make equal buckets then. A
     ``borrowed`` bucket has one gradient, and that gradient's own memory is the buffer until

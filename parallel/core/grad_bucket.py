@@ -13,8 +13,8 @@ from parallel.core.buckets import Bucket
 class GradBucket(meshlib.GradBucket):
     """What a communication hook is given: one bucket whose gradients are all there.
 
-    Methods as in c10d, and ``paths``. The hook may change the buffer in place; what is written back
-    into the parameters is the value of the future that the hook returns.
+    Methods as in c10d, and ``paths``. The hook may change the buffer in place. The value of the
+    future that it returns is written back into the gradients.
     """
 
     def __init__(self, bucket: Bucket, is_last: bool, group: ProcessGroup) -> None:
