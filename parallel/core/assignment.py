@@ -43,7 +43,8 @@ def assign_buckets(
     Parameters (``order``: their numbers, as gradients are expected) fill one open bucket for each
     key (dtype and device). A key's first bucket is closed once it holds at least ``first_bytes``.
     The others are closed once they hold ``cap_bytes``, as c10d does it, or before a parameter that
-    would take them beyond that. Otherwise a complete gradient would wait for a large late one. A few small ones that come just before that parameter (a layer's bias) go with it: their bucket
+    would take them beyond that. Otherwise a complete gradient would wait for a large late one. A
+    few small ones that come just before that parameter (a layer's bias) go with it: their bucket
     would wait for their layer. A parameter is never split, and one larger than the cap has a bucket
     of its own, but for such small ones. Buckets are returned in the order in which their last
     gradients come, which is the order in which they can be sent off.

@@ -16,15 +16,9 @@ def check_same_model(module: Module, group: ProcessGroup, **options: object) -> 
 
     Nor may ``options`` differ. It names, for each rank that differs, the first entry that does.
     """
-    check_same([*describe_options(**options), *describe(module)], group)
-
-
-def describe(module: Module) -> list[str]:
-    """Return one line for each parameter and buffer: all that must agree between replicas."""
-    return [
-        *describe_parameters(module.named_parameters()),
-        *(f"buffer {path} {written(b.data)}" for path, b in module.named_buffers()),
-    ]
+    parameters = describe_parameters(module.named_parameters())
+    buffers = [f"buffer {path} {written(b.data)}" for path, b in module.named_buffers()]
+    check_same([*describe_options(**options), *parameters, *buffers], group)
 
 
 def describe_parameters(named: Iterable[tuple[str, Parameter]]) -> list[str]:
