@@ -138,9 +138,9 @@ class DistributedDataParallel(Module, Joinable):
             static_graph=static_graph,
             symmetric_memory=True,
         )
-        self._options = options
-        self._as_views = gradient_as_bucket_view
-        self._follow_gradients(named)
+        self._gradients = ParameterGradients(
+            named, self.process_group, options, as_views=gradient_as_bucket_view
+        )
         dtype = self._precision.param_dtype
         self._casting = None if dtype is None else Casting(module, dtype)
         self._set_hook(None, allreduce_hook)
@@ -173,7 +173,7 @@ class DistributedDataParallel(Module, Joinable):
         else:
             output, context = self._casting.forward(*args, **kwargs)
         if self.training:
-            self._reducer.stopwatch.add_forward(begin)
+            self._gradients.reducer.stopwatch.add_forward(begin)
         self.save_for_backward(context)
         return output
 
@@ -207,7 +207,7 @@ class DistributedDataParallel(Module, Joinable):
     def _timed(self, compute: Callable[[], _T]) -> _T:
         begin = time.perf_counter()
         result = compute()
-        self._reducer.stopwatch.add_backward(begin)
+        self._gradients.reducer.stopwatch.add_backward(begin)
         return result
 
     def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
@@ -216,9 +216,9 @@ class DistributedDataParallel(Module, Joinable):
                 try:
                     self._gradients.begin(accumulated=accumulated)
                     result = self._timed(compute)
-                    self._reducer.finish(self._scale)
+                    self._gradients.reducer.finish(self._scale)
                 except BaseException as error:
-                    if self._reducer.failure is None:
+                    if self._gradients.reducer.failure is None:
                         error.add_note(
                             "A backward pass of DistributedDataParallel ended here before its "
                             "gradients were reduced; the other ranks may wait for this one. "
@@ -230,7 +230,7 @@ class DistributedDataParallel(Module, Joinable):
             # Over are also parts of the forward that the loss did not depend on; and after an
             # error all of it, so that the module can be wrapped again.
             self.module.discard_saved()
-        self.statistics = self._reducer.stopwatch.finish()
+        self.statistics = self._gradients.reducer.stopwatch.finish()
         return result
 
     @contextmanager
@@ -282,22 +282,8 @@ class DistributedDataParallel(Module, Joinable):
         """
         self._ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
         self.process_group = resolve(self._ranks, "mesh")
-        self._gradients.detach()
         self.discard_saved()
-        named = list(self.module.named_parameters())
-        for _, parameter in named:
-            parameter.grad = None
-            parameter.set_grad_home(None)
-            parameter.uses = 0
-        hook, after_bucket = self._reducer.hook, self._gradients.after_bucket
-        self._follow_gradients(named)
-        self._reducer.hook, self._gradients.after_bucket = hook, after_bucket
-
-    def _follow_gradients(self, named: Sequence[tuple[str, Parameter]]) -> None:
-        self._gradients = ParameterGradients(
-            named, self.process_group, self._options, as_views=self._as_views
-        )
-        self._reducer = self._gradients.reducer
+        self._gradients.move_to(self.process_group)
 
     # Uneven inputs
 
@@ -371,11 +357,14 @@ class DistributedDataParallel(Module, Joinable):
         After the first synchronised step buckets are rebuilt, in the order in which gradients
         came; the second one is the first to use them.
         """
-        return self._reducer.buckets
+        return self._gradients.reducer.buckets
 
     def _set_hook(self, state: Any, hook: CommHook) -> None:
         dtype = self._precision.reduce_dtype
-        self._reducer.hook = state, hook if dtype is None else compress_wrapper(hook, dtype)
+        self._gradients.reducer.hook = (
+            state,
+            hook if dtype is None else compress_wrapper(hook, dtype),
+        )
 
     def _broadcast_buffers(self, source: int) -> None:
         buffers = [buffer.data for buffer in self.module.buffers()]

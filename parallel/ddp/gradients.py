@@ -34,12 +34,23 @@ class ParameterGradients:
 
         That is at the end of the pass, bucket by bucket, while later buckets are under way.
         """
-        specs = [GradientSpec.of(path, parameter.data, parameter) for path, parameter in named]
-        self.reducer = Reducer(specs, group, options, self, self._trained())
+        self._specs = [GradientSpec.of(path, p.data, p) for path, p in named]
+        self._options = options
+        self.reducer = Reducer(self._specs, group, options, self, self._trained())
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_complete, number))
             for number, parameter in enumerate(self._parameters)
         ]
+
+    def move_to(self, group: ProcessGroup) -> None:
+        """Average over ``group`` from the next pass on. Gradients are dropped."""
+        for parameter in self._parameters:
+            parameter.grad = None
+            parameter.set_grad_home(None)
+            parameter.uses = 0
+        hook = self.reducer.hook
+        self.reducer = Reducer(self._specs, group, self._options, self, self._trained())
+        self.reducer.hook = hook
 
     def begin(self, *, accumulated: bool = False) -> None:
         """Prepare for a backward pass whose forward has run.
@@ -66,10 +77,6 @@ class ParameterGradients:
     def fail(self, error: BaseException) -> None:
         """Give up on the pass under way because of ``error``, and on all later ones."""
         self.reducer.fail(error)
-        self.detach()
-
-    def detach(self) -> None:
-        """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
 

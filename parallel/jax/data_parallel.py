@@ -20,7 +20,7 @@ from parallel.core.comm_hooks import CommHook
 from parallel.core.replicas import told_to_all
 from parallel.core.statistics import PassStatistics
 from parallel.groups import Ranks, resolve, same_dims
-from parallel.jax.gradients import GradientExchange, XlaGradients
+from parallel.jax.gradients import GradientExchange
 from parallel.jax.on_gpu import average_in_program, is_on_gpu
 from parallel.jax.trees import TreeOfParameters, check_same_tree, copies_of_rank_0
 
@@ -95,9 +95,7 @@ class DistributedDataParallel:
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
         first = min(FIRST_BUCKET_BYTES, cap)
         options = ReducerOptions(first_bytes=first, cap_bytes=cap, in_place_bytes=first)
-        self._named, self._options = named, options
-        self._gradients = XlaGradients(named, self.process_group, options)
-        self._exchange = GradientExchange(self._gradients, self.process_group)
+        self._exchange = GradientExchange(named, self.process_group, options)
         self._arrivals = [self._exchange.arrival(number) for number in range(len(named))]
         self._sync = True
         self._custom_hook = False
@@ -206,10 +204,7 @@ class DistributedDataParallel:
             )
         self._ranks, self._moves = ranks, True
         self.process_group = _own_group(resolve(ranks, "mesh"))
-        hook = self._gradients.reducer.hook
-        self._gradients = XlaGradients(self._named, self.process_group, self._options)
-        self._gradients.reducer.hook = hook
-        self._exchange.move_to(self._gradients, self.process_group)
+        self._exchange.move_to(self.process_group)
 
     def _has_replicas(self) -> bool:
         alone = self.process_group.size() == 1 and not self._moves
@@ -235,7 +230,7 @@ class DistributedDataParallel:
         if self._custom_hook:
             raise RuntimeError("a communication hook was registered already; only one can be")
         self._custom_hook = True
-        self._gradients.reducer.hook = state, hook
+        self._exchange.reducer.hook = state, hook
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -243,7 +238,7 @@ class DistributedDataParallel:
 
         After the first step buckets are rebuilt, in the order in which XLA computed gradients.
         """
-        return self._gradients.reducer.buckets
+        return self._exchange.reducer.buckets
 
     @property
     def statistics(self) -> PassStatistics | None:
@@ -256,7 +251,7 @@ class DistributedDataParallel:
     @property
     def share_in_place(self) -> float:
         """The share of the gradients' bytes, 0 to 1, that the last pass reduced without a copy."""
-        return self._gradients.share_in_place
+        return self._exchange.share_in_place
 
     # ------------------------------------------------------------------ calls into the host
 
@@ -314,7 +309,7 @@ class DistributedDataParallel:
         grads = host_call(
             self._exchange.seal, self._specs, *grads, *extra, ordered=True, aliases=aliases
         )
-        portions = self._gradients.portions()
+        portions = self._exchange.portions()
         for numbers in portions:
             averages = host_call(
                 self._exchange.collection(numbers, last=numbers is portions[-1]),

@@ -63,7 +63,7 @@ def test_gradients_that_ddp_averages_are_late_and_never_lost(view):
             orders.append([path for bucket in model.buckets for path in bucket])
             for parameter in model.parameters():
                 parameter.grad = None
-        left = model._reducer.residuals()
+        left = model._gradients.reducer.residuals()
         return sums, orders, [left[number].reshape(s.shape) for number, s in enumerate(sums)]
 
     results = run_ranks(job, N)
@@ -113,7 +113,9 @@ def test_what_is_kept_stays_with_a_parameter_that_no_rank_uses():
             model.backward([rng.standard_normal((8, b)).astype("f4") for _, b in shapes])
             parameters = list(model.parameters())
             assert [p.grad is not None for p in parameters] == [True, 1 in use]
-            kept.append({n: part.copy() for n, part in model._reducer.residuals().items()})
+            kept.append(
+                {n: part.copy() for n, part in model._gradients.reducer.residuals().items()}
+            )
             model.zero_grad()
         return kept
 
@@ -149,7 +151,7 @@ def test_without_error_feedback_nothing_is_kept():
     def job():
         model = DistributedDataParallel(make_model(), mesh_of(False)["dp"])
         backward(model, dist.get_rank(), 0)
-        assert not model._reducer.residuals()
+        assert not model._gradients.reducer.residuals()
         return [parameter.grad for parameter in model.parameters()]
 
     for grads in run_ranks(job, N):
