@@ -12,7 +12,7 @@ from typing import Any
 
 from meshlib import ProcessGroup
 from parallel.checks import check_instance, check_state_dict, to_count
-from parallel.ddp.replicas import average_coalesced
+from parallel.core.replicas import average_coalesced
 from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica

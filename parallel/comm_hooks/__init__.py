@@ -1,6 +1,6 @@
 """Communication hooks for ``DistributedDataParallel.register_comm_hook``.
 
-What a hook is, and how to write one, stands in ``parallel.ddp.comm_hooks``.
+What a hook is, and how to write one, stands in ``parallel.core.comm_hooks``.
 """
 
 from parallel.comm_hooks.compression import (
@@ -11,7 +11,7 @@ from parallel.comm_hooks.compression import (
 )
 from parallel.comm_hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
 from parallel.comm_hooks.powersgd import PowerSGDState, powerSGD_hook
-from parallel.ddp.comm_hooks import CommHook, allreduce_hook, noop_hook
+from parallel.core.comm_hooks import CommHook, allreduce_hook, noop_hook
 
 __all__ = [
     "CommHook",

@@ -11,8 +11,8 @@ import numpy as np
 
 from meshlib import Future
 from parallel.checks import check_callable
-from parallel.ddp.buckets import GradBucket
-from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel.core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel.core.grad_bucket import GradBucket
 from parallel.groups import Ranks
 
 

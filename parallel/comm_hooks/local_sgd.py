@@ -11,8 +11,8 @@ from typing import Any
 
 from meshlib import Future, ProcessGroup
 from parallel.checks import to_count
-from parallel.ddp.buckets import GradBucket
-from parallel.ddp.comm_hooks import allreduce_hook, check_state, noop_hook
+from parallel.core.comm_hooks import allreduce_hook, check_state, noop_hook
+from parallel.core.grad_bucket import GradBucket
 from parallel.groups import Ranks, resolve
 
 

@@ -28,8 +28,8 @@ import meshlib as dist
 from meshlib import Future, ProcessGroup
 from parallel.arrays import Array, namespace, pieces
 from parallel.checks import check_number, check_state_dict, to_count
-from parallel.ddp.buckets import GradBucket
-from parallel.ddp.comm_hooks import allreduce_hook, check_state
+from parallel.core.comm_hooks import allreduce_hook, check_state
+from parallel.core.grad_bucket import GradBucket
 from parallel.groups import Ranks, resolve
 
 
@@ -181,7 +181,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
     warming_up = iteration < state.start_powerSGD_iter
     if bucket.is_last():
         state.iteration += 1
-    compresses = any(state.rank_for(parameter.shape) for parameter in bucket.parameters())
+    compresses = any(state.rank_for(gradient.shape) for gradient in bucket.gradients())
     if warming_up or not compresses:
         state.bytes_sent += buffer.nbytes
         return allreduce_hook(state.process_group, bucket)

@@ -1,9 +1,9 @@
 """Distributed data parallel training."""
 
-from parallel.ddp.buckets import GradBucket
-from parallel.ddp.comm_hooks import CommHook, allreduce_hook, noop_hook
+from parallel.core.comm_hooks import CommHook, allreduce_hook, noop_hook
+from parallel.core.grad_bucket import GradBucket
+from parallel.core.statistics import PassStatistics
 from parallel.ddp.data_parallel import DistributedDataParallel
-from parallel.ddp.statistics import PassStatistics
 from parallel.nn.precision import MixedPrecision
 
 __all__ = [

@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.checks import describe
-from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
-from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
-from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
-from parallel.ddp.replicas import broadcast_coalesced, check_same_model, told_to_all
-from parallel.ddp.statistics import PassStatistics
+from parallel.core.assignment import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
+from parallel.core.bucket_set import ReducerOptions
+from parallel.core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel.core.reducer import WHAT_TO_DO
+from parallel.core.replicas import broadcast_coalesced, told_to_all
+from parallel.core.statistics import PassStatistics
+from parallel.ddp.gradients import ParameterGradients
+from parallel.ddp.models import check_same_model
 from parallel.groups import Ranks, resolve, same_dims
 from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
@@ -131,13 +134,13 @@ class DistributedDataParallel(Module, Joinable):
         options = ReducerOptions(
             first_bytes=min(FIRST_BUCKET_BYTES, cap),
             cap_bytes=cap,
-            gradient_as_bucket_view=gradient_as_bucket_view,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
             symmetric_memory=True,
         )
-        self._options = options
-        self._reducer = Reducer(named, self.process_group, options)
+        self._gradients = ParameterGradients(
+            named, self.process_group, options, as_views=gradient_as_bucket_view
+        )
         dtype = self._precision.param_dtype
         self._casting = None if dtype is None else Casting(module, dtype)
         self._set_hook(None, allreduce_hook)
@@ -146,13 +149,14 @@ class DistributedDataParallel(Module, Joinable):
         """The times of the last synchronised step; None before the first."""
         self.process_group.context.log.info(
             "DistributedDataParallel on %s: %d parameters, %.1f MiB of gradients in %d buckets; "
-            "bucket_cap_mb=%g broadcast_buffers=%s %s %s",
+            "bucket_cap_mb=%g broadcast_buffers=%s gradient_as_bucket_view=%s %s %s",
             self.process_group,
             len(named),
             sum(p.data.nbytes for _, p in named if p.requires_grad) / MIB,
             len(self.buckets),
             bucket_cap_mb,
             broadcast_buffers,
+            gradient_as_bucket_view,
             options,
             self._precision,
         )
@@ -169,7 +173,7 @@ class DistributedDataParallel(Module, Joinable):
         else:
             output, context = self._casting.forward(*args, **kwargs)
         if self.training:
-            self._reducer.stopwatch.add_forward(begin)
+            self._gradients.reducer.stopwatch.add_forward(begin)
         self.save_for_backward(context)
         return output
 
@@ -203,30 +207,30 @@ class DistributedDataParallel(Module, Joinable):
     def _timed(self, compute: Callable[[], _T]) -> _T:
         begin = time.perf_counter()
         result = compute()
-        self._reducer.stopwatch.add_backward(begin)
+        self._gradients.reducer.stopwatch.add_backward(begin)
         return result
 
     def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
         try:
             with Join.notify_join_context(self, _Phase.BACKWARD):
                 try:
-                    self._reducer.begin(accumulated=accumulated)
+                    self._gradients.begin(accumulated=accumulated)
                     result = self._timed(compute)
-                    self._reducer.finish(self._scale)
+                    self._gradients.reducer.finish(self._scale)
                 except BaseException as error:
-                    if self._reducer.failure is None:
+                    if self._gradients.reducer.failure is None:
                         error.add_note(
                             "A backward pass of DistributedDataParallel ended here before its "
                             "gradients were reduced; the other ranks may wait for this one. "
                             f"{WHAT_TO_DO}"
                         )
-                        self._reducer.fail(error)
+                        self._gradients.fail(error)
                     raise
         finally:
             # Over are also parts of the forward that the loss did not depend on; and after an
             # error all of it, so that the module can be wrapped again.
             self.module.discard_saved()
-        self.statistics = self._reducer.stopwatch.finish()
+        self.statistics = self._gradients.reducer.stopwatch.finish()
         return result
 
     @contextmanager
@@ -266,7 +270,7 @@ class DistributedDataParallel(Module, Joinable):
             for parameter in optimizer.step_for(parameters):
                 parameter.zero_grad()
 
-        self._reducer.after_bucket = update
+        self._gradients.after_bucket = update
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
@@ -278,17 +282,8 @@ class DistributedDataParallel(Module, Joinable):
         """
         self._ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
         self.process_group = resolve(self._ranks, "mesh")
-        self._reducer.detach()
         self.discard_saved()
-        named = list(self.module.named_parameters())
-        for _, parameter in named:
-            parameter.grad = None
-            parameter.set_grad_home(None)
-            parameter.uses = 0
-        old = self._reducer
-        self._reducer = Reducer(named, self.process_group, self._options)
-        self._reducer.hook = old.hook
-        self._reducer.after_bucket = old.after_bucket
+        self._gradients.move_to(self.process_group)
 
     # Uneven inputs
 
@@ -342,7 +337,7 @@ class DistributedDataParallel(Module, Joinable):
         if phase == _Phase.FORWARD:
             self._broadcast_buffers(self.join_context.first_active)
         else:
-            self._reducer.shadow(self._scale)
+            self._gradients.shadow(self._scale)
 
     def _copy_from(self, source: int) -> None:
         broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
@@ -362,11 +357,14 @@ class DistributedDataParallel(Module, Joinable):
         After the first synchronised step buckets are rebuilt, in the order in which gradients
         came; the second one is the first to use them.
         """
-        return self._reducer.buckets
+        return self._gradients.reducer.buckets
 
     def _set_hook(self, state: Any, hook: CommHook) -> None:
         dtype = self._precision.reduce_dtype
-        self._reducer.hook = state, hook if dtype is None else compress_wrapper(hook, dtype)
+        self._gradients.reducer.hook = (
+            state,
+            hook if dtype is None else compress_wrapper(hook, dtype),
+        )
 
     def _broadcast_buffers(self, source: int) -> None:
         buffers = [buffer.data for buffer in self.module.buffers()]

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshlib import DeviceMesh
 from parallel.checks import check_instance
-from parallel.ddp.replicas import average_coalesced
+from parallel.core.replicas import average_coalesced
 from parallel.elastic.step import Step
 from parallel.groups import Ranks, resolve, same_dims
 from parallel.nn.module import Module

@@ -11,7 +11,7 @@ import numpy as np
 from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, check_nonnegative, describe
-from parallel.ddp.replicas import check_same, describe_options
+from parallel.core.replicas import check_same, describe_options
 from parallel.groups import Ranks, resolve
 from parallel.nn.parameter import Parameter
 

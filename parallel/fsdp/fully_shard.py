@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh, current_mesh
 from parallel.checks import check_instance, describe
-from parallel.ddp.replicas import check_same, describe_options, describe_parameters, told_to_all
+from parallel.core.replicas import check_same, describe_options, told_to_all
+from parallel.ddp.models import describe_parameters
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
 from parallel.fsdp.state import ModuleState

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib import ProcessGroup, ReduceOp, Work
 from parallel.arrays import Array, namespace, placement
-from parallel.ddp.buckets import allocate, put
+from parallel.core.buckets import allocate, put
 from parallel.fsdp.layout import Layout
 from parallel.fsdp.part import Part
 
@@ -36,7 +36,7 @@ class Pool:
         fitting = [array for array in free if array.size >= count]
         if not fitting:
             free.clear()
-            return allocate(count, model, group)
+            return allocate(count, model.dtype, namespace(like), group)
         best = min(fitting, key=lambda array: array.size)
         free[:] = [array for array in free if array is not best]
         return best

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshlib import DeviceMesh
 from parallel.checks import check_callable, check_instance, describe
+from parallel.core.replicas import told_to_all
 from parallel.ddp.data_parallel import DistributedDataParallel
-from parallel.ddp.replicas import told_to_all
 from parallel.fsdp.fully_shard import fully_shard
 from parallel.nn.module import Module
 from parallel.nn.precision import MixedPrecisionPolicy

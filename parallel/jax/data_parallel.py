@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from meshlib import DeviceMesh, ProcessGroup
 from meshlib.jit import host_call, untransformed
 from meshlib.job.current import current_world
-from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
-from parallel.ddp.comm_hooks import CommHook
-from parallel.ddp.reducer import ReducerOptions
-from parallel.ddp.replicas import told_to_all
-from parallel.ddp.statistics import PassStatistics
+from parallel.core.assignment import FIRST_BUCKET_BYTES, cap_in_bytes
+from parallel.core.bucket_set import ReducerOptions
+from parallel.core.comm_hooks import CommHook
+from parallel.core.replicas import told_to_all
+from parallel.core.statistics import PassStatistics
 from parallel.groups import Ranks, resolve, same_dims
-from parallel.jax.gradients import GradientExchange, XlaReducer
+from parallel.jax.gradients import GradientExchange
 from parallel.jax.on_gpu import average_in_program, is_on_gpu
 from parallel.jax.trees import TreeOfParameters, check_same_tree, copies_of_rank_0
 
@@ -93,10 +93,9 @@ class DistributedDataParallel:
             trained = copies_of_rank_0(trained, self.process_group)
         self.params = self._tree.join(trained, others)
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
-        options = ReducerOptions(first_bytes=min(FIRST_BUCKET_BYTES, cap), cap_bytes=cap)
-        self._named, self._options = named, options
-        self._reducer = XlaReducer(named, self.process_group, options)
-        self._exchange = GradientExchange(self._reducer, self.process_group)
+        first = min(FIRST_BUCKET_BYTES, cap)
+        options = ReducerOptions(first_bytes=first, cap_bytes=cap, in_place_bytes=first)
+        self._exchange = GradientExchange(named, self.process_group, options)
         self._arrivals = [self._exchange.arrival(number) for number in range(len(named))]
         self._sync = True
         self._custom_hook = False
@@ -205,10 +204,7 @@ class DistributedDataParallel:
             )
         self._ranks, self._moves = ranks, True
         self.process_group = _own_group(resolve(ranks, "mesh"))
-        old = self._reducer
-        self._reducer = XlaReducer(self._named, self.process_group, self._options)
-        self._reducer.hook = old.hook
-        self._exchange.move_to(self._reducer, self.process_group)
+        self._exchange.move_to(self.process_group)
 
     def _has_replicas(self) -> bool:
         alone = self.process_group.size() == 1 and not self._moves
@@ -234,7 +230,7 @@ class DistributedDataParallel:
         if self._custom_hook:
             raise RuntimeError("a communication hook was registered already; only one can be")
         self._custom_hook = True
-        self._reducer.hook = state, hook
+        self._exchange.reducer.hook = state, hook
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -242,7 +238,7 @@ class DistributedDataParallel:
 
         After the first step buckets are rebuilt, in the order in which XLA computed gradients.
         """
-        return self._reducer.buckets
+        return self._exchange.reducer.buckets
 
     @property
     def statistics(self) -> PassStatistics | None:
@@ -255,7 +251,7 @@ class DistributedDataParallel:
     @property
     def share_in_place(self) -> float:
         """The share of the gradients' bytes, 0 to 1, that the last pass reduced without a copy."""
-        return self._reducer.share_in_place
+        return self._exchange.share_in_place
 
     # ------------------------------------------------------------------ calls into the host
 
@@ -313,7 +309,7 @@ class DistributedDataParallel:
         grads = host_call(
             self._exchange.seal, self._specs, *grads, *extra, ordered=True, aliases=aliases
         )
-        portions = self._reducer.portions()
+        portions = self._exchange.portions()
         for numbers in portions:
             averages = host_call(
                 self._exchange.collection(numbers, last=numbers is portions[-1]),

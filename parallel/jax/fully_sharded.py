@@ -14,7 +14,7 @@ from meshlib import DeviceMesh, ReduceOp, jit
 from meshlib.jit import untransformed
 from meshlib.sharding import DArray, Sharding
 from parallel.checks import check_instance
-from parallel.ddp.replicas import told_to_all
+from parallel.core.replicas import told_to_all
 from parallel.fsdp.layout import rows_of
 from parallel.groups import check_shard_mesh
 from parallel.jax.program import Program, backward_begins

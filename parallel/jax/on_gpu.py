@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import meshlib.jit as mj
 from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import pieces
-from parallel.ddp.buckets import assign_buckets
+from parallel.core.assignment import assign_buckets
 
 
 def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from parallel.arrays import written
-from parallel.ddp.replicas import (
+from parallel.core.replicas import (
     broadcast_coalesced,
     check_same,
     describe_options,

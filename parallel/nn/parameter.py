@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from meshlib import ProcessGroup
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, is_floating, namespace, written
 from parallel.checks import check_array, check_callable
@@ -57,12 +56,8 @@ class Parameter:
     A layer that splits its parameters (tensor parallel) says it here; None: it is the global one.
     """
 
-    partial_over: ProcessGroup | None = None
-    """The ranks over which contributions to the gradient are summed as they come.
-
-    Of modules that compute with a part of each sequence (``SequenceParallel``): their parameters
-    are whole, and what a rank contributes is a part of the gradient. None: it is all of it.
-    """
+    on_contribution: Callable[[Array], Array] | None = None
+    """Called with each contribution to the gradient; returns the array to add. None: itself."""
 
     owner: object = None
     """Who keeps the parameter as parts, and lends the whole: None for one that is kept whole."""
@@ -239,9 +234,8 @@ class Parameter:
             )
         if self.requires_grad:
             contribution = contribution.astype(self.master.dtype, copy=False)
-            if self.partial_over is not None:
-                contribution = namespace(contribution).ascontiguousarray(contribution)
-                self.partial_over.all_reduce(contribution)
+            if self.on_contribution is not None:
+                contribution = self.on_contribution(contribution)
             if self.grad is not None:
                 self.grad += contribution
             elif self.grad_home is not None:
@@ -257,7 +251,7 @@ class Parameter:
             self.requires_grad
             and self.grad is None
             and self.grad_home is not None
-            and self.partial_over is None
+            and self.on_contribution is None
             and self.master.dtype == self.data.dtype
         ):
             namespace(self.data).matmul(left, right, out=self.grad_home)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import check_instance
-from parallel.ddp.replicas import describe_options, first_difference
+from parallel.core.replicas import describe_options, first_difference
 from parallel.groups import gathered
 from parallel.pipeline.running.executor import Batch, Step, cut, cut_kwargs, cut_target
 from parallel.pipeline.running.messages import Agreement, Passage, Plan, joined, watched

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshlib import DeviceMesh, ProcessGroup
 from meshlib.sharding import DArray, Sharding
-from parallel.arrays import Array
+from parallel.arrays import Array, namespace
 from parallel.groups import Ranks, resolve
 from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.regions import gather, own_part, part_size
@@ -57,6 +57,12 @@ class Parts:
         if self.mesh is not None:  # a group has no dims that could be named
             dims = [] if dim is None else [*[()] * dim, tuple(range(self.mesh.ndim))]
             parameter.split = Sharding.of_positions(self.mesh, dims), shape
+
+    def sum(self, contribution: Array) -> Array:
+        """Return the sum of the ranks' contributions to a gradient. A collective."""
+        contribution = namespace(contribution).ascontiguousarray(contribution)
+        self.group.all_reduce(contribution)
+        return contribution
 
     def whole(self, parameter: Parameter) -> Array:
         """Return the global array of a parameter that was cut, a new one. A collective."""

@@ -143,7 +143,7 @@ class SequenceParallel(ParallelStyle):
                 )
         for name, parameter in module.named_parameters(path):
             parts.check(parameter, None, 0, repr(name))
-            if parameter.partial_over is not None:
+            if parameter.on_contribution is not None:
                 raise ValueError(f"{name!r} is sequence parallel already")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
@@ -152,7 +152,8 @@ class SequenceParallel(ParallelStyle):
         for parameter in module.parameters():
             parts.cut(parameter, None)
             if parts.group.size() > 1:
-                parameter.partial_over = parts.group
+                # The parameter is whole, and each rank computes with a part of each sequence.
+                parameter.on_contribution = parts.sum
 
 
 def wrong_type(style: ParallelStyle, module: Module, path: str, expected: str) -> TypeError:

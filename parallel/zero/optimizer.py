@@ -11,7 +11,7 @@ from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
 from parallel.arrays import written
 from parallel.checks import describe
-from parallel.ddp.replicas import check_same, told_to_all
+from parallel.core.replicas import check_same, told_to_all
 from parallel.groups import Ranks, gathered, resolve
 from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace, pieces, placement
-from parallel.ddp.buckets import MIB
+from parallel.core.assignment import MIB
 from parallel.groups import gathered
 from parallel.nn.parameter import Parameter
 from transport.checks import to_whole_number

@@ -63,9 +63,7 @@ def test_gradients_that_ddp_averages_are_late_and_never_lost(view):
             orders.append([path for bucket in model.buckets for path in bucket])
             for parameter in model.parameters():
                 parameter.grad = None
-        left = {}
-        for bucket in model._reducer._buckets:
-            left |= bucket.residuals()
+        left = model._gradients.reducer.residuals()
         return sums, orders, [left[number].reshape(s.shape) for number, s in enumerate(sums)]
 
     results = run_ranks(job, N)
@@ -115,10 +113,9 @@ def test_what_is_kept_stays_with_a_parameter_that_no_rank_uses():
             model.backward([rng.standard_normal((8, b)).astype("f4") for _, b in shapes])
             parameters = list(model.parameters())
             assert [p.grad is not None for p in parameters] == [True, 1 in use]
-            left = {}
-            for bucket in model._reducer._buckets:
-                left |= {n: part.copy() for n, part in bucket.residuals().items()}
-            kept.append(left)
+            kept.append(
+                {n: part.copy() for n, part in model._gradients.reducer.residuals().items()}
+            )
             model.zero_grad()
         return kept
 
@@ -154,7 +151,7 @@ def test_without_error_feedback_nothing_is_kept():
     def job():
         model = DistributedDataParallel(make_model(), mesh_of(False)["dp"])
         backward(model, dist.get_rank(), 0)
-        assert all(not bucket.residuals() for bucket in model._reducer._buckets)
+        assert not model._gradients.reducer.residuals()
         return [parameter.grad for parameter in model.parameters()]
 
     for grads in run_ranks(job, N):

@@ -43,10 +43,8 @@ def test_gradients_are_compressed_late_and_never_lost(jitted, backend):
             weights = {name: jnp.asarray(gradient(dist.get_rank(), step, name)) for name in SIZES}
             _, grads = value_and_grad(model.params, weights)
             sums = {name: total + np.asarray(grads[name]) for name, total in sums.items()}
-        left = {}
-        for bucket in model._reducer._buckets:
-            left |= {bucket.paths[i]: p for i, p in enumerate(bucket.split(bucket.residual))}
-        return sums, left
+        kept = model._exchange.reducer.residuals()
+        return sums, {path: kept[n] for n, path in enumerate(model._tree.trained())}
 
     results = run_ranks(job, N, backend=backend)
     (first, _), (second, _) = results

@@ -88,7 +88,7 @@ def test_what_is_whole_has_the_same_bits_on_all_ranks():
     def program():
         model = parallelize(GPT(dtype="f4"), None, sequence_parallel_plan())
         train(model, VocabParallelCrossEntropyLoss(), steps=3)
-        whole = [path for path, p in model.named_parameters() if p.partial_over]
+        whole = [path for path, p in model.named_parameters() if p.on_contribution]
         assert len(whole) == 2 * 3 + 1
         parameters = dict(model.named_parameters())
         return b"".join(parameters[path].data.tobytes() for path in whole)

@@ -13,9 +13,9 @@ from meshlib import Future
 class PassStatistics:
     """One synchronised backward pass and the forward passes that it belongs to, in seconds.
 
-    ``forward`` and ``backward`` are the module's own (of passes under ``no_sync`` as well, since
-    the last synchronised one). ``communication`` is the time in which at least one bucket was under
-    way, ``exposed`` the part of it that came after the module's backward had ended.
+    ``forward`` and ``backward`` are the module's own, since the last synchronised pass: passes
+    under ``no_sync`` count as well. In ``communication`` at least one bucket was under way.
+    ``exposed`` is the part of it that came after the module's backward had ended.
     """
 
     forward: float
@@ -71,7 +71,7 @@ class Stopwatch:
         communication = exposed = 0.0
         begin = end = 0.0
         for launched, landed in zip(self._launched, self._landed, strict=True):
-            # Buckets leave in order: what is under way is extended, or begins once more.
+            # Buckets leave in order: each extends the time under way, or begins it once more.
             begin, end = max(launched, end), max(landed, end)
             communication += end - begin if end > begin else 0.0
             exposed += max(0.0, end - max(begin, self._computed))

@@ -1,26 +1,16 @@
-"""Make sure that all replicas are replicas: compare them, then copy rank 0's values."""
+"""Replicas: say how ranks differ, copy one's arrays to all, average arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, pieces, placement, written
-from parallel.ddp.buckets import MIB, assign_buckets
+from parallel.arrays import Array, namespace, pieces, placement
+from parallel.core.assignment import MIB, assign_buckets
 from parallel.groups import gathered
-from parallel.nn.module import Module
-from parallel.nn.parameter import Parameter
 
 _COALESCE_BYTES = 64 * MIB
-
-
-def check_same_model(module: Module, group: ProcessGroup, **options: object) -> None:
-    """Raise ValueError, on every rank, when a rank's parameters or buffers are not rank 0's.
-
-    Nor may ``options`` differ. It names, for each rank that differs, the first entry that does.
-    """
-    check_same([*describe_options(**options), *describe(module)], group)
 
 
 Wrong = TypeError | ValueError | RuntimeError
@@ -67,22 +57,6 @@ def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the
     rows = [f"  rank {rank}: {text}" for rank, text in enumerate(differences) if text]
     if rows:
         raise ValueError(f"{what} is not the same on all ranks of {group}:\n" + "\n".join(rows))
-
-
-def describe(module: Module) -> list[str]:
-    """Return one line for each parameter and buffer: all that must agree between replicas."""
-    return [
-        *describe_parameters(module.named_parameters()),
-        *(f"buffer {path} {written(b.data)}" for path, b in module.named_buffers()),
-    ]
-
-
-def describe_parameters(named: Iterable[tuple[str, Parameter]]) -> list[str]:
-    """Return one line for each parameter."""
-    return [
-        f"parameter {path} {written(p.data)}{'' if p.requires_grad else ' (frozen)'}"
-        for path, p in named
-    ]
 
 
 def describe_options(**options: object) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshlib import Future
-from parallel.ddp.buckets import GradBucket
+from parallel.core.grad_bucket import GradBucket
 from parallel.groups import Ranks, resolve
 
 CommHook = Callable[[Any, GradBucket], Future[Any]]
