@@ -23,7 +23,6 @@ from meshlib.rpc.api import (
 )
 from meshlib.rpc.calls import Request, collect_all, wait_all
 from meshlib.rpc.carriers import Carrier, Differentiating
-from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import (
     RemoteError,
     RpcConnectionError,
@@ -32,6 +31,7 @@ from meshlib.rpc.errors import (
     WaitCycleError,
     WorkerLostError,
 )
+from meshlib.rpc.membership.directory import WorkerInfo
 from meshlib.rpc.references.rref import RRef
 
 __all__ = [

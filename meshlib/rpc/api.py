@@ -18,8 +18,8 @@ from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
 from meshlib.rpc.calls import polled, seconds_of
 from meshlib.rpc.carriers import Carrier, Differentiating
-from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import WorkerLostError
+from meshlib.rpc.membership.directory import WorkerInfo
 from meshlib.rpc.references.rref import RRef, create
 from meshlib.rpc.worker import LocalWorker, current_worker, find_worker
 from transport.checks import to_whole_number

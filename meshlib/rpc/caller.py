@@ -12,8 +12,6 @@ from typing import Any
 from meshlib.arrays.pickling import Payload, load
 from meshlib.rpc.calls import OutgoingCall, Request
 from meshlib.rpc.carriers import Carriers
-from meshlib.rpc.deadlines import Deadlines
-from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import (
     RpcConnectionError,
     RpcTimeoutError,
@@ -23,7 +21,9 @@ from meshlib.rpc.errors import (
 )
 from meshlib.rpc.execution import Execution
 from meshlib.rpc.loopback import AnyConnection, Loopback
+from meshlib.rpc.membership.directory import WorkerDirectory
 from meshlib.rpc.messages import CREATES, UNREAD, Kind
+from meshlib.rpc.overdue.deadlines import Deadlines
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.references import References
 from transport.channel.channel import GREETING_SECONDS, Channel

@@ -15,7 +15,6 @@ from meshlib.calls.future import Future
 from meshlib.recording.stacks import frames_of
 from meshlib.rpc.calls import name_of, settle
 from meshlib.rpc.carriers import Carriers
-from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import (
     RemoteError,
     answerable,
@@ -27,6 +26,7 @@ from meshlib.rpc.errors import (
 from meshlib.rpc.execution import CallId, Execution, ServedCall
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.loopback import AnyConnection
+from meshlib.rpc.membership.directory import WorkerDirectory
 from meshlib.rpc.messages import CREATES, UNREAD, Kind
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.references import References

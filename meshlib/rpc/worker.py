@@ -16,18 +16,18 @@ from meshlib.job.world import World
 from meshlib.recording.recorder import Record
 from meshlib.rpc.caller import NEWS_SECONDS, Caller
 from meshlib.rpc.carriers import Carriers
-from meshlib.rpc.cycles import CycleDetector
-from meshlib.rpc.deadlines import Deadlines
-from meshlib.rpc.directory import WorkerDirectory, WorkerInfo
 from meshlib.rpc.errors import answerable, describe, safely
 from meshlib.rpc.execution import Execution
 from meshlib.rpc.loopback import AnyConnection, Loopback
+from meshlib.rpc.membership.directory import WorkerDirectory, WorkerInfo
+from meshlib.rpc.membership.shutdown import Shutdown
 from meshlib.rpc.messages import Kind
+from meshlib.rpc.overdue.cycles import CycleDetector
+from meshlib.rpc.overdue.deadlines import Deadlines
+from meshlib.rpc.overdue.timer import TimerThread
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.references import References
 from meshlib.rpc.serving import Server
-from meshlib.rpc.shutdown import Shutdown
-from meshlib.rpc.timer import TimerThread
 from transport.channel.channel import Channel
 from transport.channel.connection import Connection
 from transport.channel.frames import Frame

@@ -11,11 +11,11 @@ from meshlib.arrays import pickling
 from meshlib.arrays.pickling import Payload
 from meshlib.calls.future import Future
 from meshlib.rpc.calls import OutgoingCall, RpcFuture, settle
-from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.execution import Execution
+from meshlib.rpc.membership.directory import WorkerDirectory
+from meshlib.rpc.overdue.timer import TimerThread
 from meshlib.rpc.references.counting import ObjectId, ReferenceCounts
-from meshlib.rpc.timer import TimerThread
 from transport.channel.channel import Channel
 from transport.channel.connection import Connection
 from transport.errors import DistBackendError

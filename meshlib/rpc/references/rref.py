@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar
 
 from meshlib.calls.future import Future
 from meshlib.rpc.calls import OutgoingCall, polled, seconds_of
-from meshlib.rpc.directory import WorkerInfo
 from meshlib.rpc.errors import RemoteTraceback, describe, without_frames
 from meshlib.rpc.functions import future_of, is_async
+from meshlib.rpc.membership.directory import WorkerInfo
 from meshlib.rpc.references.counting import ObjectId
 from meshlib.rpc.serving import Later
 from meshlib.rpc.worker import LocalWorker, current_worker

@@ -12,7 +12,8 @@ from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc import deadlines, worker
+from meshlib.rpc import worker
+from meshlib.rpc.overdue import deadlines
 from meshlib.rpc.worker import BACKLOG_BYTES, BACKLOG_CALLS, LocalWorker, current_worker
 from meshlib.testing import RankError, run_ranks
 from transport.channel import channel

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from meshlib.rpc.timer import TimerThread
+from meshlib.rpc.overdue.timer import TimerThread
 from transport.channel.threads import ThreadPool
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from meshlib.calls.future import Future
 from meshlib.rpc.caller import Caller
 from meshlib.rpc.calls import OutgoingCall, RpcFuture, name_of, settle
-from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import WaitCycleError
 from meshlib.rpc.execution import PATIENCE, CallId, Execution, ServedCall
+from meshlib.rpc.membership.directory import WorkerDirectory
 from transport.errors import DistError
 
 _AGAIN_SECONDS = 2.0

@@ -17,9 +17,9 @@ from contextlib import suppress
 from meshlib.calls.future import WaitTimeoutError
 from meshlib.rpc.caller import Caller
 from meshlib.rpc.calls import OutgoingCall
-from meshlib.rpc.directory import WorkerDirectory
 from meshlib.rpc.errors import RpcTimeoutError
-from meshlib.rpc.timer import TimerThread
+from meshlib.rpc.membership.directory import WorkerDirectory
+from meshlib.rpc.overdue.timer import TimerThread
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import DistError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshlib.calls.future import Future
 from meshlib.rpc.calls import OutgoingCall
 from meshlib.rpc.errors import RpcTimeoutError
-from meshlib.rpc.timer import TimerThread
+from meshlib.rpc.overdue.timer import TimerThread
 
 if TYPE_CHECKING:
     from meshlib.rpc.caller import Caller

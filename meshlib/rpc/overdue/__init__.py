@@ -1,0 +1,1 @@
+"""Calls past their deadlines, and calls that wait for each other in a cycle."""
