@@ -166,9 +166,6 @@ _HOMES = {
     "meshlib.c10d.subgroups": "new_subgroups new_subgroups_by_enumeration split_group",
     "meshlib.calls.future": "Future WaitTimeoutError",
     "meshlib.calls.work": "Work WorkResult collect_all",
-    "meshlib.recording.log": (
-        "DebugLevel get_debug_level set_debug_level set_debug_level_from_env"
-    ),
     "meshlib.groups.backend": "Backend get_default_backend_for_device is_backend_available",
     "meshlib.groups.process_group": "ProcessGroup",
     "meshlib.job.init": "destroy_process_group init_process_group is_initialized",
@@ -180,6 +177,9 @@ _HOMES = {
     "meshlib.mesh.init": "init_device_mesh",
     "meshlib.mesh.layout": "Layout",
     "meshlib.mesh.spec": "MeshDimError",
+    "meshlib.recording.log": (
+        "DebugLevel get_debug_level set_debug_level set_debug_level_from_env"
+    ),
     "meshlib.sharding": (
         "DArray P Partial Replicate Shard Sharding ShardingError distribute_array"
     ),

@@ -10,7 +10,7 @@ from parallel.arrays import Array
 from parallel.core.bucket_set import ReducerOptions
 from parallel.core.gradients import GradientSpec
 from parallel.core.reducer import Reducer, Scale
-from parallel.nn.parameter import Parameter
+from parallel.nn.parameter import Parameter, RemovableHandle
 
 
 class ParameterGradients:
@@ -37,10 +37,8 @@ class ParameterGradients:
         self._specs = [GradientSpec.of(path, p.data, p) for path, p in named]
         self._options = options
         self.reducer = Reducer(self._specs, group, options, self, self._trained())
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_complete, number))
-            for number, parameter in enumerate(self._parameters)
-        ]
+        self._handles: list[RemovableHandle] = []
+        self._listen()
 
     def move_to(self, group: ProcessGroup) -> None:
         """Average over ``group`` from the next pass on. Gradients are dropped."""
@@ -51,6 +49,7 @@ class ParameterGradients:
         hook = self.reducer.hook
         self.reducer = Reducer(self._specs, group, self._options, self, self._trained())
         self.reducer.hook = hook
+        self._listen()
 
     def begin(self, *, accumulated: bool = False) -> None:
         """Prepare for a backward pass whose forward has run.
@@ -77,6 +76,16 @@ class ParameterGradients:
     def fail(self, error: BaseException) -> None:
         """Give up on the pass under way because of ``error``, and on all later ones."""
         self.reducer.fail(error)
+        self._stop_listening()
+
+    def _listen(self) -> None:
+        self._stop_listening()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_complete, number))
+            for number, parameter in enumerate(self._parameters)
+        ]
+
+    def _stop_listening(self) -> None:
         for handle in self._handles:
             handle.remove()
 
