@@ -64,7 +64,7 @@ class Caller:
         self.timeout = timeout
         self.closed = False
         self.next_number: Callable[[], int] = itertools.count(1).__next__
-        self.last_number = 0
+        self.last_number: int = 0
         """The number of the last call that was made."""
         self._directory = directory
         self._channel = channel

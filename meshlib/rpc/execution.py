@@ -60,7 +60,7 @@ class Execution:
         self.calls: dict[CallId, ServedCall] = {}
         """The calls that are served."""
         self._call_timer = call_timer
-        self.here = _Here()
+        self.here: _Here = _Here()
         """The call that each thread serves."""
 
     @property

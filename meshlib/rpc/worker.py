@@ -65,15 +65,19 @@ class LocalWorker:
         self._acting: set[int] = set()
         """The threads that act on frames."""
         threads = ThreadPool(f"meshlib-rpc-{rank}", limit, lambda: adopt_thread(world), _log_error)
-        self.directory = WorkerDirectory(rank, size, name, world.timeout)
-        self.timer = TimerThread(f"meshlib-rpc-timer-{rank}")
-        self.execution = Execution(threads, self.timer.call_at)
-        self.channel = Channel(membership, threads, self.directory.describe)
-        self.references = References(self.directory, self.channel, self.execution, self.timer)
-        self.recorder = CallRecorder(membership.group, membership.ranks, world.recorded_calls)
-        self.carriers = Carriers()
-        self.deadlines = Deadlines(self.timer, world.dump_if_asked)
-        self.server = Server(
+        self.directory: WorkerDirectory = WorkerDirectory(rank, size, name, world.timeout)
+        self.timer: TimerThread = TimerThread(f"meshlib-rpc-timer-{rank}")
+        self.execution: Execution = Execution(threads, self.timer.call_at)
+        self.channel: Channel = Channel(membership, threads, self.directory.describe)
+        self.references: References = References(
+            self.directory, self.channel, self.execution, self.timer
+        )
+        self.recorder: CallRecorder = CallRecorder(
+            membership.group, membership.ranks, world.recorded_calls
+        )
+        self.carriers: Carriers = Carriers()
+        self.deadlines: Deadlines = Deadlines(self.timer, world.dump_if_asked)
+        self.server: Server = Server(
             self.directory,
             self.execution,
             self.references,
@@ -81,7 +85,7 @@ class LocalWorker:
             self.recorder,
             self._has_left,
         )
-        self.caller = Caller(
+        self.caller: Caller = Caller(
             self.directory,
             self.channel,
             Loopback.between(rank, self._deliver_here),
@@ -93,8 +97,8 @@ class LocalWorker:
             timeout,
             world.timeout,
         )
-        self.cycles = CycleDetector(self.directory, self.execution, self.caller)
-        self.shutdown = Shutdown(
+        self.cycles: CycleDetector = CycleDetector(self.directory, self.execution, self.caller)
+        self.shutdown: Shutdown = Shutdown(
             self.directory, self.caller, self.timer, self.activity, self._state
         )
         self.recorder.under_way = self._under_way

@@ -36,7 +36,7 @@ class ParameterGradients:
         """
         self._specs = [GradientSpec.of(path, p.data, p) for path, p in named]
         self._options = options
-        self.reducer = Reducer(self._specs, group, options, self, self._trained())
+        self.reducer: Reducer = Reducer(self._specs, group, options, self, self._trained())
         self._handles: list[RemovableHandle] = []
         self._listen()
 

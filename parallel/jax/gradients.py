@@ -53,7 +53,7 @@ class GradientExchange:
         ]
         self._group, self._options = group, options
         self._numbers = range(len(named))
-        self.reducer = Reducer(self._specs, group, options, self, self._numbers)
+        self.reducer: Reducer = Reducer(self._specs, group, options, self, self._numbers)
         self.share_in_place: float = 0.0
         """The share of the gradients' bytes that the last pass reduced without a copy."""
         self.statistics: PassStatistics | None = None
