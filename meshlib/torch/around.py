@@ -11,7 +11,7 @@ _c10d: Any = import_module("torch._C._distributed_c10d")
 _torch: Any = import_module("torch")
 
 HAS_HOOKS: bool = hasattr(_c10d, "PreHookArgs")
-"""Whether PyTorch has hooks of calls, as from 2.15 on."""
+"""Whether PyTorch has hooks of calls, as from 2.14 on."""
 
 # The names of calls in hooks, where those are not the methods' in capitals.
 _HOOK_NAMES = {
@@ -67,7 +67,10 @@ class Around:
         return work
 
     def _hook_arguments(self, said: Any, name: str, number: int, async_op: bool) -> Any:
-        said.name = getattr(_c10d.HookOpName, _HOOK_NAMES.get(name, name.upper()))
+        wanted, known = _HOOK_NAMES.get(name, name.upper()), _c10d.HookOpName
+        # PyTorch 2.14 tells apart fewer calls than 2.15.
+        names = (wanted, wanted.removesuffix("_BASE"), "UNKNOWN")
+        said.name = next(getattr(known, each) for each in names if hasattr(known, each))
         said.op_id, said.async_op = number, async_op
         return said
 
