@@ -106,7 +106,7 @@ class LocalStorage(Storage):
     def _regular(self, name: str) -> tuple[str, int]:
         """Return the path of a regular file, without links, and its size.
 
-        A pipe would block whoever opens it, and a link may lead to what is no part of a checkpoint.
+        A pipe would block its reader, and a link may lead out of the checkpoint.
         """
         path = os.path.realpath(self._root / name)
         # Not kept: a Storage travels between ranks, and another machine may have other links.
