@@ -138,7 +138,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--write-network",
         type=Path,
         metavar="FILE",
-        help="with --between: write the hosts and the paths between them, for meshlib explain",
+        help="with --between: write the hosts and the paths between them, for meshlib explain mesh",
     )
     model = parser.add_argument_group("many hosts, with --predict")
     model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")
