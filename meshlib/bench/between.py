@@ -33,7 +33,7 @@ from transport.choosing.tuning import from_environment
 from transport.net import LOOPBACK
 from transport.net.sockets import local_address_towards
 
-_START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
+_START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib bench --between"
 _MOST_HOSTS = 8
 _PINGS = 20
 _RATE_BYTES = 32 << 20

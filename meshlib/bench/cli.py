@@ -132,7 +132,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--between",
         action="store_true",
         help="measure between the hosts of a job, as one of its ranks: meshrun --nnodes N ..."
-        " -m meshlib.bench --between (--ranks, --json, --plot, --predict do not count)",
+        " -m meshlib bench --between (--ranks, --json, --plot, --predict do not count)",
     )
     parser.add_argument(
         "--write-network",

@@ -1,6 +1,6 @@
 """``meshlib explain TOPIC``: each topic is a module that adds its arguments, and answers.
 
-Other packages add topics by the entry points of the group ``meshlib.explain``: the name is the
+Other packages add topics by the entry points of the group ``meshlib.explanations``: the name is the
 topic, the value a module as ``Topic`` says. ``schedule`` comes so from ``parallel``.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from meshlib.command_line import USAGE_ERROR, OneLineParser, print_result, say
 from meshlib.did_you_mean import did_you_mean
 
-_GROUP = "meshlib.explain"
+_GROUP = "meshlib.explanations"
 _OWN = {
     "estimate": "meshlib.explain.estimate",
     "mesh": "meshlib.explain.mesh",
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     topics = _topics() if name not in _OWN else _OWN
     if name not in topics:
         hint = did_you_mean(name, topics)
-        say(_GROUP.replace(".", " "), f"{name!r} is no topic; expected {', '.join(topics)}{hint}")
+        say("meshlib explain", f"{name!r} is no topic; expected {', '.join(topics)}{hint}")
         return USAGE_ERROR
     topic = _load(topics[name])
     parser = OneLineParser(prog=f"meshlib explain {name}", description=_words(topic))
