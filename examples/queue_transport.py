@@ -3,8 +3,8 @@
     python examples/queue_transport.py
 
 It is made of ``transport``'s public names alone; docs/adding-a-transport.md explains them. All
-collectives come from ``LinkCommunicator``: what is written here is how a frame gets from one member
-to another, and who hears that a member has left.
+collectives come from ``LinkCommunicator``. This file only moves frames from one member to another,
+and tells the others when a member has left.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Hub:
             return self._mailboxes[rank]
 
     def leave(self, rank: int, error: Exception, at_once: bool) -> None:
-        """Take the member ``rank`` out: whoever waits for it raises ``error``."""
+        """Take the member ``rank`` out: calls that wait for it raise ``error``."""
         with self._lock:
             self._left.setdefault(rank, error)
             wires = [wire for ends, wire in self._wires.items() if rank in ends]

@@ -52,9 +52,9 @@ def explain_plan(
 ) -> str:
     """Return the plan from one sharding to another as text; with ``rank``, its parts as well.
 
-    ``source`` and ``target`` are specs such as ``"dp, None, (cp, tp); sum: tp"``, ``shape`` the
-    global shape, ``"4096,4096"``; ``to_mesh`` is another mesh for the target, ``"x=4"``, whose
-    ranks begin at 0, or, with ``"x=4@8"``, at 8. Raises ValueError for whatever does not fit.
+    ``source`` and ``target`` are specs such as ``"dp, None, (cp, tp); sum: tp"``. ``shape`` is the
+    global shape, ``"4096,4096"``. ``to_mesh`` puts the target on another mesh: ``"x=4"`` has ranks
+    0 to 3, ``"x=4@8"`` has ranks 8 to 11. Raises ValueError for arguments that do not fit.
     """
     mesh = config.mesh_for(needed_ranks(config, world_size))
     other = mesh if to_mesh is None else _second_mesh(to_mesh)

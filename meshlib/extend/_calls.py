@@ -15,11 +15,11 @@ def observe(group: ProcessGroup, observer: Observer) -> AbstractContextManager[N
     """Return a context in which ``observer`` sees this rank's collectives before they begin.
 
     Args:
-        group: The group on whose behalf the observer looks; one observer for each.
-        observer: ``observer(members, header, device, run)`` is called before each collective that
-            this rank issues, on any group, and returns the function that is run in the place of
-            ``run``: itself, or one around it. The header has no sequence number yet. The observer
-            may make collectives itself, and is then called for them, too.
+        group: The group on whose behalf the observer looks. Each group has one observer at most.
+        observer: Called as ``observer(members, header, device, run)`` before each collective that
+            this rank issues, on any group. It returns the function to run: ``run`` itself, or one
+            around it. The header has no sequence number yet. The observer may make collectives
+            itself, and is then called for them, too.
 
     Raises:
         RuntimeError: At the beginning, when ``group`` has an observer already.

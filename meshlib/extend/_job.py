@@ -115,10 +115,10 @@ class Job:
 
         Args:
             said: What this rank tells the member that chooses: values of JSON.
-            choose: ``choose(said, missing)`` returns a dict with the next ``members`` by place, and
-                anything else that is to be agreed on; or None, to wait for more ranks. ``said`` has
-                the ranks' values by rank, ``missing`` the reasons of those that are lost. By
-                default the remaining members go on.
+            choose: Called as ``choose(said, missing)``; None: the remaining members go on. It
+                returns a dict: ``members`` has the next members by place, other keys are agreed on
+                as well. It may return None to wait for more ranks. ``said`` has the values by
+                rank. ``missing`` says by rank why it is lost.
             excluded: Global ranks that are to have no place.
             timeout: The longest that members which are there are waited for.
             wait: The longest that ``choose`` may wait for more ranks.
