@@ -52,9 +52,18 @@ def explain_plan(
 ) -> str:
     """Return the plan from one sharding to another as text; with ``rank``, its parts as well.
 
-    ``source`` and ``target`` are specs such as ``"dp, None, (cp, tp); sum: tp"``. ``shape`` is the
-    global shape, ``"4096,4096"``. ``to_mesh`` puts the target on another mesh: ``"x=4"`` has ranks
-    0 to 3, ``"x=4@8"`` has ranks 8 to 11. Raises ValueError for arguments that do not fit.
+    Args:
+        config: The mesh.
+        world_size: The number of ranks; None: as the mesh says.
+        source: A spec such as ``"dp, None, (cp, tp); sum: tp"``.
+        target: Another one.
+        shape: The global shape, ``"4096,4096"``.
+        dtype: Its name.
+        to_mesh: The mesh of the target, ``"x=4"``, or ``"x=4@8"`` from rank 8 on.
+        rank: The rank whose parts are shown.
+
+    Raises:
+        ValueError: For arguments that do not fit.
     """
     mesh = config.mesh_for(needed_ranks(config, world_size))
     other = mesh if to_mesh is None else _second_mesh(to_mesh)
