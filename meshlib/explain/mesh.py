@@ -134,7 +134,7 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
             place = along.coordinate_of(rank)
             assert place is not None, "checked above"
             count = f"rank {place[0]} of {along.size()}"
-            listed = along.described_ranks(number)
+            listed = along._described_ranks(number)
         rows.append([f"  {shown}", count, listed, _options(config.options_for(name))])
     title = "groups" if rank is None else f"groups of rank {rank}"
     return [title, *columns(rows)]
@@ -143,11 +143,11 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
 def _listed(along: DeviceMesh) -> str:
     """Return all groups if they fit into a line, else the first ones and the last."""
     count = along.slice_count
-    shown = [along.described_ranks(i) for i in range(min(count, SHOWN_CHARACTERS))]
+    shown = [along._described_ranks(i) for i in range(min(count, SHOWN_CHARACTERS))]
     everything = " ".join(shown)
     if count <= 3 or (count == len(shown) and len(everything) <= SHOWN_CHARACTERS):
         return everything
-    return f"{shown[0]} {shown[1]} … {along.described_ranks(count - 1)}"
+    return f"{shown[0]} {shown[1]} … {along._described_ranks(count - 1)}"
 
 
 def _options(options: DimOptions) -> str:
