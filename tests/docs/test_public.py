@@ -226,4 +226,4 @@ def test_jedi_shows_the_whole_documentation():
     jedi = pytest.importorskip("jedi", reason="jedi is not installed")
     (found,) = jedi.Script(MESH + "dist.all_reduce").help(5, 10)
     assert inspect.getdoc(dist.all_reduce) in found.docstring()
-    assert Path(found.module_path).parts[-3:-1] == ("c10d", "functions")
+    assert Path(found.module_path).name == "arrays.py"
