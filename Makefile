@@ -160,7 +160,7 @@ docs: $(STAMP)  ## the pages and the reference as a site, in out/site
 
 bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in one run
 	-$(BIN)/python -m tests.benchmarks.setup_peers
-	$(BIN)/python -m meshlib.bench --vs gloo,openmpi,mpich,jax --collectives all --symmetric \
+	$(BIN)/python -m meshlib bench --vs gloo,openmpi,mpich,jax --collectives all --symmetric \
 		--backend auto,tcp --rounds 4 --json out/bench.json --plot out/bench.png
 	$(BIN)/python -m tests.benchmarks.counts --collectives all --backend tcp \
 		--json out/counts.json

@@ -4,9 +4,31 @@
 this package too, and needs neither them nor NumPy.
 """
 
+import os as _os
+import sys as _sys
 import typing as _typing
 
-from meshlib.neighbours import check_transport as _check_transport
+
+def _check_transport() -> None:
+    """Raise ImportError if Python finds a program's own ``transport.py`` in place of our package.
+
+    Python looks beside the program first.
+    """
+    from importlib.util import find_spec
+
+    there = _sys.modules.get("transport")
+    spec = there.__spec__ if there is not None else find_spec("transport")
+    file = spec.origin if spec is not None else getattr(there, "__file__", None)
+    here = _os.path.dirname(_os.path.dirname(__file__))
+    ours = _os.path.join(here, "transport", "__init__.py")
+    if file not in (None, ours) and _os.path.realpath(file) != _os.path.realpath(ours):
+        raise ImportError(
+            f"{file} is in the way of meshlib's package 'transport', which has the same name:"
+            " rename that file, or start from another folder",
+            name="transport",
+            path=file,
+        )
+
 
 _check_transport()
 

@@ -14,7 +14,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "meshlib.checkpoint.command:main",
         "list, show, check, cut, compare checkpoints",
     ),
-    "explain": ("meshlib.explain_command:main", "print a mesh's ranks, coordinates and groups"),
+    "explain": (
+        "meshlib.explain.command:main",
+        "show a mesh, a plan, a schedule, or what a run takes",
+    ),
     "run": ("meshlib.launcher.__main__:main", "start a program on several ranks (also: meshrun)"),
     "secret": ("meshlib.secret_command:main", "write the secret that a job's processes share"),
     "top": ("meshlib.monitor.command:main", "show a running job: who waits for whom, and where"),

@@ -1,4 +1,4 @@
-"""Checks of arguments that the whole package makes, beside those of ``transport.checks``."""
+"""Checks of arguments that the whole package makes, beside those of ``meshlib.extend``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshlib.extend import to_whole_number
 from parallel.arrays import is_floating
-from transport.checks import to_whole_number
 
 
 def describe(value: object) -> str:

@@ -3,8 +3,8 @@
     meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt --config examples/gpt/gpt.toml
 
 The six dims are pp, dp_replicate, dp_shard, cp, tp and ep; those that the mesh does not name have
-one rank. Whichever it is, the losses are the same. ``meshlib explain examples/gpt/gpt.toml
---estimate examples/gpt/estimate.py`` says what a run will take, before it begins.
+one rank. Whichever it is, the losses are the same. ``meshlib explain estimate
+examples/gpt/estimate.py examples/gpt/gpt.toml`` says what a run will take, before it begins.
 """
 
 from __future__ import annotations

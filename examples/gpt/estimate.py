@@ -1,6 +1,6 @@
 """What a run will take of each rank, by formulas: memory, and bytes sent in a step by mesh dim.
 
-    meshlib explain examples/gpt/gpt.toml --estimate examples/gpt/estimate.py
+    meshlib explain estimate examples/gpt/estimate.py examples/gpt/gpt.toml
 
 Nothing is started, and no array is made. docs/which-dim.md has the formulas and their sources.
 """
@@ -270,8 +270,9 @@ class Estimate:
 
 
 def explain(path: Path, mesh: DeviceMesh) -> str:
-    """Return what a run of the config at ``path`` takes on ``mesh``, for ``meshlib explain``.
+    """Return what a run of the config at ``path`` takes on ``mesh``.
 
+    Called by ``meshlib explain estimate``.
     Raises ValueError for what does not fit.
     """
     config = Config(path)

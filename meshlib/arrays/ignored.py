@@ -14,10 +14,15 @@ import weakref
 from functools import lru_cache
 from types import CodeType
 
-_MESHLIB = os.path.dirname(os.path.dirname(__file__))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _OWN_FOLDERS = tuple(
-    os.path.join(_MESHLIB, *room, "")
-    for room in (("arrays",), ("calls",), ("collectives",), ("c10d", "functions"))
+    os.path.join(_ROOT, folder, "")
+    for folder in (
+        "meshlib/arrays",
+        "meshlib/calls",
+        "meshlib/collectives",
+        "meshlib/c10d/functions",
+    )
 )
 _getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib
 import os
 import socket
 import statistics
@@ -34,7 +33,7 @@ from transport.choosing.tuning import from_environment
 from transport.net import LOOPBACK
 from transport.net.sockets import local_address_towards
 
-_START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
+_START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib bench --between"
 _MOST_HOSTS = 8
 _PINGS = 20
 _RATE_BYTES = 32 << 20
@@ -62,7 +61,8 @@ def run_between(args: argparse.Namespace) -> None:
     strange = [peer for peer in args.vs if peer != "gloo"]
     if strange:
         raise ValueError(f"--vs {strange[0]} with --between; only gloo can be measured there")
-    dist = importlib.import_module("meshlib")
+    import meshlib as dist
+
     dist.init_process_group(args.backend[0] if args.backend else None)
     try:
         Between(dist, args, os.environ.get(environment.GROUP_RANK) or socket.gethostname()).run()

@@ -132,13 +132,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--between",
         action="store_true",
         help="measure between the hosts of a job, as one of its ranks: meshrun --nnodes N ..."
-        " -m meshlib.bench --between (--ranks, --json, --plot, --predict do not count)",
+        " -m meshlib bench --between (--ranks, --json, --plot, --predict do not count)",
     )
     parser.add_argument(
         "--write-network",
         type=Path,
         metavar="FILE",
-        help="with --between: write the hosts and the paths between them, for meshlib explain",
+        help="with --between: write the hosts and the paths between them, for meshlib explain mesh",
     )
     model = parser.add_argument_group("many hosts, with --predict")
     model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")

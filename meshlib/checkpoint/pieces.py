@@ -89,7 +89,7 @@ class Kept(NamedTuple):
         if self.sharding is None:
             return line
         mesh = self.sharding.mesh
-        ranks = mesh.described_ranks() if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
+        ranks = mesh._described_ranks() if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
         return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 

@@ -1,7 +1,7 @@
 """Collectives inside ``jax.jit``, on plain arrays: ``import meshlib.jit``. Needs JAX.
 
 See ``meshlib.jit.functions`` for what holds for all, and ``README.md`` beside it for how calls are
-kept in order.
+kept in order. ``meshlib.extend.jit`` has what they are made of.
 """
 
 from meshlib.jit.functions import (
@@ -21,28 +21,15 @@ from meshlib.jit.functions import (
     scatter,
     send,
 )
-from meshlib.jit.host_calls import (
-    host_call,
-    is_compiling,
-    is_tracing,
-    untransformed,
-)
-from meshlib.jit.program import HostArray, HostFunction, Program
 
 __all__ = [
-    "HostArray",
-    "HostFunction",
     "Passing",
-    "Program",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
     "gather",
-    "host_call",
-    "is_compiling",
-    "is_tracing",
     "permute",
     "permute_done",
     "permute_start",
@@ -51,5 +38,4 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
-    "untransformed",
 ]

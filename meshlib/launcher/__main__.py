@@ -1,4 +1,4 @@
-"""``meshrun``, which is also ``meshlib run`` and ``python -m meshlib.launcher``."""
+"""``meshrun``, which is also ``meshlib run``."""
 
 from __future__ import annotations
 

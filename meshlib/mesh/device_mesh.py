@@ -232,7 +232,7 @@ class DeviceMesh(MeshValue, Collectives):
 
     def _flattened(self, name: str) -> tuple[tuple[int, ...], DimOptions] | None:
         try:
-            return self.positions_of(name), self._find(name).options
+            return self._positions_of(name), self._find(name).options
         except MeshDimError:
             return None  # of parts of dims, or of others
 
@@ -241,7 +241,7 @@ class DeviceMesh(MeshValue, Collectives):
         head = f"DeviceMesh({self.device_type}, {self.described()}"
         world = find_world()
         number = None if world is None else self._ranks.number_of(world.rank)
-        shown = self.described_ranks(number or 0)
+        shown = self._described_ranks(number or 0)
         if number is None and self.slice_count > 1:
             return f"{head}, one of {self.slice_count} slices, the first with ranks {shown})"
         return f"{head}, ranks {shown})"
@@ -365,9 +365,9 @@ class DeviceMesh(MeshValue, Collectives):
                 f"mesh has rank {largest}, but the world size is {known}:"
                 f" expected ranks from 0 to {known - 1}"
             )
-        self.show_place(world)
+        self._show_place(world)
 
-    def show_place(self, world: World) -> None:
+    def _show_place(self, world: World) -> None:
         """Let who watches the job see where this rank is, if this is the job's mesh: no slice of
         another one, and at least as large as those before.
         """

@@ -84,7 +84,7 @@ def init_device_mesh(
 def _bound(mesh: DeviceMesh) -> DeviceMesh:
     """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
     world = current_world()
-    mesh.show_place(world)
+    mesh._show_place(world)
     device = world.cuda_device
     inside = mesh.get_coordinate() is not None
     if mesh.device_type == "cuda" and device is not None and inside:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations
 from operator import index as to_int
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from meshlib.did_you_mean import did_you_mean
 from meshlib.mesh.layout import IndexArray, Layout, join
@@ -29,6 +29,10 @@ DEVICE_TYPES = ("cpu", "cuda")
 _MEANT = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 MAX_RANKS = 2**31 - 1
 SHOWN_RANKS = 16
+
+
+M = TypeVar("M", bound="MeshValue")
+"""The class of the mesh itself. jedi takes ``Self`` for the class that has the method."""
 
 
 class MeshValue:
@@ -191,7 +195,7 @@ class MeshValue:
         """Return the dims as ``dp=2 × tp=2``."""
         return describe_dims([dim.name for dim in self._dims], self.shape)
 
-    def described_ranks(self, slice_number: int = 0) -> str:
+    def _described_ranks(self, slice_number: int = 0) -> str:
         """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``.
 
         ``slice_number`` counts this mesh's slices in the order of their first ranks.
@@ -205,7 +209,7 @@ class MeshValue:
 
     # ------------------------------------------------------------------ other meshes of its ranks
 
-    def __getitem__(self, mesh_dim: DimKey | Sequence[DimKey]) -> Self:
+    def __getitem__(self: M, mesh_dim: DimKey | Sequence[DimKey]) -> M:
         """Return the mesh of some dims, in the order given: names (flattened ones too), numbers.
 
         ``mesh_dim`` is one of them or a tuple. Raises MeshDimError (a ValueError and a KeyError)
@@ -222,7 +226,7 @@ class MeshValue:
     # Without this, a `for` loop would call __getitem__ with 0, 1, 2 ….
     __iter__ = None
 
-    def permute(self, *mesh_dims: DimKey) -> Self:
+    def permute(self: M, *mesh_dims: DimKey) -> M:
         """Return the mesh with all its dims in another order; as ``mesh["tp", "dp"]``, complete.
 
         Raises MeshDimError unless ``mesh_dims`` names each dim once.
@@ -235,13 +239,13 @@ class MeshValue:
         return self._arranged(self._ranks, [self._dims[i] for i in positions])
 
     def flatten(
-        self,
+        self: M,
         mesh_dim_name: str | None = None,
         *,
         backend: str | None = None,
         timeout: Timeout | None = None,
         compress: Compress | None = None,
-    ) -> Self:
+    ) -> M:
         """Return the 1-D mesh over all dims of this one, the last dim's ranks next to each other.
 
         Flatten a slice to flatten some dims, which need not be neighbours:
@@ -268,11 +272,11 @@ class MeshValue:
         return self._arranged(self._ranks, [named])
 
     def unflatten(
-        self,
+        self: M,
         mesh_dim: DimKey,
         mesh_sizes: Sequence[int],
         mesh_dim_names: Sequence[str] | None = None,
-    ) -> Self:
+    ) -> M:
         """Return the mesh with ``mesh_dim`` replaced by dims of ``mesh_sizes``, the slowest first.
 
         One size may be -1. A mesh with names needs ``mesh_dim_names``. The new dims inherit the
@@ -312,7 +316,7 @@ class MeshValue:
     """Another name for ``unflatten``."""
 
     @classmethod
-    def concatenate(cls, meshes: Sequence[Self]) -> Self:
+    def concatenate(cls: type[M], meshes: Sequence[M]) -> M:
         """Return the mesh with the dims of all ``meshes``, in order: slices of one mesh, joined.
 
         Raises MeshDimError when they are over different ranks, overlap, or share a name, TypeError
@@ -395,7 +399,7 @@ class MeshValue:
             )
         return named
 
-    def positions_of(self, mesh_dim: DimKey) -> tuple[int, ...]:
+    def _positions_of(self, mesh_dim: DimKey) -> tuple[int, ...]:
         """Return which of this mesh's own dims ``mesh_dim`` stands for, the outermost first.
 
         One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for

@@ -286,7 +286,7 @@ def _positions(mesh: DeviceMesh, entry: Entry) -> list[int]:
         return []
     keys = entry if isinstance(entry, tuple) else (entry,)
     try:
-        return [i for key in keys for i in mesh.positions_of(key)]
+        return [i for key in keys for i in mesh._positions_of(key)]
     except MeshDimError as error:
         raise MeshDimError(f"spec: {error}") from None
 

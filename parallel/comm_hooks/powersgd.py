@@ -26,6 +26,7 @@ import numpy as np
 
 import meshlib as dist
 from meshlib import Future, ProcessGroup
+from meshlib.extend import derived_group
 from parallel.arrays import Array, namespace, pieces
 from parallel.checks import check_number, check_state_dict, to_count
 from parallel.core.comm_hooks import allreduce_hook, check_state
@@ -75,7 +76,8 @@ class PowerSGDState:
         if not min_compression_rate > 0:
             raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
-        self.second_group: ProcessGroup = self.process_group.companion(
+        self.second_group: ProcessGroup = derived_group(
+            self.process_group,
             "powersgd",
             f"PowerSGD on {self.process_group.group_desc or self.process_group.id}",
         )

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from meshlib import ProcessGroup
+from meshlib.extend import to_whole_number
 from parallel.arrays import Array
 from parallel.checks import check_array
 from parallel.groups import Ranks, resolve
-from transport.checks import to_whole_number
 
 
 def sequence_positions(

@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TypeVar
 
 from meshlib import DistBackendError
+from meshlib.extend import Driver, driver_of
 from parallel.arrays import Array, namespace
-from transport.cuda import Driver, driver_of
 
 _T = TypeVar("_T")
 

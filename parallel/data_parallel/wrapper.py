@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from meshlib.extend import to_whole_number, to_whole_numbers
 from parallel.checks import to_count
 from parallel.data_parallel.devices import Devices
 from parallel.data_parallel.replicas import Pass, add_gradients, announce, replicate
@@ -21,7 +22,6 @@ from parallel.data_parallel.shares import (
     plan_of,
 )
 from parallel.nn.module import Module
-from transport.checks import to_whole_number, to_whole_numbers
 
 
 class DataParallel(Module):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from meshlib import DeviceMesh, ProcessGroup
+from meshlib.extend import log_of
 from parallel.checks import describe
 from parallel.core.assignment import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.core.bucket_set import ReducerOptions
@@ -147,7 +148,7 @@ class DistributedDataParallel(Module, Joinable):
         self._average_over_all = True
         self.statistics: PassStatistics | None = None
         """The times of the last synchronised step; None before the first."""
-        self.process_group.context.log.info(
+        log_of(self.process_group).info(
             "DistributedDataParallel on %s: %d parameters, %.1f MiB of gradients in %d buckets; "
             "bucket_cap_mb=%g broadcast_buffers=%s gradient_as_bucket_view=%s %s %s",
             self.process_group,

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from meshlib.extend import to_whole_number
 from parallel.checks import to_count
 from parallel.samplers.permutation import Permutation, Positions, derive
-from transport.checks import to_whole_number
 
 Policy = Literal["keep", "scale"]
 

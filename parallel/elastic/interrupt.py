@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from meshlib import DistError, ProcessGroup
-
-if TYPE_CHECKING:
-    from meshlib.job.world import World
+from meshlib.extend import Job, fail, is_idle, is_usable, on_failure
 
 _PAUSE_SECONDS = 0.01
 
@@ -21,13 +18,13 @@ class Interrupter:
     left the step; groups without a call under way stay whole.
     """
 
-    def __init__(self, world: World, members: ProcessGroup) -> None:
-        self._world = world
+    def __init__(self, job: Job, members: ProcessGroup) -> None:
+        self._job = job
         self._members = members
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        members.on_failure(self._begin)
+        on_failure(members, self._begin)
 
     def end(self) -> None:
         """Stop; nothing is ended any more when this returns."""
@@ -40,7 +37,7 @@ class Interrupter:
         with self._lock:
             if self._over.is_set() or self._thread is not None:
                 return
-            if not any(group.state.usable for group in self._world.groups()):
+            if not any(is_usable(group) for group in self._job.groups()):
                 return
             self._thread = threading.Thread(
                 target=self._run, args=(error,), name="meshlib-interrupter", daemon=True
@@ -49,8 +46,8 @@ class Interrupter:
 
     def _run(self, error: DistError) -> None:
         while True:
-            for group in self._world.groups():
-                if group.state.usable and not group.door.lanes.is_idle():
-                    group.fail(error)
+            for group in self._job.groups():
+                if is_usable(group) and not is_idle(group):
+                    fail(group, error)
             if self._over.wait(_PAUSE_SECONDS):
                 return

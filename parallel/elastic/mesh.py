@@ -10,16 +10,15 @@ from typing import Any, Self
 import numpy as np
 
 import meshlib as dist
-from meshlib import CollectiveMismatchError, DeviceMesh, DistError, ProcessGroup, ReduceOp
-from meshlib.job.continuing.epochs import (
-    Change,
-    agree_on_epoch,
-    announce_over,
-    await_call,
-    enter,
-    stand_by,
+from meshlib import (
+    CollectiveMismatchError,
+    DeviceMesh,
+    DistError,
+    MeshDimError,
+    ProcessGroup,
+    ReduceOp,
 )
-from meshlib.job.current import current_world
+from meshlib.extend import Change, Job, Timeout, failure_of, to_seconds
 from parallel.checks import check_instance, to_count
 from parallel.elastic.batches import ElasticBatches
 from parallel.elastic.choice import Choice, Standing, choose
@@ -27,7 +26,6 @@ from parallel.elastic.interrupt import Interrupter
 from parallel.elastic.state import ManagedState
 from parallel.elastic.step import Step
 from parallel.elastic.transfer import transfer
-from transport.deadline import Timeout, to_seconds
 
 _NEWS_SECONDS = 1.0
 _FRUITLESS = 3
@@ -82,12 +80,14 @@ class ElasticMesh:
     ) -> None:
         mesh = dist.init_device_mesh() if mesh is None else mesh
         check_instance(mesh, DeviceMesh, "mesh", "init_device_mesh(...)")
-        self._world = world = current_world()
+        self._job = job = Job()
         names = mesh.mesh_dim_names
         if names is None or mesh.slice_count != 1:
             raise ValueError(f"mesh is {mesh}; expected one whose dims have names, not a slice")
-        self._axis = mesh.positions_of(dim)[0]
         self._full = mesh.size(dim)
+        if dim not in names:
+            raise MeshDimError(f"dim is {dim!r}, flattened; expected one of {', '.join(names)}")
+        self._axis = names.index(dim)
         self._width = mesh.size() // self._full
         self.dim = dim
         self.min_size: int = to_count(min_size, "min_size")
@@ -96,16 +96,14 @@ class ElasticMesh:
         shared = (dim, "dp_shard") if "dp_shard" in names and dim != "dp_shard" else (dim,)
         self._data_dims = shared if data_dims is None else tuple(data_dims)
         self._full_readers = mesh[self._data_dims].size()
-        self._timeout = world.timeout if timeout is None else to_seconds(timeout)
+        self._timeout = job.timeout if timeout is None else to_seconds(timeout)
         self._join_timeout = to_seconds(join_timeout, "join_timeout")
         self._compress = compress
-        self._fresh: bool = world.membership.joining
+        self._fresh: bool = job.joining
         if self._fresh:
-            mesh = mesh.with_ranks(np.full((1,) * mesh.ndim, world.rank))
-        elif set(mesh.mesh.ravel().tolist()) != set(world.membership.epoch.members):
-            raise ValueError(
-                f"mesh is {mesh}; expected all ranks of the job, {world.membership.epoch.members}"
-            )
+            mesh = mesh.with_ranks(np.full((1,) * mesh.ndim, job.rank))
+        elif set(mesh.mesh.ravel().tolist()) != set(job.epoch.members):
+            raise ValueError(f"mesh is {mesh}; expected all ranks of the job, {job.epoch.members}")
         self._mesh = mesh
         self.committed: int = 0
         """How many steps all members have committed."""
@@ -144,7 +142,7 @@ class ElasticMesh:
     @property
     def epoch(self) -> int:
         """The number of the job's epoch: how often the members have changed."""
-        return self._world.membership.epoch.number
+        return self._job.epoch.number
 
     def state_dict(self) -> dict[str, int]:
         """Return what a checkpoint needs: the steps committed, and the samples used up."""
@@ -207,7 +205,7 @@ class ElasticMesh:
                 if not step.entered:
                     raise RuntimeError("a step was not computed; expected `with step as mesh:`")
             if not self._over:
-                announce_over(self._world)
+                self._job.end_joining()
         finally:
             self._end_interrupter()
 
@@ -232,7 +230,7 @@ class ElasticMesh:
     def _vote(self, step: Step) -> bool:
         """One small message: all have come to the end of the step; return whether nobody waits."""
         assert self._votes is not None
-        waiting = self._world.membership.waiting
+        waiting = self._job.waiting
         quiet = self.size >= self._full or len(waiting) < self._width
         step.voted = self._batch() or 1
         ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
@@ -243,7 +241,7 @@ class ElasticMesh:
         self.committed += 1
         self.cursor += self._batch()
         self._fruitless = 0
-        self._world.recorder.steps.mark(time.monotonic(), self.committed)
+        self._job.mark_step(self.committed)
         step.commit()
 
     def _batch(self) -> int:
@@ -288,7 +286,7 @@ class ElasticMesh:
         return self._is_broken(_NEWS_SECONDS) or "Timeout" in str(error)
 
     def _is_broken(self, seconds: float) -> bool:
-        return self._votes is not None and self._votes.await_failure(seconds) is not None
+        return self._votes is not None and failure_of(self._votes, seconds) is not None
 
     def _break(self, error: BaseException) -> None:
         """Have all members leave the step, if they have not heard that it failed."""
@@ -304,13 +302,12 @@ class ElasticMesh:
 
     def _go_on(self, cause: BaseException | None, step: Step | None = None) -> None:
         """Agree with the others on who goes on, and begin to: until that succeeds."""
-        world = self._world
+        job = self._job
         while True:
             self._end_interrupter()
             voted = 0 if step is None else step.voted
             said = Standing(self.committed, self.cursor, voted, self._fresh)
-            change = agree_on_epoch(
-                world,
+            change = job.agree_on_epoch(
                 said=asdict(said),
                 choose=self._choose,
                 timeout=self._timeout,
@@ -323,11 +320,11 @@ class ElasticMesh:
                 else:
                     step.drop(self._state)
                 step = None
-            if world.rank not in change.epoch.members:
-                stand_by(world, change.epoch.number)
+            if job.rank not in change.epoch.members:
+                job.stand_by(change.epoch.number)
                 self._await_place()
                 return
-            enter(world, change)
+            job.enter(change)
             try:
                 self._begin(change, choice)
             except DistError as error:
@@ -348,7 +345,7 @@ class ElasticMesh:
 
     def _choose(self, said: Any, missing: Any) -> Any:
         del missing
-        waiting, ranks = self._world.membership.waiting, self._mesh.mesh
+        waiting, ranks = self._job.waiting, self._mesh.mesh
         found = choose(ranks, self._axis, self._full, self.min_size, said, waiting)
         if found is None:
             return None
@@ -356,11 +353,9 @@ class ElasticMesh:
 
     def _gather(self) -> None:
         """Make what the members need to compute together."""
-        world = self._world
-        self._votes = world.registry.new_group(
-            world.membership.epoch.members, timeout=self._timeout, desc="votes", sort=False
-        )
-        self._interrupter = Interrupter(world, self._votes)
+        job = self._job
+        self._votes = job.new_group(job.epoch.members, timeout=self._timeout, desc="votes")
+        self._interrupter = Interrupter(job, self._votes)
         readers = self._mesh[self._data_dims]
         self._readers = readers.process_group.rank(), readers.size()
         self._state.move_to(self._mesh)
@@ -379,7 +374,7 @@ class ElasticMesh:
             transfer(self._state, group, choice.fresh, compress=self._compress)
             self.committed, self.cursor = choice.committed, choice.cursor
         self._fresh = False
-        self._world.log.info(
+        self._job.log.info(
             "epoch %d has begun after %.3f s: %s, from step %d; new: %s; gone: %s",
             change.epoch.number,
             time.perf_counter() - started,
@@ -401,11 +396,11 @@ class ElasticMesh:
         """Wait until the others have a place for this rank, and take it."""
         self._fresh = True
         while True:
-            change = await_call(self._world)
+            change = self._job.await_place()
             if change is None:
                 self._over = True
                 return
-            enter(self._world, change)
+            self._job.enter(change)
             try:
                 self._begin(change, Choice(**change.chosen["choice"]))
             except DistError as error:

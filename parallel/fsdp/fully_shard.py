@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh, current_mesh
+from meshlib.extend import log_of, to_whole_number
 from parallel.checks import check_instance, describe
 from parallel.core.replicas import check_same, describe_options, told_to_all
 from parallel.ddp.models import describe_parameters
@@ -17,7 +18,6 @@ from parallel.groups import check_shard_mesh
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.nn.precision import MixedPrecisionPolicy
-from transport.checks import to_whole_number
 
 _M = TypeVar("_M", bound=Module)
 
@@ -104,7 +104,7 @@ def fully_shard(
     module.__class__ = cast(Any, _sharded_class(type(module)))
     sharded = cast(FSDPModule, module)
     sharded._fsdp = ModuleState(sharded, group, borrowed, policy)  # pyright: ignore[reportPrivateUsage]
-    mesh.process_group.context.log.info(
+    log_of(mesh.process_group).info(
         "fully_shard on %s: %s with %d parameters, %d parts of them here; reshard_after_forward=%s"
         " %s",
         mesh,

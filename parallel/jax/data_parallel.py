@@ -12,8 +12,8 @@ import jax.core
 import jax.numpy as jnp
 
 from meshlib import DeviceMesh, ProcessGroup
-from meshlib.jit import host_call, untransformed
-from meshlib.job.current import current_world
+from meshlib.extend import Job
+from meshlib.extend.jit import host_call, untransformed
 from parallel.core.assignment import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.core.bucket_set import ReducerOptions
 from parallel.core.comm_hooks import CommHook
@@ -328,11 +328,10 @@ def _own_group(group: ProcessGroup) -> ProcessGroup:
 
     They are issued by XLA's threads, at times that have nothing to do with the main thread's.
     """
-    return current_world().registry.new_group(
+    return Job().new_group(
         group.ranks,
         backend=group.backend,
         timeout=group.timeout,
         desc=f"ddp on {group.group_desc or group.id}",
-        sort=False,
         compression=group.compression,
     )

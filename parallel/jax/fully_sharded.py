@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib import DeviceMesh, ReduceOp, jit
-from meshlib.jit import untransformed
+from meshlib.extend.jit import untransformed
 from meshlib.sharding import DArray, Sharding
 from parallel.checks import check_instance
 from parallel.core.replicas import told_to_all

@@ -26,13 +26,12 @@ import jax
 import numpy as np
 
 from meshlib import ProcessGroup
-from meshlib.jit import HostArray, HostFunction, Program
-from parallel.arrays import Array
+from meshlib.extend.jit import HostArray, HostFunction, Program
+from parallel.arrays import Array, address
 from parallel.core.bucket_set import ReducerOptions
 from parallel.core.gradients import GradientSpec
 from parallel.core.reducer import Reducer
 from parallel.core.statistics import PassStatistics
-from transport.operands.copying import address
 
 
 class GradientExchange:

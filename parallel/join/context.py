@@ -9,14 +9,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from meshlib import ProcessGroup
-from meshlib.calls.members import Members
-from meshlib.calls.spec import Run
-from meshlib.job.current import current_world
+from meshlib.extend import CallHeader, Job, Kind, Members, Run, observe
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook
 from parallel.join.shadow import among_active, check_shadowable, shadow_call
-from transport.call import CallHeader, Kind
 
 _USERS_CALL = 0  # in an event; joinables are numbered from 1
 _EVENT_LENGTH = 8
@@ -122,7 +119,7 @@ class Join:
         self._attendance = Attendance(self._group, _EVENT_LENGTH)
         self._thread = threading.get_ident()
         with ExitStack() as stack:
-            stack.enter_context(self._group.observed(self._on_call))
+            stack.enter_context(observe(self._group, self._on_call))
             for joinable in self._joinables:
                 joinable.join_context = self
                 stack.callback(setattr, joinable, "join_context", None)
@@ -192,7 +189,9 @@ class Join:
         self._check_shadowable(group, header, device)
         return among_active(run, header, self._group.size() / self.num_active)
 
-    def _check_shadowable(self, group: Members, header: CallHeader, device: str) -> None:
+    def _check_shadowable(
+        self, group: Members | ProcessGroup, header: CallHeader, device: str
+    ) -> None:
         absent = global_ranks(self._group, self._attendance.absent)
         active = [place for place, rank in enumerate(group.ranks) if rank not in absent]
         check_shadowable(header, device, active, group)
@@ -225,7 +224,7 @@ class Join:
             self._check_all_here()
             if event[0] == _USERS_CALL:
                 group, header = self._group_of(event), _header(event)
-                self._check_shadowable(group.members, header, "cpu")
+                self._check_shadowable(group, header, "cpu")
                 shadow_call(header, group)
             else:
                 self._hooks[event[0] - 1].main_hook(event[1])
@@ -248,15 +247,15 @@ class Join:
             header.dtype,
             header.op,
             header.extra,
-            _OWN_GROUP if group is self._group.members else _tag(group),
+            _OWN_GROUP if group.id == self._group.id else _tag(group),
         )
 
     def _group_of(self, event: Event) -> ProcessGroup:
         """Return the group of a call of the user's."""
         if event[-1] == _OWN_GROUP:
             return self._group
-        for group in current_world().groups():
-            if _tag(group.members) == event[-1]:
+        for group in Job().groups():
+            if _tag(group) == event[-1]:
                 return group
         raise RuntimeError(
             f"inside Join, ranks {global_ranks(self._group, self._attendance.active)} call "
@@ -266,7 +265,7 @@ class Join:
         )
 
 
-def _tag(group: Members) -> int:
+def _tag(group: Members | ProcessGroup) -> int:
     """Return a number that stands for ``group`` on all its members; its square fits 64 bits."""
     return zlib.crc32(group.id.encode()) % (1 << 24) + 1
 

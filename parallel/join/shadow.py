@@ -8,11 +8,19 @@ from typing import Any, cast
 import numpy as np
 
 from meshlib import ProcessGroup, ReduceOp, premul_sum
-from meshlib.calls.members import Members
-from meshlib.calls.spec import CallSpec, Run
+from meshlib.extend import (
+    Call,
+    CallHeader,
+    CallSpec,
+    Communicator,
+    Kind,
+    Members,
+    Run,
+    dtype_name,
+    issue,
+    op_name,
+)
 from parallel.arrays import is_floating
-from transport.call import Call, CallHeader, Kind, dtype_name, op_name
-from transport.communicators.base import Communicator
 
 _Dtype = np.dtype[Any]
 
@@ -20,7 +28,7 @@ _SHADOWED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST, Kind.BARRIER)
 
 
 def check_shadowable(
-    header: CallHeader, device: str, active: Sequence[int], group: Members
+    header: CallHeader, device: str, active: Sequence[int], group: Members | ProcessGroup
 ) -> None:
     """Raise RuntimeError for a call in which a rank without inputs cannot take part."""
     what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
@@ -61,8 +69,9 @@ def shadow_call(header: CallHeader, group: ProcessGroup) -> None:
                 communicator.reduce(call, flat, op, header.root)
 
     nbytes = count * dtype.itemsize
-    group.issue(
-        CallSpec(kind, run, count, header.root, header.dtype, header.op, header.extra, nbytes)
+    issue(
+        group,
+        CallSpec(kind, run, count, header.root, header.dtype, header.op, header.extra, nbytes),
     )
 
 

@@ -1,7 +1,8 @@
-"""What ``meshlib explain --schedule`` prints: a schedule's table, its bubble, what it holds."""
+"""The schedule of a pipeline: its table, its bubble, the activations that it holds."""
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,31 @@ from parallel.pipeline.named import get_schedule_class
 from parallel.pipeline.running.messages import message_of
 from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
 from parallel.pipeline.tables.table import Kind, Table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the schedule, its size, and its costs, for ``meshlib explain schedule``."""
+    add = parser.add_argument
+    add("schedule", metavar="NAME", help="such as 1F1B, or a .csv file")
+    add("--stages", type=int, metavar="N", help="parts of the model")
+    add("--microbatches", type=int, metavar="N", help="parts of a batch")
+    add("--ranks", type=int, metavar="N", help="(default: as the schedule says)")
+    add("--costs", metavar="TIMES", help="of actions (default: F=1,B=2,I=1,W=1)")
+    add("--message", type=float, default=0.0, metavar="TIME", help="of a message")
+    add("--picture", metavar="FILE", help="draw it, too; needs matplotlib")
+
+
+def explain(given: argparse.Namespace) -> str:
+    """Return the text for the arguments."""
+    return explain_schedule(
+        given.schedule,
+        given.stages,
+        given.microbatches,
+        given.ranks,
+        given.costs,
+        given.message,
+        given.picture,
+    )
 
 
 def explain_schedule(
@@ -76,7 +102,7 @@ def _table(schedule: str, stages: int | None, microbatches: int | None, ranks: i
         return Table.from_csv(Path(schedule))
     kind = get_schedule_class(schedule)
     if stages is None or microbatches is None:
-        raise ValueError(f"--schedule {schedule} needs --stages and --microbatches")
+        raise ValueError(f"{schedule} needs --stages and --microbatches")
     if ranks is None:
         ranks = stages if kind.stages_per_rank == 1 else max(1, stages // 2)
     each, rest = divmod(stages, max(1, ranks))

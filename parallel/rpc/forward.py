@@ -47,7 +47,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
     if "jax" in sys.modules and not isinstance(fn, Module):
-        from meshlib.jit import is_compiling
+        from meshlib.extend.jit import is_compiling
 
         if is_compiling():
             _refuse_ours(fn, (args, kwargs))

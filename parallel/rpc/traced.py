@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from meshlib import rpc
-from meshlib.jit import is_compiling, is_tracing
+from meshlib.extend.jit import is_compiling, is_tracing
 from parallel.rpc.contexts import Context, Keeper
 from parallel.rpc.engine import run_pass
 from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink, filled

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+from meshlib.extend import to_whole_number
 from parallel.checks import check_instance, to_count
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.shard import Shard
-from transport.checks import to_whole_number
 
 
 class Batch(NamedTuple):

@@ -6,11 +6,11 @@ import operator
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, NamedTuple
 
+from meshlib.extend import to_whole_number
 from parallel.checks import check_state_dict, describe, to_count
 from parallel.groups import Ranks, resolve
 from parallel.samplers.permutation import Order, Permutation, Sequence, derive
 from parallel.samplers.shard import Shard, Tail
-from transport.checks import to_whole_number
 
 _BLOCK = 4096  # places computed at a time: vectorised, and next to no memory
 

@@ -19,11 +19,11 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
+from meshlib.extend import to_whole_number
 from parallel.checks import check_instance, to_count
 from parallel.samplers.batches import DistributedBatchSampler
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.permutation import derive
-from transport.checks import to_whole_number
 
 _BLOCK = 1024  # indices computed at a time
 

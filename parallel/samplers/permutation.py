@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from meshlib.extend import to_whole_number
 from parallel.checks import to_count
-from transport.checks import to_whole_number
 
 Positions = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]

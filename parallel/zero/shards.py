@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshlib import ProcessGroup
+from meshlib.extend import to_whole_number
 from parallel.arrays import Array, namespace, pieces, placement
 from parallel.core.assignment import MIB
 from parallel.groups import gathered
 from parallel.nn.parameter import Parameter
-from transport.checks import to_whole_number
 
 _COPIED_BYTES = 64 * MIB
 """What one exchange may copy: it takes so much memory, or as much as the largest parameter."""

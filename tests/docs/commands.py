@@ -44,7 +44,8 @@ def check(line: str) -> None:
         if command == "meshlib" and rest[0] != "run":
             assert rest[0] in COMMANDS, rest[0]
             # A command may have words of its own: meshlib checkpoint show.
-            known = _options_of(*rest[:2] if rest[0] == "checkpoint" else rest[:1])
+            several = rest[0] in ("checkpoint", "explain")
+            known = _options_of(*rest[: 2 if several else 1])
             for option in rest[1:]:
                 assert not option.startswith("--") or option in known, option
         else:

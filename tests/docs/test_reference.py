@@ -28,8 +28,8 @@ PACKAGES = [
     "parallel.jax",
     "parallel.elastic",
 ]
-OTHERS = ["meshlib.jit", "meshlib.checkpoint", "meshlib.rpc", "parallel.rpc"]
-OTHERS += ["parallel.rpc.dist_autograd"]
+OTHERS = ["meshlib.extend", "meshlib.extend.jit", "meshlib.jit", "meshlib.checkpoint"]
+OTHERS += ["meshlib.rpc", "parallel.rpc", "parallel.rpc.dist_autograd"]
 ENTRIES = [
     entry
     for page in sorted((DOCS / "reference").glob("*.md"))

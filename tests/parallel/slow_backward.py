@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib.jit.host_calls import host_call
+from meshlib.extend.jit import host_call
 
 
 def slow_backward(x, wait):

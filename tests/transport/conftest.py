@@ -6,6 +6,7 @@ import pytest
 from far_links import FarTcpCommunicator
 from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
+from queue_transport import QueueCommunicator
 from rank_threads import TINY, Transport
 
 from transport.choosing.choice import Thresholds
@@ -15,6 +16,7 @@ from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
+from transport.links.alone import AloneCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.place import Place
 from transport.shm import ShmCommunicator, unsupported_reason
@@ -25,6 +27,15 @@ from transport.tcp import TcpCommunicator
 def _lending(membership: Membership, table: Thresholds) -> LinkCommunicator:
     """Nothing is buffered: every send waits for its receiver, so no deadlock can hide."""
     return InprocCommunicator(membership, table, eager_bytes=-1)
+
+
+def _queues(membership: Membership, table: Thresholds) -> LinkCommunicator:
+    """The example of docs/adding-a-transport.md, made of public names alone."""
+    if membership.size == 1:
+        return AloneCommunicator(membership)
+    made = QueueCommunicator(membership)
+    made.table = table
+    return made
 
 
 def _shm(membership: Membership, table: Thresholds) -> Communicator:
@@ -64,6 +75,7 @@ def _staged(membership: Membership, table: Thresholds) -> OnDevice:
 TRANSPORTS = [
     Transport("inproc", InprocCommunicator),
     Transport("inproc-unbuffered", _lending),
+    Transport("queues", _queues),
     Transport("tcp", TcpCommunicator),
     Transport("tls", TcpCommunicator, tls=True),
     Transport("tcp-far", FarTcpCommunicator),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,20 +51,7 @@ _TAKES: dict[RedOpType, str] = (
 )
 
 
-class _Constants(type):
-    """Gives ``ReduceOp.SUM`` and its like as ready values, as c10d's enumeration does."""
-
-    SUM: ReduceOp
-    AVG: ReduceOp
-    PRODUCT: ReduceOp
-    MIN: ReduceOp
-    MAX: ReduceOp
-    BAND: ReduceOp
-    BOR: ReduceOp
-    BXOR: ReduceOp
-
-
-class ReduceOp(metaclass=_Constants):
+class ReduceOp:
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``,
     ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
 
@@ -75,6 +62,16 @@ class ReduceOp(metaclass=_Constants):
     __slots__ = ("_takes", "code", "codes", "factor", "kind", "residual", "ufunc")
     RedOpType = RedOpType
     PREMUL_SUM = RedOpType.PREMUL_SUM
+
+    # Made below; ready values, as c10d's enumeration has them.
+    SUM: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
 
     kind: RedOpType
     factor: Any

@@ -75,7 +75,9 @@ class Meshlib(C10dLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dist: Any = importlib.import_module("meshlib")
+        import meshlib
+
+        self.dist: Any = meshlib
 
     def version(self) -> str:
         return f"meshlib {self.dist.__version__}, {self.dist.get_backend()}"

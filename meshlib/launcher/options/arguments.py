@@ -24,7 +24,6 @@ from meshlib.launcher.options.launch import (
 from meshlib.launcher.options.nodes import ask_engine, gets_engine_signals, node_options
 from meshlib.launcher.options.output import OutputOptions, parse_streams
 from meshlib.launcher.options.parser import make_parser, with_address
-from meshlib.neighbours import PACKAGES, is_ours
 from transport import environment
 
 
@@ -207,6 +206,8 @@ def _local_ranks(text: str, ranks: int) -> frozenset[int]:
     return chosen
 
 
+_BESIDE = Path(__file__).parents[3]
+_PACKAGES = ("meshlib", "transport", "parallel")  # they lie beside each other
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
@@ -278,9 +279,11 @@ def hidden_packages(program: Program) -> list[str]:
         beside = script if os.path.isdir(script) else os.path.dirname(script)
         path.insert(0, beside if program.kind == "script" else os.getcwd())
     notes: list[str] = []
-    for name in PACKAGES:
+    for name in _PACKAGES:
         found = PathFinder.find_spec(name, path)
-        if found is not None and found.origin is not None and not is_ours(name, found.origin):
+        if found is None or found.origin is None:
+            continue
+        if Path(found.origin).resolve() != (_BESIDE / name / "__init__.py").resolve():
             notes.append(
                 f"{found.origin} hides meshlib's package {name!r} from the program: rename it, if"
                 " the program or meshlib needs that one"

@@ -136,7 +136,7 @@ def held_in_both(a: Sharding, b: Sharding, shape: Sequence[int], itemsize: int) 
 
 
 def _ranks(sharding: Sharding) -> str:
-    return f"ranks {sharding.mesh.described_ranks()}"
+    return f"ranks {sharding.mesh._described_ranks()}"
 
 
 def _over(step: Step) -> str:

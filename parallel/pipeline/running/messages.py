@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshlib import ProcessGroup, Work
+from meshlib.extend import Record, recorded
 from parallel.arrays import Array
 from parallel.pipeline.stages.stage import Specs, Stage
 from parallel.pipeline.tables.simulation import Transfer
@@ -254,19 +255,16 @@ def watched(group: ProcessGroup) -> Generator[list[Passage]]:
 
     The list is filled at the end, in the order in which the calls were issued.
     """
-    recorder = group.context.recorder
     passages: list[Passage] = []
-    records = recorder.follow()
+    records: list[Record] = []
     try:
-        yield passages
+        with recorded(group) as records:
+            yield passages
     finally:
-        recorder.unfollow(records)
         passages += [
             Passage(record.kind == "send", record.peer, record.nbytes, record.issued, record.ended)
             for record in records
-            if record.group == group.id
-            and record.kind in ("send", "recv")
-            and record.header.extra == _PAYLOAD
+            if record.kind in ("send", "recv") and record.header.extra == _PAYLOAD
         ]
 
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshlib import ProcessGroup
+from meshlib.extend import to_whole_number
 from parallel.arrays import Array, is_floating, written
 from parallel.checks import describe, to_count
 from parallel.groups import Ranks, resolve
-from transport.checks import to_whole_number
 
 
 class Spec(NamedTuple):

@@ -80,7 +80,7 @@ def test_it_is_for_ranks_of_a_job(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert main(["--between"]) == 2
-    assert "start meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between" in (
+    assert "start meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib bench --between" in (
         capsys.readouterr().err
     )
     monkeypatch.setenv("RANK", "0")

@@ -9,7 +9,7 @@ import pytest
 
 from meshlib.bench.network import HostNetwork, levels_in_words, levels_of_groups
 from meshlib.bench.network import Path as Way
-from meshlib.explain_command import main
+from meshlib.explain.command import main
 
 NEAR, FAR = Way(0.0002, 1e9), Way(0.0101, 1e8)
 
@@ -46,7 +46,7 @@ def test_a_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "network.json"
     file.write_text(network("aabb", "xxyy").encode())
     assert HostNetwork.load(file) == network("aabb", "xxyy")
-    assert main(["--mesh", "dp=4,tp=2", "--network", str(file)]) == 0
+    assert main(["mesh", "dp=4,tp=2", "--network", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     groups = {"dp": [[0, 2, 4, 6], [1, 3, 5, 7]], "tp": [[0, 1], [2, 3], [4, 5], [6, 7]]}
     assert lines[-3:] == levels_of_groups(network("aabb", "xxyy"), groups)
@@ -78,7 +78,7 @@ def test_a_wrong_file(tmp_path: Path, text: str, complaint: str) -> None:
 def test_a_mesh_larger_than_the_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "network.json"
     file.write_text(network("aa").encode())
-    assert main(["--mesh", "dp=8", "--network", str(file)]) == 2
+    assert main(["mesh", "dp=8", "--network", str(file)]) == 2
     assert "is on no host: there are 4 ranks" in capsys.readouterr().err
-    assert main(["--mesh", "dp=4", "--network", str(tmp_path / "none")]) == 2
+    assert main(["mesh", "dp=4", "--network", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_a_plan_is_printed():
 
 
 def test_explain_prints_a_plan(capsys):
-    arguments = ["explain", "--mesh", "dp=2,tp=2", "--shape", "8,6", "--from", "dp, None"]
+    arguments = ["explain", "plan", "dp=2,tp=2", "--shape", "8,6", "--from", "dp, None"]
     assert cli.main([*arguments, "--to", "None, dp", "--rank", "2"]) == 0
     out = capsys.readouterr().out
     assert "all_to_all  over dp=2" in out
@@ -149,7 +149,7 @@ def test_explain_prints_a_plan(capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--from", "dp"], "given together"),
+        (["--from", "dp"], "the following arguments are required: --to, --shape"),
         (["--from", "dq", "--to", "dp", "--shape", "8"], "'dq' is not there; expected one of dp"),
         (["--from", "dp,dp", "--to", "dp", "--shape", "8,8"], "'dp' of dp=2 twice"),
         (["--from", "(dp", "--to", "dp", "--shape", "8"], "is not one; expected such as"),
@@ -162,7 +162,7 @@ def test_explain_prints_a_plan(capsys):
 )
 def test_explain_says_in_a_line_what_is_wrong(arguments, told, capsys):
     try:
-        code = cli.main(["explain", "--mesh", "dp=2", *arguments])
+        code = cli.main(["explain", "plan", "dp=2", *arguments])
     except SystemExit as left:
         code = left.code
     assert code == 2

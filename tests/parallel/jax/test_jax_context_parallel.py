@@ -15,6 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax_settings import jax_settings  # noqa: E402
 
 import meshlib.jit as mj  # noqa: E402
+from meshlib.extend.jit import host_call  # noqa: E402
 from parallel.context import sequence_positions  # noqa: E402
 from parallel.jax import context, ring_attention, ulysses_attention  # noqa: E402
 
@@ -124,7 +125,7 @@ def test_keys_pass_while_the_rank_computes(name, monkeypatch):
                 assert begun[1].wait(60), "rank 1 has not got them"
 
         spec = jax.ShapeDtypeStruct(q.shape, q.dtype)
-        return attend(*mj.host_call(begin, [spec], q, k, ordered=False), k, *others)
+        return attend(*host_call(begin, [spec], q, k, ordered=False), k, *others)
 
     monkeypatch.setattr(context, name, noted)
     backward = name == "_attend_backward"

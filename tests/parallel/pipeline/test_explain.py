@@ -1,4 +1,4 @@
-"""``meshlib explain --schedule``: the table, its bubble, and a picture."""
+"""``meshlib explain schedule``: the table, its bubble, and a picture."""
 
 import sys
 
@@ -10,7 +10,7 @@ from parallel.pipeline.drawing import draw, text
 
 
 def explained(capsys, *arguments):
-    code = cli.main(["explain", "--schedule", *arguments])
+    code = cli.main(["explain", "schedule", *arguments])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -55,7 +55,7 @@ def test_a_file(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["2f2b", "--stages", "2", "--microbatches", "2"], "'2f2b'; expected one of GPipe, 1F1B"),
-        (["1f1b", "--stages", "2"], "--schedule 1f1b needs --stages and --microbatches"),
+        (["1f1b", "--stages", "2"], "1f1b needs --stages and --microbatches"),
         (["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "3"], "4 stages do not divi"),
         (["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "2"], "1F1B has one stage a"),
         (["dualpipev", "--stages", "4", "--microbatches", "2"], "expects at least 4, two a rank"),

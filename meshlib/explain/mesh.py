@@ -1,11 +1,14 @@
-"""What a mesh will look like, for a person, with no process started."""
+"""The ranks of a mesh, their coordinates, and their groups."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
+from pathlib import Path
 
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.mesh.read_config import SUFFIXES_IN_WORDS
 from meshlib.mesh.spec import DimOptions
 from meshlib.plain_text import columns
 
@@ -16,7 +19,66 @@ SHOWN_RANKS = 8
 SHOWN_CHARACTERS = 80
 
 
-def explain(config: MeshConfig, world_size: int | None = None, rank: int | None = None) -> str:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the mesh, and the part of it that is shown."""
+    add_mesh(parser)
+    parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
+    parser.add_argument(
+        "--network",
+        type=Path,
+        metavar="FILE",
+        help="also on which levels each group goes over a network that meshlib bench --between"
+        " --write-network has measured",
+    )
+
+
+def add_mesh(parser: argparse.ArgumentParser) -> None:
+    """Add the mesh and its number of ranks."""
+    parser.add_argument(
+        "mesh",
+        metavar="MESH",
+        help=f"the mesh itself, dp=2,tp=2, or a {SUFFIXES_IN_WORDS} file with a [mesh] table",
+    )
+    add_world_size(parser)
+
+
+def add_world_size(parser: argparse.ArgumentParser) -> None:
+    """Add the number of ranks."""
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="the number of ranks (default: as the mesh says)",
+    )
+
+
+def read_mesh(text: str) -> MeshConfig:
+    """Return the mesh that ``text`` is, or that the file of this name has. Raises ValueError."""
+    return MeshConfig.parse(text) if "=" in text else MeshConfig.load(Path(text))
+
+
+def explain(given: argparse.Namespace) -> str:
+    """Return the mesh, and the levels of its groups if a network is given."""
+    config = read_mesh(given.mesh)
+    text = explain_mesh(config, given.world_size, given.rank)
+    if given.network is not None:
+        text += "\n" + _levels(given.network, config, given.world_size)
+    return text
+
+
+def _levels(file: Path, config: MeshConfig, world_size: int | None) -> str:
+    from meshlib.bench.network import HostNetwork, levels_of_groups
+
+    network = HostNetwork.load(file)
+    mesh = config.mesh_for(needed_ranks(config, world_size))
+    names = [*config.names, *(name for name, _ in config.flattened)]
+    groups = {
+        name: mesh[name].slices().reshape(mesh[name].slice_count, -1).tolist() for name in names
+    }
+    return "\n".join(levels_of_groups(network, groups)) + "\n"
+
+
+def explain_mesh(config: MeshConfig, world_size: int | None = None, rank: int | None = None) -> str:
     """Return the text for a mesh on ``world_size`` ranks (default: as many as it needs).
 
     With ``rank``, what concerns that rank alone. Raises ValueError when the degrees do not fit
@@ -72,7 +134,7 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
             place = along.coordinate_of(rank)
             assert place is not None, "checked above"
             count = f"rank {place[0]} of {along.size()}"
-            listed = along.described_ranks(number)
+            listed = along._described_ranks(number)
         rows.append([f"  {shown}", count, listed, _options(config.options_for(name))])
     title = "groups" if rank is None else f"groups of rank {rank}"
     return [title, *columns(rows)]
@@ -81,11 +143,11 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
 def _listed(along: DeviceMesh) -> str:
     """Return all groups if they fit into a line, else the first ones and the last."""
     count = along.slice_count
-    shown = [along.described_ranks(i) for i in range(min(count, SHOWN_CHARACTERS))]
+    shown = [along._described_ranks(i) for i in range(min(count, SHOWN_CHARACTERS))]
     everything = " ".join(shown)
     if count <= 3 or (count == len(shown) and len(everything) <= SHOWN_CHARACTERS):
         return everything
-    return f"{shown[0]} {shown[1]} … {along.described_ranks(count - 1)}"
+    return f"{shown[0]} {shown[1]} … {along._described_ranks(count - 1)}"
 
 
 def _options(options: DimOptions) -> str:

@@ -1,16 +1,43 @@
-"""``meshlib explain --from … --to …``: the plan of a redistribution, for a person."""
+"""The plan that lays an array out anew: collectives, and bytes on the wire."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 import numpy as np
 
+from meshlib.explain.mesh import add_mesh, needed_ranks, read_mesh
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh
-from meshlib.mesh.explain import needed_ranks
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import parse_spec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the mesh, the array, and how it lies on the mesh before and after."""
+    add_mesh(parser)
+    add = parser.add_argument
+    add("--from", dest="source", required=True, metavar="SPEC", help="such as 'dp, None'")
+    add("--to", dest="target", required=True, metavar="SPEC", help="such as 'None, (dp, tp)'")
+    add("--shape", required=True, metavar="LENGTHS", help="of the global array: 4096,1024")
+    add("--dtype", default="float32", help="(default: %(default)s)")
+    add("--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8")
+    add("--rank", type=int, metavar="R", help="also this rank's part before and after")
+
+
+def explain(given: argparse.Namespace) -> str:
+    """Return the plan."""
+    return explain_plan(
+        read_mesh(given.mesh),
+        given.world_size,
+        given.source,
+        given.target,
+        given.shape,
+        dtype=given.dtype,
+        to_mesh=given.to_mesh,
+        rank=given.rank,
+    )
 
 
 def explain_plan(
@@ -25,9 +52,18 @@ def explain_plan(
 ) -> str:
     """Return the plan from one sharding to another as text; with ``rank``, its parts as well.
 
-    ``source`` and ``target`` are specs such as ``"dp, None, (cp, tp); sum: tp"``, ``shape`` the
-    global shape, ``"4096,4096"``; ``to_mesh`` is another mesh for the target, ``"x=4"``, whose
-    ranks begin at 0, or, with ``"x=4@8"``, at 8. Raises ValueError for whatever does not fit.
+    Args:
+        config: The mesh.
+        world_size: The number of ranks; None: as the mesh says.
+        source: A spec such as ``"dp, None, (cp, tp); sum: tp"``.
+        target: Another one.
+        shape: The global shape, ``"4096,4096"``.
+        dtype: Its name.
+        to_mesh: The mesh of the target, ``"x=4"``, or ``"x=4@8"`` from rank 8 on.
+        rank: The rank whose parts are shown.
+
+    Raises:
+        ValueError: For arguments that do not fit.
     """
     mesh = config.mesh_for(needed_ranks(config, world_size))
     other = mesh if to_mesh is None else _second_mesh(to_mesh)

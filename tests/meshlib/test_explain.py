@@ -12,8 +12,8 @@ import pytest
 
 import meshlib
 from meshlib import cli
+from meshlib.explain.mesh import explain_mesh
 from meshlib.mesh.config import MeshConfig
-from meshlib.mesh.explain import explain
 
 FILE = """
 [mesh]
@@ -37,7 +37,7 @@ def file(tmp_path, monkeypatch):
 
 
 def test_ranks_coordinates_and_groups(file, capsys):
-    assert cli.main(["explain", file, "--world-size", "4"]) == 0
+    assert cli.main(["explain", "mesh", file, "--world-size", "4"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out == (
@@ -56,17 +56,35 @@ def test_ranks_coordinates_and_groups(file, capsys):
     )
 
 
-def test_the_mesh_itself_needs_no_option(capsys):
-    assert cli.main(["explain", "--mesh", "dp=2,tp=2"]) == 0
-    expected, _ = capsys.readouterr()
-    assert cli.main(["explain", "dp=2,tp=2"]) == 0
-    assert capsys.readouterr() == (expected, "")
-    assert cli.main(["explain", "dp=2,tp=x"]) == 2
-    assert "'tp=x' is not a dim" in capsys.readouterr().err
+def test_the_topics_are_four(capsys):
+    assert cli.main(["explain", "--help"]) == 0
+    shown = re.findall(r"^  (\w+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in shown] == ["estimate", "mesh", "plan", "schedule"]
+    assert cli.main(["explain"]) == 2
+    capsys.readouterr()
+    for name, words in shown:
+        with pytest.raises(SystemExit):
+            cli.main(["explain", name, "--help"])
+        told = capsys.readouterr().out
+        assert told.startswith(f"usage: meshlib explain {name} ")
+        assert words in " ".join(told.split())
+    assert cli.main(["explain", "mash"]) == 2
+    assert capsys.readouterr().err == (
+        "meshlib explain: 'mash' is no topic; expected estimate, mesh, plan, schedule;"
+        " did you mean 'mesh'?\n"
+    )
+
+
+def test_the_floors_below_do_not_import_the_schedules():
+    program = "import sys; from meshlib.cli import main; main(sys.argv[1:]); "
+    program += "assert 'parallel' not in sys.modules"
+    for topic in (["mesh", "dp=2"], ["plan", "dp=2", "--from=dp", "--to=None", "--shape=4"]):
+        command = [sys.executable, "-c", program, "explain", *topic]
+        subprocess.run(command, check=True, timeout=30, stdout=subprocess.DEVNULL)
 
 
 def test_one_rank_only(capsys):
-    assert cli.main(["explain", "--mesh", "pp=2,dp=2,tp=2", "--rank", "5"]) == 0
+    assert cli.main(["explain", "mesh", "pp=2,dp=2,tp=2", "--rank", "5"]) == 0
     assert capsys.readouterr().out == (
         "mesh pp=2 × dp=2 × tp=2: 8 ranks\n"
         "\n"
@@ -82,7 +100,7 @@ def test_one_rank_only(capsys):
 
 def test_the_coordinates_and_groups_are_those_of_the_mesh():
     config = MeshConfig.from_string("a=3,b=1,c=4")
-    text = explain(config)
+    text = explain_mesh(config)
     mesh = config.mesh_for(12)
     lines = [line.split() for line in text.splitlines()]
     for rank in range(12):
@@ -95,7 +113,7 @@ def test_the_coordinates_and_groups_are_those_of_the_mesh():
 @pytest.mark.parametrize("text", ["dp=65", "dp=2,tp=500", "pp=64,dp=128,tp=128", "dp=2000000000"])
 def test_many_ranks_are_summarised(text):
     config = MeshConfig.from_string(text)
-    shown = explain(config)
+    shown = explain_mesh(config)
     assert len(shown.splitlines()) < 40
     assert len(max(shown.splitlines(), key=len)) < 200
     for rank in (0, config.world_size - 1):
@@ -103,7 +121,9 @@ def test_many_ranks_are_summarised(text):
 
 
 def test_64_ranks_each_have_a_line():
-    lines = [line.split()[:1] for line in explain(MeshConfig.from_string("dp=8,tp=8")).splitlines()]
+    lines = [
+        line.split()[:1] for line in explain_mesh(MeshConfig.from_string("dp=8,tp=8")).splitlines()
+    ]
     assert all([str(rank)] in lines for rank in range(64))
 
 
@@ -114,30 +134,27 @@ def test_64_ranks_each_have_a_line():
         (["train.toml"], "dp=-1 × tp=2 has a degree to infer; give --world-size N"),
         (["none.toml", "--world-size", "4"], "none.toml: No such file or directory"),
         (["train.txt", "--world-size", "4"], "suffix '.txt'"),
-        (["--mesh", "dp=2,tp=2", "--world-size", "8"], "needs 4 ranks, but the world size is 8"),
-        (["--mesh", "dp:2"], "'dp:2' is not a dim"),
-        (["--mesh", "dp=2", "--rank", "2"], "rank 2 is not there; expected 0 to 1"),
-        (["--mesh", "dp=2", "--rank", "-1"], "rank -1 is not there"),
-        (["--mesh", "dp=99999999999"], "more than 2147483647"),
-        (["--mesh", "dp=2", "--world-size", "0"], "world_size is 0"),
-        (["--mesh", "dp=2", "--world-size", "two"], "--world-size: invalid int value: 'two'"),
-        (["--mesh", "dp=2", "train.toml"], "not allowed with"),
+        (["dp=2,tp=2", "--world-size", "8"], "needs 4 ranks, but the world size is 8"),
+        (["dp=2,tp=x"], "'tp=x' is not a dim"),
+        (["dp=2", "--rank", "2"], "rank 2 is not there; expected 0 to 1"),
+        (["dp=2", "--rank", "-1"], "rank -1 is not there"),
+        (["dp=99999999999"], "more than 2147483647"),
+        (["dp=2", "--world-size", "0"], "world_size is 0"),
+        (["dp=2", "--world-size", "two"], "--world-size: invalid int value: 'two'"),
         (["train.toml", "--mash"], "unrecognized arguments: --mash"),
-        ([], "MESH --mesh --schedule is required"),
-        (["--mesh", "dp=2", "--estimate", "x.py"], "--estimate goes with a file"),
-        (["train.toml", "--over", "dp=2"], "--over goes with --estimate"),
-        (["--mesh", "dp=2", "--stages", "2"], "--stages goes with --schedule"),
+        ([], "the following arguments are required: MESH"),
+        (["dp=2", "--stages", "2"], "unrecognized arguments: --stages 2"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(file, capsys, arguments, said):
     try:
-        code = cli.main(["explain", *arguments])
+        code = cli.main(["explain", "mesh", *arguments])
     except SystemExit as exit_:
         code = exit_.code
     out, err = capsys.readouterr()
     assert code == 2
     assert out == ""
-    assert err.startswith("meshlib explain: ")
+    assert err.startswith("meshlib explain mesh: ")
     assert err.count("\n") == 1
     assert said in err
 
@@ -159,7 +176,7 @@ def test_the_command_lists_commands_and_knows_its_version(capsys):
 def test_a_terminal_without_the_signs_is_no_error():
     program = "import sys; from meshlib.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", program, "explain", "--mesh", "dp=2,tp=2"],
+        [sys.executable, "-c", program, "explain", "mesh", "dp=2,tp=2"],
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
         timeout=30,
@@ -170,7 +187,7 @@ def test_a_terminal_without_the_signs_is_no_error():
 
 
 def test_the_documentation_shows_what_is_printed(tmp_path, capsys):
-    text = (Path(__file__).parents[3] / "docs" / "mesh.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text()
     session = re.search(r"```console\n\$ meshlib (.*?)```", text, re.DOTALL)[1]
     command, _, shown = session.partition("\n")
     assert cli.main(command.split()) == 0
@@ -184,7 +201,7 @@ def test_the_documentation_shows_what_is_printed(tmp_path, capsys):
 def test_a_reader_that_leaves_early_is_no_error():
     program = "import sys; from meshlib.cli import main; sys.exit(main(sys.argv[1:]))"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "explain", "--mesh", "dp=4"],
+        [sys.executable, "-c", program, "explain", "mesh", "dp=4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

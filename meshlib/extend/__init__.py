@@ -1,0 +1,71 @@
+"""What libraries on top of meshlib need below its face. ``parallel`` uses nothing else.
+
+Programs need none of it. Names here keep to the same versions as all public names
+(docs/compatibility.md), and are documented in docs/reference/extend.md:
+
+- ``Job``: the calling rank's job, its groups, and the way from one epoch to the next;
+- groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
+- calls: ``observe``, ``issue``, ``recorded``, and the values that describe a call;
+- arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``, checked and named alike;
+- ``Driver`` and ``driver_of``: streams, events and memory of GPUs;
+- ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
+"""
+
+from meshlib.calls.context import Observer
+from meshlib.calls.members import Members
+from meshlib.calls.spec import CallSpec, Run
+from meshlib.extend._calls import issue, observe, recorded
+from meshlib.extend._groups import (
+    derived_group,
+    fail,
+    failure_of,
+    is_idle,
+    is_usable,
+    log_of,
+    on_failure,
+)
+from meshlib.extend._job import Job
+from meshlib.job.continuing.epochs import Change, Choose
+from meshlib.job.membership import Epoch
+from meshlib.recording.log import RankLog
+from meshlib.recording.recorder import Record
+from transport.call import Call, CallHeader, Kind, dtype_name, op_name
+from transport.checks import to_whole_number, to_whole_numbers
+from transport.communicators.base import Communicator
+from transport.cuda.driver import Driver, driver_of
+from transport.deadline import Timeout, to_seconds
+
+__all__ = [
+    "Call",
+    "CallHeader",
+    "CallSpec",
+    "Change",
+    "Choose",
+    "Communicator",
+    "Driver",
+    "Epoch",
+    "Job",
+    "Kind",
+    "Members",
+    "Observer",
+    "RankLog",
+    "Record",
+    "Run",
+    "Timeout",
+    "derived_group",
+    "driver_of",
+    "dtype_name",
+    "fail",
+    "failure_of",
+    "is_idle",
+    "is_usable",
+    "issue",
+    "log_of",
+    "observe",
+    "on_failure",
+    "op_name",
+    "recorded",
+    "to_seconds",
+    "to_whole_number",
+    "to_whole_numbers",
+]

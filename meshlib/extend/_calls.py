@@ -1,0 +1,52 @@
+"""Seeing, changing and making the calls of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+
+from meshlib.calls.context import Observer
+from meshlib.calls.spec import CallSpec
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.recording.recorder import Record
+
+
+def observe(group: ProcessGroup, observer: Observer) -> AbstractContextManager[None]:
+    """Return a context in which ``observer`` sees this rank's collectives before they begin.
+
+    Args:
+        group: The group on whose behalf the observer looks. Each group has one observer at most.
+        observer: Called as ``observer(members, header, device, run)`` before each collective that
+            this rank issues, on any group. It returns the function to run: ``run`` itself, or one
+            around it. The header has no sequence number yet. The observer may make collectives
+            itself, and is then called for them, too.
+
+    Raises:
+        RuntimeError: At the beginning, when ``group`` has an observer already.
+    """
+    return group.observed(observer)
+
+
+def issue(group: ProcessGroup, call: CallSpec) -> None:
+    """Make ``call`` on ``group`` at its turn, and wait for its end.
+
+    Its kind, elements, root, dtype, op and extra must be equal on all members. Raises what the
+    collectives raise.
+    """
+    group.issue(call)
+
+
+@contextmanager
+def recorded(group: ProcessGroup) -> Generator[list[Record]]:
+    """Record the calls on ``group`` that this rank issues inside the block.
+
+    Gives a list, which is filled at the end of the block, in the order of issue.
+    """
+    recorder = group.context.recorder
+    found: list[Record] = []
+    followed = recorder.follow()
+    try:
+        yield found
+    finally:
+        recorder.unfollow(followed)
+        found += [record for record in followed if record.group == group.id]
