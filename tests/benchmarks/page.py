@@ -45,8 +45,9 @@ HELLO = """
 import numpy as np
 import meshlib as dist
 
-with dist.init_process_group():
-    dist.all_reduce(np.ones(4))
+dist.init_process_group()
+dist.all_reduce(np.ones(4))
+dist.destroy_process_group()
 """
 HELLO_MPI = """
 import numpy as np
@@ -106,6 +107,7 @@ def draw(figures: dict[str, Any]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     mpl.rcParams["svg.hashsalt"] = "meshlib"  # the same picture from the same figures
     from matplotlib import pyplot
 
@@ -138,10 +140,8 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
     machine = figures["machine"]
     versions = {r["library"]: r["version"] for r in figures["results"]}
     about = f"{machine['cores']} cores of {machine['processor']}, {machine['system']}, "
-    about += f"Python {machine['python']}, NumPy {machine['numpy']}; " + ", ".join(
-        f"{NAMES[name]} {version}"
-        for name, version in versions.items()
-        if not name.startswith("meshlib")
+    about += f"Python {machine['python']}, NumPy {machine['numpy']}; " + "; ".join(
+        version for name, version in versions.items() if not name.startswith("meshlib")
     )
     found = {"machine": f"{about}. {machine['date']}."}
     for marker, own, peers in (
