@@ -6,6 +6,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,6 +14,13 @@
 #include "engine/engine.h"
 
 #define COLLECTIVE (-1)
+
+/* Whether the engine's errno is one: then with an OSError. */
+static inline int refused(int error) {
+    errno = error;
+    if (error) PyErr_SetFromErrno(PyExc_OSError);
+    return error;
+}
 
 /* Seconds of CLOCK_MONOTONIC, as time.monotonic() has them, to a fraction of a microsecond. Under the
  * interpreter's lock; the engine's now() needs none. */
