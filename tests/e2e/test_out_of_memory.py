@@ -1,10 +1,14 @@
-"""A rank that the kernel kills for want of memory, in a cgroup with a limit if one can be made."""
+"""Ranks for which there is no memory: killed by the kernel, or told so in time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
+import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -53,3 +57,63 @@ def test_the_report_names_the_likely_cause(meshrun, limited):
     assert "rank 1 on" in result.err
     assert "was killed by SIGKILL (probably the kernel's out-of-memory killer" in result.err
     assert os.path.isdir(limited)
+
+
+ASKING = """
+    import sys
+    import numpy as np
+    import meshlib as dist
+
+    dist.init_process_group(backend="shm", timeout=60)
+    rank, what = dist.get_rank(), sys.argv[1]
+    try:
+        if what == "array":
+            dist.group.WORLD.empty(64 << 20)
+        elif what == "reduction":
+            dist.all_reduce(np.ones(1 << 20))
+        elif rank == 0:
+            dist.recv(np.ones(1 << 18), src=1)
+        else:
+            dist.send(np.ones(1 << 18), dst=0)
+        print("all is well")
+    except dist.DistBackendError as error:
+        print(error)
+"""
+
+SMALL = """
+    import fcntl, os, sys, types
+    from transport.shm import segment
+
+    # Files of a small file system stand in for memory of which there is no more.
+    os.memfd_create = lambda *_: os.open(sys.argv[2], os.O_TMPFILE | os.O_RDWR)
+    names = {name: getattr(fcntl, name) for name in ("F_ADD_SEALS", "F_GET_SEALS")}
+    segment.fcntl = types.SimpleNamespace(fcntl=lambda *_: segment._SEALS, **names)
+"""
+
+
+def test_a_symmetric_array_over_the_limit_is_an_error_on_every_rank(meshrun, limited):
+    enter = f'echo $$ > {limited}/cgroup.procs && exec "$0" "$@"'
+    command = ("sh", "-c", enter, *meshrun.COMMAND)
+    script = meshrun.script(ASKING)
+    result = meshrun.run("--nproc-per-node", "2", script, "array", command=command)
+    assert result.code == 0, result.err
+    assert result.out.count("cannot allocate 268435456 bytes of shared memory") == 2, result.out
+    assert result.out.count("the limit of its cgroup is 256 MiB") == 2, result.out
+
+
+@pytest.mark.parametrize("what", ["array", "reduction", "message"])
+def test_pages_that_cannot_be_had_are_an_error_on_every_rank(meshrun, tmp_path, what):
+    """Where nobody asks for them before they are used, this is a SIGBUS."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size=1m small {folder} && exec "$0" "$@"'
+    own = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount)
+    if shutil.which(own[0]) is None or subprocess.run([*own, "true"], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    script = meshrun.script(textwrap.dedent(SMALL) + textwrap.dedent(ASKING))
+    arguments = ("--nproc-per-node", "2", script, what, str(folder))
+    result = meshrun.run(*arguments, command=(*own, *meshrun.COMMAND))
+    assert result.code == 0, result.err
+    told = [line for line in result.out.splitlines() if "the kernel has no page for it" in line]
+    assert len(told) == 2, result.out
+    assert all(re.search(r"rank [01] cannot allocate \d+ bytes", line) for line in told)

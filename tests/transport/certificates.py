@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-import trustme
-
 from transport import environment
 from transport.net.tls import Tls
 
@@ -36,6 +34,8 @@ class Authority:
     """A certificate authority whose files live in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
+        import trustme  # has no wheel for each Python that the rest is tested on
+
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._ca = trustme.CA()

@@ -6,13 +6,31 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "engine/engine.h"
 
+/* Names of Python 3.13. Without an interpreter's lock an object's own lock guards what several threads change. */
+#if PY_VERSION_HEX < 0x030D0000
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION() }
+static inline int PyDict_GetItemRef(PyObject *dict, PyObject *key, PyObject **found) {
+    *found = Py_XNewRef(PyDict_GetItemWithError(dict, key));
+    return *found ? 1 : PyErr_Occurred() ? -1 : 0;
+}
+#endif
+
 #define COLLECTIVE (-1)
+
+/* Whether the engine's errno is one: then with an OSError. */
+static inline int refused(int error) {
+    errno = error;
+    if (error) PyErr_SetFromErrno(PyExc_OSError);
+    return error;
+}
 
 /* Seconds of CLOCK_MONOTONIC, as time.monotonic() has them, to a fraction of a microsecond. Under the
  * interpreter's lock; the engine's now() needs none. */
@@ -87,7 +105,7 @@ typedef struct {
     Fields *record;
     PyCodeObject *code; /* of the nearest caller that is none of this project's files */
     int instruction;
-    PyObject *label; /* borrowed from the ring */
+    PyObject *label;
 } Opening;
 
 /* What may fail, and may run other code, of recording a call: -1 with an exception. */

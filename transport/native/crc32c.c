@@ -39,7 +39,7 @@ void init_crc32c(void) {
 
 static uint32_t by_tables(uint32_t crc, const unsigned char *data, size_t size) {
     for (; size >= 8; size -= 8, data += 8) {
-        uint32_t low = crc ^ (data[0] | data[1] << 8 | data[2] << 16 | (uint32_t)data[3] << 24);
+        uint32_t low = crc ^ (data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24);
         crc = tables[7][low & 255] ^ tables[6][low >> 8 & 255] ^ tables[5][low >> 16 & 255] ^
               tables[4][low >> 24] ^ tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^
               tables[0][data[7]];

@@ -22,15 +22,32 @@ static PyObject *create_group(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "w*iK", &memory, &size, &block)) return NULL;
     Sizes sizes = {.block = block};
     int fits = size >= 2 && size <= MAX_MEMBERS && (uint64_t)memory.len == group_bytes(size, &sizes);
-    if (fits) group_create(memory.buf, size, block);
-    else PyErr_Format(PyExc_ValueError, "%zd bytes are not those of %d members", memory.len, size);
+    if (!fits) PyErr_Format(PyExc_ValueError, "%zd bytes are not those of %d members", memory.len, size);
+    int done = fits && !refused(group_create(memory.buf, size, block));
     PyBuffer_Release(&memory);
-    return fits ? Py_NewRef(Py_None) : NULL;
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+/* allocate(memory, start, size): have the pages of a part of shared memory allocated. */
+static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer memory;
+    unsigned long long start, size;
+    if (!PyArg_ParseTuple(args, "w*KK", &memory, &start, &size)) return NULL;
+    uint64_t whole = (uint64_t)memory.len;
+    int error = EINVAL;
+    if (start <= whole && size <= whole - start) {
+        Py_BEGIN_ALLOW_THREADS
+        error = allocate_pages((char *)memory.buf + start, size);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&memory);
+    return refused(error) ? NULL : Py_NewRef(Py_None);
 }
 
 static PyMethodDef functions[] = {{"crc32c", crc32c, METH_VARARGS, NULL},
                                   {"measure_group", measure_group, METH_VARARGS, NULL},
                                   {"create_group", create_group, METH_VARARGS, NULL},
+                                  {"allocate", allocate, METH_VARARGS, NULL},
                                   {"measure_inbox", measure_inbox, METH_VARARGS, NULL},
                                   {"create_inbox", create_inbox, METH_VARARGS, NULL},
                                   {"listen_to", listen_to, METH_VARARGS, NULL},
@@ -59,19 +76,19 @@ static int fill(PyObject *module) {
                    {"NAP", NAP},         {"DONE", DONE_ALL}, {"AGAIN", AGAIN},
                    {"UNSUPPORTED", UNSUPPORTED}, {"MISMATCH", MISMATCH}, {"DAMAGED", DAMAGED},
                    {"OTHER_CALL", OTHER_CALL},   {"SENT", SENT},   {"EXPECTS", EXPECTS},
-                   {"BAD_PLACE", BAD_PLACE},     {"MAX_MEMBERS", MAX_MEMBERS}};
+                   {"BAD_PLACE", BAD_PLACE},     {"NO_MEMORY", NO_MEMORY}, {"MAX_MEMBERS", MAX_MEMBERS}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value)) return -1;
     return 0;
 }
 
-/* Types are found by static pointers: one interpreter, and its lock. */
+/* Types are found by static pointers: one interpreter. */
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill},
 #if PY_VERSION_HEX >= 0x030C0000
                                    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #if PY_VERSION_HEX >= 0x030D0000
-                                   {Py_mod_gil, Py_MOD_GIL_USED},
+                                   {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                    {0, NULL}};
 

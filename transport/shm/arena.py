@@ -87,8 +87,11 @@ class Arena:
         return self._next_number, max(pages(_round(nbytes)), _LEAST) * self._size
 
     def add(self, segment: Segment) -> None:
-        """Take in the next segment."""
+        """Take in the next segment, while all members do. Raises OSError where this one's part
+        gets no memory.
+        """
         part = segment.nbytes // self._size
+        segment.allocate(self._rank * part, part, self._size)
         self._segments[self._next_number] = (segment, part)
         self._blocks.append(_Block(self._next_number, 0, part))
         self._next_number += 1

@@ -7,6 +7,7 @@ and ``check`` looks at deadlines and at members that are lost.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from transport.operands.operand import store
 from transport.operands.quiet import quiet_runner
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.folding import fold, scaled
-from transport.shm.segment import Segment
+from transport.shm.segment import Segment, no_memory
 from transport.shm.sizes import Sizes
 from transport.shm.support import may_spin, the_core
 
@@ -165,6 +166,8 @@ class Calls:
         if trouble == core.EXPECTS:
             text = f"{name} expects {found} bytes in {header}, got {wanted} bytes"
             return HeaderMismatchError(text, peer, header, header)
+        if trouble == core.NO_MEMORY:
+            return no_memory(name, wanted, OSError(found, os.strerror(found)))
         what = f"says that it is {found:#x} steps far, where {wanted:#x} are expected"
         if trouble == core.BAD_PLACE:
             what = f"says that {wanted} bytes lie at place {found:#x}, where it has no memory"

@@ -22,7 +22,7 @@ from transport.shm.calls import Calls
 from transport.shm.meeting.directory import Neighbourhood
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
 from transport.shm.messages import INBOX, Messages
-from transport.shm.segment import OwnedSegment, Segment
+from transport.shm.segment import OwnedSegment, Segment, no_memory
 from transport.shm.sizes import DEFAULT_SIZES, Sizes
 from transport.shm.support import the_core, unsupported_reason
 
@@ -142,7 +142,7 @@ class ShmCommunicator(MessagingCommunicator):
             with self._lock:
                 self._owned[name] = segment
             self.barrier(call)
-            arena.add(segment)
+            self._add(arena, segment, nbytes)
             self.barrier(call)
             # All have it; what keeps the memory from now on are the mappings alone.
             with self._lock:
@@ -150,8 +150,14 @@ class ShmCommunicator(MessagingCommunicator):
             segment.close()
         else:
             self.barrier(call)
-            arena.add(self.neighbourhood.fetch(0, name, call))
+            self._add(arena, self.neighbourhood.fetch(0, name, call), nbytes)
             self.barrier(call)
+
+    def _add(self, arena: Arena, segment: Segment, nbytes: int) -> None:
+        try:
+            arena.add(segment)
+        except OSError as error:
+            raise no_memory(self.membership.describe(self.rank), nbytes, error) from error
 
     # Point to point.
 
@@ -281,8 +287,12 @@ class ShmCommunicator(MessagingCommunicator):
         segment = self._owned.get(_GROUP)
         if segment is None:
             nbytes, block = self._core.measure_group(self.size, self._sizes.block)
-            segment = self._owned[_GROUP] = OwnedSegment(nbytes, "group")
-            self._core.create_group(segment.mapping, self.size, block)
+            segment = OwnedSegment(nbytes, "group")
+            try:
+                self._core.create_group(segment.mapping, self.size, block)
+            except OSError as error:
+                raise no_memory(self.membership.describe(self.rank), nbytes, error) from error
+            self._owned[_GROUP] = segment
         return segment
 
     def _meet(self, call: Call) -> _Meeting:

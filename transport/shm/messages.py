@@ -25,7 +25,7 @@ from transport.operands.flat import as_bytes
 from transport.operands.reduce_op import Flat
 from transport.shm.meeting.directory import Neighbourhood
 from transport.shm.rings import RingReader, RingWriter
-from transport.shm.segment import OwnedSegment
+from transport.shm.segment import OwnedSegment, no_memory
 from transport.shm.sizes import Sizes
 from transport.shm.support import the_core
 
@@ -45,7 +45,10 @@ class Messages(Mailbox):
         nbytes, capacity = self._core.measure_inbox(size, sizes.ring)
         self.inbox = OwnedSegment(nbytes, "inbox")
         self._memory = self.inbox.mapping
-        self._core.create_inbox(self._memory, size, capacity)
+        try:
+            self._core.create_inbox(self._memory, size, capacity)
+        except OSError as error:
+            raise no_memory(membership.describe(rank), nbytes, error) from error
         self.shared = False
         self._neighbourhood = neighbourhood
         self._piece = sizes.piece
@@ -147,7 +150,11 @@ class Messages(Mailbox):
             ring = self._writers.get(dst)
             if ring is None:
                 member = self._rank, self._size
-                ring = self._writers[dst] = RingWriter(inbox, member, dst, self._piece)
+                try:
+                    ring = self._writers[dst] = RingWriter(inbox, member, dst, self._piece)
+                except OSError as error:
+                    name = self._membership.describe(self._rank)
+                    raise no_memory(name, inbox.nbytes // self._size, error) from error
             return ring
 
     # Receiving.

@@ -21,7 +21,7 @@ class RingWriter:
     """The sender's end, in the ``inbox`` of ``peer``. One thread at a time: the owner of ``turn``.
 
     ``member`` is this rank, of how many. ``end`` is the engine's. Raises DistBackendError where
-    ``inbox`` is none.
+    ``inbox`` is none, OSError where the kernel has no memory for the ring.
     """
 
     def __init__(self, inbox: Segment, member: tuple[int, int], peer: int, piece: int) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 
 from transport.errors import DistBackendError
-from transport.net.limits import explain
+from transport.net.limits import explain, memory_left
+from transport.shm.support import the_core
 
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
+
+_STEP = 32 << 20
+"""So many bytes are allocated at a time: in between, signals are handled and limits looked at."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """No process can change a segment's size: reading what was cut off would be a SIGBUS."""
@@ -34,6 +39,22 @@ class Segment:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         _map(fd, self.address, nbytes)
         self.data = memoryview(mapping)
+
+    def allocate(self, start: int, nbytes: int, members: int) -> None:
+        """Have the pages of a part allocated, while so many ``members`` do it for theirs.
+
+        Raises OSError where there is not enough memory: later the kernel would end the process that
+        writes there.
+        """
+        core = the_core()
+        end = start + nbytes
+        for at in range(start, end, _STEP):
+            step = min(_STEP, end - at)
+            left, limit = memory_left()
+            # The others may have the same limit, and be about to take as much.
+            if end - at + step * members > left:
+                raise OSError(errno.ENOMEM, limit)
+            core.allocate(self.mapping, at, step)
 
 
 class OwnedSegment(Segment):
@@ -84,6 +105,17 @@ def adopt(fd: int) -> Segment:
         raise DistBackendError(f"cannot map a peer's shared memory: {error}") from error
     finally:
         os.close(fd)
+
+
+def no_memory(who: str, nbytes: int, error: OSError) -> DistBackendError:
+    """Return the error for a member that does not get ``nbytes`` bytes of shared memory."""
+    why = error.strerror or str(error)
+    if error.errno == errno.EFAULT:  # a SIGBUS, had the process written there itself
+        why = "the kernel has no page for it"
+    return DistBackendError(
+        f"{who} cannot allocate {nbytes} bytes of shared memory: {why}; share less, or raise the"
+        " limit (docker --memory, Slurm --mem, Kubernetes limits.memory, vm.overcommit_memory)"
+    )
 
 
 def pages(nbytes: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from transport.errors import DistBackendError
 from transport.native import core, why_not
 
-_MACHINES = ("x86_64",)
+_MACHINES = ("x86_64", "aarch64")
 
 
 def unsupported_reason() -> str | None:

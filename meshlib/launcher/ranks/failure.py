@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshlib.events.events import RankLost
+from transport.net.limits import memory_cgroups
 
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
 """Errors that a rank raises because another one failed: never the first cause if there is one."""
@@ -236,7 +237,6 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-_CGROUPS = Path("/sys/fs/cgroup")
 OOM_HINT = "probably the kernel's out-of-memory killer, which has just struck"
 
 
@@ -256,13 +256,7 @@ def oom_kills() -> int:
 
 
 def _counters() -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
-            # In a container the path may begin above what is mounted here: then it is the root.
-            for inside in (place.lstrip("/"), ""):
-                if not controllers:
-                    yield _CGROUPS / inside / "memory.events"
-                elif "memory" in controllers.split(","):
-                    yield _CGROUPS / "memory" / inside / "memory.oom_control"
+    for folder in memory_cgroups():
+        yield folder / "memory.events"
+        yield folder / "memory.oom_control"
     yield Path("/proc/vmstat")

@@ -18,6 +18,8 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "transport/native"
 PROTOCOL = Path(__file__).with_name("protocol.c")
+CORE = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 SECONDS = 300
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-ffp-contract=off", "-g", "-pthread", "-I", str(NATIVE)]
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
@@ -117,22 +120,26 @@ def check_mutations(folder: Path) -> None:
         raise SystemExit(1)
 
 
+@contextmanager
+def core_replaced(built: Path) -> Iterator[None]:
+    """Have the core ``built`` in place of the one that is there."""
+    target = NATIVE / CORE
+    before = target.read_bytes()
+    target.unlink()
+    target.write_bytes(built.read_bytes())
+    try:
+        yield
+    finally:
+        target.unlink()
+        target.write_bytes(before)
+
+
 def check_extension(folder: Path) -> None:
     """Run the shared-memory tests on a core that is built with the address sanitizer."""
-    sys.path.insert(0, str(ROOT))
-    import hatch_build
-
-    hatch_build.FLAGS += [*MEMORY, "-g"]
-    name = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     libraries = [
         subprocess.check_output(["gcc", f"-print-file-name=lib{name}.so"], text=True).strip()
         for name in ("asan", "ubsan")
     ]
-    built, target = folder / name, NATIVE / name
-    compile_core(hatch_build, built)
-    before = target.read_bytes()
-    target.unlink()
-    target.write_bytes(built.read_bytes())
     environment = dict(
         os.environ,
         LD_PRELOAD=":".join(libraries),
@@ -142,12 +149,14 @@ def check_extension(folder: Path) -> None:
         UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
     )
     tests = ["tests/transport/shm", "tests/transport/conformance", "-k", "shm"]
-    try:
+    sys.path.insert(0, str(ROOT))
+    import hatch_build
+
+    hatch_build.FLAGS += [*MEMORY, "-g"]
+    compile_core(hatch_build, folder / CORE)
+    with core_replaced(folder / CORE):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *tests]
         subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=3600)
-    finally:
-        target.unlink()
-        target.write_bytes(before)
 
 
 def compile_core(hatch_build: Any, built: Path) -> None:

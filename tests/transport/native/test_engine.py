@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,3 +130,65 @@ def test_a_counter_that_is_too_far_is_damage_and_its_member_named() -> None:
     memory[128 + 64 + 7] = 0x80  # the highest byte of member 1's
     assert reduce_of(one, np.ones(1)) == core.DAMAGED
     assert one.problem()[1] == 1
+
+
+def test_misuse_is_refused() -> None:
+    assert core is not None
+    one, _ = groups()
+    with pytest.raises(RuntimeError, match="made once"):
+        one.__init__(None, 0, 2, SIZES, False)
+    with pytest.raises(TypeError, match="list of segments"):
+        one.lay_out(())
+    with pytest.raises(TypeError):
+        one.lay_out([("a", "segment", "is numbers")])
+    with pytest.raises(ValueError, match="no block 4"):
+        one.block(0, 4)
+    with pytest.raises(ValueError, match="are no inbox"):
+        core.read_bell(np.zeros(64, np.uint8))
+    nbytes, capacity = core.measure_inbox(2, 1 << 12)
+    inbox = np.zeros(nbytes, np.uint8)
+    core.create_inbox(inbox, 2, capacity)
+    end = core.RingEnd(inbox, 2, 1, 1, 256, False)
+    with pytest.raises(RuntimeError, match="made once"):
+        end.__init__(inbox, 2, 1, 1, 256, False)
+    header, large = bytes(32), bytes(1 << 14)
+    assert end.begin(header, large, core.LOOK) == core.AGAIN
+    with pytest.raises(ValueError, match="under way"):
+        end.begin(header, large, core.LOOK)
+    with pytest.raises(ValueError, match="bytes are to come"):
+        end.write(b"", core.LOOK)
+
+
+def test_pages_are_asked_for_where_memory_is() -> None:
+    assert core is not None
+    memory = np.zeros(1 << 16, np.uint8)
+    core.allocate(memory, 0, memory.size)
+    core.allocate(memory, 5, 0)
+    for start, size in ((0, memory.size + 1), (memory.size, 1), (1 << 63, 1 << 63)):
+        with pytest.raises(OSError, match="Invalid argument"):
+            core.allocate(memory, start, size)
+
+
+def test_calls_ask_for_as_much_of_the_blocks_as_they_stage() -> None:
+    assert core is not None
+    nbytes, block = core.measure_group(2, 1 << 20)
+    memory = mmap.mmap(-1, nbytes)
+    core.create_group(memory, 2, block)
+    held = [resident(memory)]
+    for count in (4, 5000, 1 << 17):  # the first lies with its header
+        reduce_of(core.Group(memory, 0, 2, SIZES, False), np.ones(count))
+        held.append(resident(memory))
+    assert held[0] == held[1] < held[2] < held[3]
+    assert held[2] - held[1] == 4 << 16  # of each of four blocks 64 KiB, for 40,000 bytes
+
+
+def resident(memory: mmap.mmap) -> int:
+    """Return how many bytes of a mapping have pages."""
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    for entry in Path("/proc/self/smaps").read_text().split("VmFlags"):
+        lines = entry.splitlines()
+        place = next((line for line in lines if "-" in line.split(" ")[0]), "0-0 ")
+        low, high = (int(end, 16) for end in place.split(" ")[0].split("-"))
+        if low <= address < high:
+            return 1024 * int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+    raise AssertionError("the mapping is not there")

@@ -184,7 +184,7 @@ PyObject *create_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
     int size;
     if (!PyArg_ParseTuple(args, "w*iK", &memory, &size, &capacity)) return NULL;
     PyObject *result = is_inbox(&memory) ? Py_NewRef(Py_None) : NULL;
-    if (result) inbox_create(memory.buf, size, capacity);
+    if (result && refused(inbox_create(memory.buf, size, capacity))) Py_CLEAR(result);
     PyBuffer_Release(&memory);
     return result;
 }
@@ -229,7 +229,8 @@ static int end_init(RingObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
     if (!PyArg_ParseTuple(args, "OiiiKp", &memory, &size, &sender, &member, &piece, &may_spin) ||
         PyObject_GetBuffer(memory, &o->memory, PyBUF_WRITABLE))
         return -1;
-    if (!ring_open(&o->ring, o->memory.buf, (uint64_t)o->memory.len, size, sender, member, piece, may_spin)) return 0;
+    int opened = ring_open(&o->ring, o->memory.buf, (uint64_t)o->memory.len, size, sender, member, piece, may_spin);
+    if (opened >= 0) return refused(opened) ? -1 : 0;
     PyErr_Format(PyExc_ValueError, "memory of %zd bytes is no inbox of %d members", o->memory.len, size);
     return -1;
 }

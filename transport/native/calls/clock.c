@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(Py_GIL_DISABLED)
 #include <x86intrin.h>
 
 #define KERNELS_CHOICE "/sys/devices/system/clocksource/clocksource0/current_clocksource"

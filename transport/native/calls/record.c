@@ -20,9 +20,12 @@ uint16_t history_after(const Header *header) {
 /* ------------------------------------------------------------------ the type */
 
 static PyObject *get_packed(Fields *self, void *Py_UNUSED(closure)) {
-    if (!self->packed)
-        self->packed = PyBytes_FromStringAndSize((const char *)&self->header, HEADER_BYTES);
-    return Py_XNewRef(self->packed);
+    PyObject *packed;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (!self->packed) self->packed = PyBytes_FromStringAndSize((const char *)&self->header, HEADER_BYTES);
+    packed = Py_XNewRef(self->packed);
+    Py_END_CRITICAL_SECTION();
+    return packed;
 }
 
 static int set_packed(Fields *self, PyObject *value, void *Py_UNUSED(closure)) {
@@ -30,8 +33,10 @@ static int set_packed(Fields *self, PyObject *value, void *Py_UNUSED(closure)) {
         PyErr_Format(PyExc_TypeError, "packed must be %d bytes", HEADER_BYTES);
         return -1;
     }
+    Py_BEGIN_CRITICAL_SECTION(self);
     memcpy(&self->header, PyBytes_AS_STRING(value), HEADER_BYTES);
     Py_XSETREF(self->packed, Py_NewRef(value));
+    Py_END_CRITICAL_SECTION();
     return 0;
 }
 

@@ -57,16 +57,16 @@ static Fields *next_record(Recorder *ring) {
     return record;
 }
 
-/* The name that the calling thread gives to its calls (borrowed): NULL with an exception. */
+/* The name that the calling thread gives to its calls: NULL with an exception. */
 static PyObject *find_label(Recorder *ring) {
-    if (!PyDict_GET_SIZE(ring->labels)) return Py_None;
-    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *label = thread ? PyDict_GetItemWithError(ring->labels, thread) : NULL;
+    if (!PyDict_GET_SIZE(ring->labels)) return Py_NewRef(Py_None);
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident()), *label = NULL;
+    int found = thread ? PyDict_GetItemRef(ring->labels, thread, &label) : -1;
     Py_XDECREF(thread);
-    return label || PyErr_Occurred() ? label : Py_None;
+    return found ? label : Py_NewRef(Py_None);
 }
 
-int prepare_record(Recorder *ring, Opening *opening) {
+static int prepare(Recorder *ring, Opening *opening) {
     if (find_caller(ring, &opening->code, &opening->instruction) < 0) return -1;
     opening->record = next_record(ring);
     opening->label = opening->record ? find_label(ring) : NULL;
@@ -74,6 +74,14 @@ int prepare_record(Recorder *ring, Opening *opening) {
     Py_DECREF(opening->code);
     Py_XDECREF(opening->record);
     return -1;
+}
+
+int prepare_record(Recorder *ring, Opening *opening) {
+    int failed;
+    Py_BEGIN_CRITICAL_SECTION(ring);
+    failed = prepare(ring, opening);
+    Py_END_CRITICAL_SECTION();
+    return failed;
 }
 
 Fields *fill_record(Opening *opening, PyObject *group, const Header *header, long long nbytes, int peer,
@@ -88,11 +96,18 @@ Fields *fill_record(Opening *opening, PyObject *group, const Header *header, lon
     record->nbytes = nbytes;
     record->peer = peer;
     record->sync = (char)sync;
-    refer(&record->label, opening->label);
-    refer(&record->code, (PyObject *)opening->code);
-    Py_DECREF(opening->code);
+    Py_XSETREF(record->label, opening->label);
+    Py_XSETREF(record->code, (PyObject *)opening->code);
     record->group = Py_NewRef(group);
     return record;
+}
+
+static PyObject *get_followers(Recorder *ring, void *Py_UNUSED(closure)) {
+    PyObject *followers;
+    Py_BEGIN_CRITICAL_SECTION(ring);
+    followers = Py_NewRef(ring->followers);
+    Py_END_CRITICAL_SECTION();
+    return followers;
 }
 
 static PyObject *recorder_open(Recorder *ring, PyObject *const *args, Py_ssize_t count) {
@@ -111,21 +126,22 @@ static PyObject *recorder_open(Recorder *ring, PyObject *const *args, Py_ssize_t
     const Header *header = (const Header *)PyBytes_AS_STRING(args[1]);
     Fields *record = fill_record(&opening, args[0], header, nbytes, (int)peer, sync, seconds);
     record->packed = Py_NewRef(args[1]);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ring->followers); i++)
-        if (PyList_Append(PyTuple_GET_ITEM(ring->followers, i), (PyObject *)record) < 0) {
-            Py_DECREF(record);
-            return NULL;
-        }
+    PyObject *followers = get_followers(ring, NULL);
+    for (Py_ssize_t i = 0; record && i < PyTuple_GET_SIZE(followers); i++)
+        if (PyList_Append(PyTuple_GET_ITEM(followers, i), (PyObject *)record) < 0) Py_CLEAR(record);
+    Py_DECREF(followers);
     return (PyObject *)record;
 }
 
 /* The records that are filled in, oldest first. */
 static PyObject *recorder_copy(Recorder *ring, PyObject *Py_UNUSED(none)) {
     PyObject *list = PyList_New(0);
+    Py_BEGIN_CRITICAL_SECTION(ring);
     for (Py_ssize_t i = 0; list && i < ring->capacity; i++) {
         Fields *record = ring->records[(ring->next + i) % ring->capacity];
         if (record && record->group && PyList_Append(list, (PyObject *)record) < 0) Py_CLEAR(list);
     }
+    Py_END_CRITICAL_SECTION();
     return list;
 }
 
@@ -196,11 +212,11 @@ static int set_followers(Recorder *ring, PyObject *value, void *Py_UNUSED(closur
         PyErr_SetString(PyExc_TypeError, "followers must be a tuple of lists");
         return -1;
     }
+    Py_BEGIN_CRITICAL_SECTION(ring);
     Py_XSETREF(ring->followers, Py_NewRef(value));
+    Py_END_CRITICAL_SECTION();
     return 0;
 }
-
-static PyObject *get_followers(Recorder *ring, void *Py_UNUSED(closure)) { return Py_NewRef(ring->followers); }
 
 static PyGetSetDef recorder_computed[] = {
     {"followers", (getter)get_followers, (setter)set_followers, NULL, NULL}, {NULL}};

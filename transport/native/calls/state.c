@@ -17,7 +17,7 @@ static int read_field(PyObject *value, const char *name, int bits, int64_t least
     int overflow;
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (number == -1 && PyErr_Occurred()) return -1;
-    if (overflow || number < least || number > (INT64_C(1) << bits) - 1) {
+    if (overflow || number < least || number > (1LL << bits) - 1) {
         PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld to 2**%d - 1", name, value, (long long)least,
                      bits);
         return -1;
@@ -38,13 +38,9 @@ int read_header(PyObject *const *args, Header *header) {
     return 0;
 }
 
-static PyObject *order_next_header(Order *order, PyObject *spec) {
-    if (!Py_IS_TYPE(spec, spec_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a CallSpec, got %R", spec);
-        return NULL;
-    }
-    Header header = ((CallSpec *)spec)->header;
-    int collective = ((CallSpec *)spec)->peer == COLLECTIVE;
+static PyObject *number(Order *order, const CallSpec *spec) {
+    Header header = spec->header;
+    int collective = spec->peer == COLLECTIVE;
     header.sequence = (collective ? order->sequence : order->messages) + 1;
     if (collective) header.history = order->history;
     PyObject *packed = PyBytes_FromStringAndSize((const char *)&header, HEADER_BYTES);
@@ -55,6 +51,18 @@ static PyObject *order_next_header(Order *order, PyObject *spec) {
     } else {
         order->messages++;
     }
+    return packed;
+}
+
+static PyObject *order_next_header(Order *order, PyObject *spec) {
+    if (!Py_IS_TYPE(spec, spec_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a CallSpec, got %R", spec);
+        return NULL;
+    }
+    PyObject *packed;
+    Py_BEGIN_CRITICAL_SECTION(order);
+    packed = number(order, (CallSpec *)spec);
+    Py_END_CRITICAL_SECTION();
     return packed;
 }
 

@@ -61,6 +61,13 @@ void size_chunks(Group *g) {
     for (int member = 0; member < g->size; member++) g->places[member] = NULL;
 }
 
+uint64_t staged_bytes(Group *g) {
+    const Call *c = &g->call;
+    if (c->in_place || (!c->inputs && c->kind != ALL_REDUCE)) return 0;
+    if (has_many_inputs(c)) return g->sizes.block; /* a share for each reader, from the first to the last byte */
+    return c->chunks > 1 ? c->chunk_bytes : g->arrays[0].nbytes;
+}
+
 /* ------------------------------------------------------------------ where everything is */
 
 typedef struct {

@@ -10,6 +10,7 @@ Array *expected_from(Group *g, int peer); /* and what is as large as what comes 
 
 void size_chunks(Group *g); /* of the arrays of a call that has begun */
 void note_sizes(Group *g);  /* write behind the header what is sent, and where that lies */
+uint64_t staged_bytes(Group *g); /* of each of this member's blocks, in that call */
 int compare_sizes(Group *g); /* with what the senders have noted: 1, or 0 with a problem */
 
 void stage(Group *g, uint64_t chunk);        /* into this member's block, for its readers */

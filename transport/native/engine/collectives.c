@@ -238,6 +238,8 @@ Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
         if (!c->reduces && written >= STREAMED_BYTES) c->copy = stream_past;
         size_chunks(g);
     }
+    uint64_t staged = c->function == barrier ? 0 : c->function == small_all_reduce ? g->arrays->nbytes : staged_bytes(g);
+    if (staged > g->allocated && !allocate_blocks(g, staged)) return stopped(g);
     return group_go_on(g, mode);
 }
 

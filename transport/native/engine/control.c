@@ -23,7 +23,6 @@
 #include <string.h>
 
 #define MAGIC UINT64_C(0x6D6573686C696202)
-#define PAGE 4096
 #define MAX_STAGED (UINT64_C(16) << 20) /* bytes of all blocks */
 #define MAX_BLOCK (UINT64_C(512) << 10)
 #define DIRECT_OF_TWO 8
@@ -41,7 +40,7 @@ static uint64_t lay_out(Group *g) {
     g->header_stride = whole_lines(HEADER_BYTES + 8 * (2 + 3 * size));
     at = round_up(at + size * SLOTS * g->header_stride, PAGE);
     g->blocks_at = at;
-    return round_up(at + size * SLOTS * g->sizes.block, PAGE);
+    return round_up(at + size * SLOTS * g->sizes.block, LARGEST_PAGE);
 }
 
 uint64_t group_bytes(int size, Sizes *sizes) {
@@ -52,16 +51,21 @@ uint64_t group_bytes(int size, Sizes *sizes) {
     return lay_out(&g);
 }
 
-void group_create(char *memory, int size, uint64_t block) {
+int group_create(char *memory, int size, uint64_t block) {
+    Group g = {.size = size, .sizes.block = block};
+    lay_out(&g);
+    int error = allocate_pages(memory, g.blocks_at);
+    if (error) return error;
     Word *head = (Word *)(void *)memory;
     put(&head[1], (uint64_t)size);
     put(&head[2], block);
     put(&head[0], MAGIC);
+    return 0;
 }
 
 int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin) {
     *g = (Group){.memory = memory, .rank = rank, .size = size, .sizes = sizes, .compares = 1, .waits_for = ALL,
-                 .floor = FIRST};
+                 .floor = FIRST, .allocated = LINE - HEADER_BYTES}; /* a small part lies with the header */
     if (nbytes < PAGE || size < 2 || size > MAX_MEMBERS || rank < 0 || rank >= size) return -1;
     const Word *head = word_at(g, 0);
     uint64_t block = g->sizes.block = look_at(&head[2]);

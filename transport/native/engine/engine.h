@@ -15,6 +15,8 @@
 #define MUCH (UINT64_C(64) << 20) /* bytes after which a call says AGAIN, for signals to be looked at */
 #define SLOTS 4 /* headers and blocks of a member, which its calls use in rotation */
 #define HEADER_BYTES 32
+#define PAGE 4096
+#define LARGEST_PAGE 65536 /* a segment has whole pages on every machine, and the same layout */
 #define NO_ROOT (-1)
 
 typedef enum {
@@ -22,7 +24,7 @@ typedef enum {
     AGAIN,       /* look at signals, deadline and lost peers, then carry on */
     UNSUPPORTED, /* reduce `parts` into `out`, which the engine cannot, then carry on */
     MISMATCH,    /* the members made different calls: `problem` says how */
-    DAMAGED      /* a member wrote what cannot be: `problem` says who */
+    DAMAGED      /* a member wrote what cannot be, or has no memory left: `problem` says who */
 } Status;
 
 /* The kinds of calls: transport/call.py. */
@@ -60,10 +62,10 @@ typedef struct {
     uint64_t part;
 } Arena;
 
-typedef enum { NO_PROBLEM, OTHER_CALL, SENT, EXPECTS, BAD_PLACE, BAD_COUNTER } Trouble;
+typedef enum { NO_PROBLEM, OTHER_CALL, SENT, EXPECTS, BAD_PLACE, BAD_COUNTER, NO_MEMORY } Trouble;
 
 /* Why a call cannot go on. OTHER_CALL compared `theirs` and `ours`. Else `found` and `wanted` are sizes, a place or
- * a counter. */
+ * a counter. NO_MEMORY found an errno, where it wanted so many bytes. */
 typedef struct {
     Trouble trouble;
     int peer;
@@ -106,6 +108,7 @@ struct Group {
     unsigned long long number, base; /* of the call under way, and the turn at which it begins */
     unsigned long long floor;        /* a turn that all members have come to */
     unsigned long long busy;         /* one that they must have come to before blocks are used again */
+    uint64_t allocated;              /* so many bytes of each of this member's blocks have pages */
     struct {
         unsigned long long number;
         Header header;
@@ -133,8 +136,8 @@ struct Group {
 /* The bytes of the memory that `size` members share; `sizes.block` 0 is chosen. */
 uint64_t group_bytes(int size, Sizes *sizes);
 
-/* Write the head of such memory, which is zero, before others see it. */
-void group_create(char *memory, int size, uint64_t block);
+/* Write the head of such memory, which is zero, before others see it: 0, or an errno: it has no pages. */
+int group_create(char *memory, int size, uint64_t block);
 
 /* Make a member's view: 0; -1: the memory has another layout, or is too small; -2: there is none for the view. */
 int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin);
@@ -176,8 +179,9 @@ typedef struct {
 _Static_assert(sizeof(Head) == LINE, "a message begins with a line");
 
 uint64_t inbox_bytes(int size, uint64_t *capacity); /* of an inbox with a ring for each member; 0: chosen */
-void inbox_create(char *memory, int size, uint64_t capacity);
-/* The end of the ring from `sender` in an inbox; `member` is this one. 0; -1: it has another layout. */
+int inbox_create(char *memory, int size, uint64_t capacity); /* 0, or an errno: it has no pages */
+/* The end of the ring from `sender` in an inbox; `member` is this one. 0; -1: it has another layout; an errno: the
+ * sender gets no pages for the ring. */
 int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, uint64_t piece, int may_spin);
 
 /* Write a message: AGAIN with left == 0 where it has not begun, and go on with ring_write else. */
@@ -198,6 +202,13 @@ int ring_has_more(const Ring *r);
 int inbox_await(char *memory, Ring *const *rings, int count, uint64_t rung, Mode mode);
 void inbox_ring(char *memory, uint64_t value); /* have its owner look up. Any thread */
 uint64_t inbox_rung(const char *memory);
+
+/* ------------------------------------------------------------------ pages.c */
+
+/* Have the pages of a part of shared memory allocated, so that nobody gets a signal there: 0, or the errno with which
+ * the kernel refuses. */
+int allocate_pages(char *at, uint64_t nbytes);
+int allocate_blocks(Group *g, uint64_t nbytes); /* so many bytes of each of this member's blocks: 1, or 0 */
 
 /* ------------------------------------------------------------------ control.c, for collectives.c */
 

@@ -3,6 +3,12 @@
 #include "engine/copy.h"
 #include "engine/words.h"
 
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 #define CHUNK 8192 /* bytes of which all that the tree keeps stays near */
 #define MAX_WAITING 11 /* blocks of members that wait for their other half: log2(MAX_MEMBERS) and 1 */
 
@@ -13,13 +19,13 @@
     CLONES static void NAME(void *out, const void *left, const void *right, size_t n) { \
         T *o = out;                                                                         \
         const T *a = left, *b = right;                                                      \
-        _Pragma("GCC ivdep")                                                                \
+        INDEPENDENT                                                                          \
         for (size_t i = 0; i < n; i++) o[i] = (T)(EXPR);                                \
     }
 #define BOTH(NAME, T, EXPR)                                                                 \
     CLONES static void both_##NAME(void *left, void *right, size_t n) {                 \
         T *a = left, *b = right;                                                            \
-        _Pragma("GCC ivdep")                                                                \
+        INDEPENDENT                                                                          \
         for (size_t i = 0; i < n; i++) a[i] = b[i] = (T)(EXPR);                         \
     }
 #define LOOPS(NAME, T, EXPR) LOOP(NAME, T, EXPR) BOTH(NAME, T, EXPR)

@@ -15,7 +15,6 @@
 #include <string.h>
 
 #define LOW_HALF UINT64_C(0xFFFFFFFF)
-#define PAGE 4096
 #define MAX_PIECE (32 << 10) /* half of what a core's own cache has room for, together with where it comes from */
 #define ANNOUNCED (16 << 10) /* from here on the other end is told of a message before its bytes are there */
 #define MAX_RINGS (UINT64_C(4) << 20)
@@ -29,13 +28,16 @@ static uint64_t rings_at(int size) { return round_up(LINE * (2 + 2 * (uint64_t)s
 uint64_t inbox_bytes(int size, uint64_t *capacity) {
     uint64_t senders = size > 1 ? (uint64_t)size - 1 : 1, most = least(MAX_RING, MAX_RINGS / senders);
     *capacity = whole_lines(*capacity ? *capacity : most < MIN_RING ? MIN_RING : most);
-    return round_up(rings_at(size) + (uint64_t)size * *capacity, PAGE);
+    return round_up(rings_at(size) + (uint64_t)size * *capacity, LARGEST_PAGE);
 }
 
-void inbox_create(char *memory, int size, uint64_t capacity) {
+int inbox_create(char *memory, int size, uint64_t capacity) {
     Word *words = (Word *)(void *)memory;
+    int error = allocate_pages(memory, rings_at(size));
+    if (error) return error;
     put(words + 1, capacity);
     put(words + 2, (uint64_t)size);
+    return 0;
 }
 
 int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, uint64_t piece, int may_spin) {
@@ -59,7 +61,7 @@ int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int 
     r->step = (uint64_t)size;
     r->position = member == sender ? look_at(r->written) : 0;
     be_patient(&r->patience, may_spin);
-    return 0;
+    return member == sender ? allocate_pages(r->data, capacity) : 0;
 }
 
 /* ------------------------------------------------------------------ the bytes */
