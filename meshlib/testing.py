@@ -15,6 +15,7 @@ from meshlib.groups.backend import parse_backend
 from meshlib.job.current import install
 from meshlib.job.thread_rank import ThreadRank, set_thread_rank
 from meshlib.job.world import World
+from meshlib.launcher.ranks.failure import Blame, RaisedError, first_failure
 from transport.checks import to_whole_number
 from transport.communicators import backends
 from transport.communicators.runtime import Runtime
@@ -29,9 +30,9 @@ from transport.store.hash_store import HashStore
 
 T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
-# How long threads that were told to stop may take to do so.
+# How long threads may take to stop.
 GRACE_SECONDS = 5.0
-# What a client of XLA takes for the number of cores when it begins, and enough for most tests.
+# The variable from which a client of XLA takes the number of cores; enough for most tests.
 _XLA_THREADS, _ENOUGH_THREADS = "NPROC", 16
 
 
@@ -53,20 +54,19 @@ def run_ranks(
 ) -> list[T]:
     """Call ``fn(*args)`` as each of ``world_size`` ranks, each a thread, and return the results.
 
-    The default group is there when ``fn`` begins: it uses ``meshlib.get_rank()`` and the rest. A
-    program with ``init_process_group()`` of its own does as in a process: it makes its own default
-    group in place of that one (over ``backend``, if it names none) and may end it and make another.
-    What it reads in ``os.environ`` itself is the process's, not the rank's.
+    The default group exists when ``fn`` begins. As in a process, it may call
+    ``init_process_group()``: that makes another default group in place of this one, over
+    ``backend`` if it names none. The variables in ``os.environ`` are the process's, not the rank's.
 
     ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the default deadline of the
     calls inside (``timeout`` if None). Any backend will do: over ``tcp`` the threads talk through
-    real sockets. If ``fn`` uses JAX, import it before this is called. Where JAX has begun with too
-    few threads for the ranks, their arrays and programs are on a CPU device of another client of
-    XLA's: JAX's default device (``jax.default_device``) in each rank's thread.
+    real sockets. If ``fn`` uses JAX, import JAX before this call. If JAX has begun with too few
+    threads for the ranks, each rank's default device (``jax.default_device``) is a CPU device of
+    another client of XLA.
 
-    Raises ``RankError`` for the rank that failed first, with its exception as the cause: a rank
-    that failed because another one did is never named. Raises ``CollectiveTimeoutError`` when the
-    time is over, naming the ranks that were not done; ValueError and TypeError for arguments.
+    Raises ``RankError`` for the rank that failed first, with its exception as the cause, not for
+    one that failed because of it. Raises ``CollectiveTimeoutError`` with the ranks that were not
+    done when the time is over, and ValueError and TypeError for wrong arguments.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -201,7 +201,7 @@ class _Run:
             timeout if call_timeout is None else to_seconds(call_timeout, "call_timeout")
         )
         self._results: list[Any] = [None] * size
-        self._failures: list[tuple[int, BaseException]] = []
+        self._failures: list[RaisedError] = []
         self._ranks = [
             ThreadRank(store.clone(), rank, size, backend, self._call_timeout)
             for rank in range(size)
@@ -239,14 +239,14 @@ class _Run:
                 runtime=Runtime(),
                 backends=self._backends,
                 timeout=self._call_timeout,
-            )
+            ).join()
             install(world, thread_only=True)
             mine.provided = True
             with _jax_of_a_rank(mine.jax_device):
                 self._results[rank] = self._fn(*self._args)
         except BaseException as error:  # noqa: BLE001 (re-raised by the caller's thread)
             with self._lock:
-                self._failures.append((rank, error))
+                self._failures.append(RaisedError(rank, error))
             how = f"raised {type(error).__name__}: {error}"
             if mine.world is not None:
                 mine.world.announce_exit(how)
@@ -260,7 +260,7 @@ class _Run:
                     world.close(drain=0.0 if self._failures else GRACE_SECONDS, linger=0.0)
                 except CollectiveMismatchError as error:
                     with self._lock:
-                        self._failures.append((rank, error))
+                        self._failures.append(RaisedError(rank, error))
 
     def _stop(self, late: list[int]) -> None:
         why = f"the run ended: {self._timeout:g} s are over"
@@ -272,15 +272,13 @@ class _Run:
 
     def _raise_failure(self, late: list[int]) -> None:
         with self._lock:
-            failures = list(self._failures)
-        # What a rank raises because another one failed says nothing about the cause.
-        primary = [f for f in failures if not isinstance(f[1], DistError)] or failures
-        if late and primary is failures:
+            first = first_failure(self._failures)
+        if late and (first is None or first.blame is not Blame.OWN):
             raise CollectiveTimeoutError(
                 f"ranks {late} of {self._size} were not done after {self._timeout:g} s"
-            ) from (primary[0][1] if primary else None)
-        if primary:
-            rank, error = primary[0]
+            ) from (None if first is None else first.error)
+        if first is not None:
+            rank, error = first.rank, first.error
             raise RankError(
                 f"rank {rank} of {self._size} raised {type(error).__name__}: {error}", rank
             ) from error

@@ -37,18 +37,6 @@ _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"
 
 
-_said: set[str] = set()
-_saying = threading.Lock()
-
-
-def _say_once(obstacle: str) -> None:
-    """Log why this process takes TCP inside its host: once, and once for the host's ranks."""
-    with _saying:
-        if obstacle not in _said and os.environ.get(environment.LOCAL_RANK, "0") == "0":
-            _LOGGER.warning("ranks of this host use TCP: %s", obstacle)
-        _said.add(obstacle)
-
-
 class AutoCommunicator(Forwarding, Communicator):
     """Collectives through shared memory when all members really share a host, else on two levels:
     inside hosts by shared memory, between them by TCP. Messages go by shared memory between
@@ -84,7 +72,10 @@ class AutoCommunicator(Forwarding, Communicator):
             self._near.mailbox.shared = True
             self._directory: Directory = self._near.neighbourhood
         else:
-            _say_once(obstacle)
+            # One rank of the host is enough.
+            is_first = os.environ.get(environment.LOCAL_RANK, "0") == "0"
+            if is_first and membership.runtime.note_once(obstacle):
+                _LOGGER.warning("ranks of this host use TCP: %s", obstacle)
             self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 

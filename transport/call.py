@@ -13,12 +13,12 @@ import struct
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from transport.deadline import Deadline
 from transport.native import core
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from transport.cuda.flat import Completion
 
 _LAYOUT = struct.Struct("<QQiHHBBHI")
@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
     recorded, and counted."""
 
 
-def _kind_name(code: int) -> str:
+def kind_name(code: int) -> str:
     """Return what a kind is called; what comes over the wire may be none."""
     try:
         return Kind(code).name.lower()
@@ -106,8 +106,8 @@ class CallHeader(NamedTuple):
 
     def __str__(self) -> str:
         if self.kind == Kind.REFUSED:
-            return f"call #{self.sequence} {_kind_name(self.extra)}, refused"
-        kind = _kind_name(self.kind)
+            return f"call #{self.sequence} {kind_name(self.extra)}, refused"
+        kind = kind_name(self.kind)
         parts = [f"call #{self.sequence} {kind}"]
         if self.dtype:
             parts.append(f"dtype={dtype_name(self.dtype)}")

@@ -12,7 +12,7 @@ from typing import Any, Self
 from meshlib.job.current import current_world
 from meshlib.job.world import World
 from meshlib.recording.recorder import Record
-from meshlib.trace import writing
+from meshlib.trace.dump import RankDump
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class profile:
         world = self._world
         if world is None:
             raise RuntimeError("nothing was profiled: use the profile as a context manager first")
-        data = writing.as_dict(world.rank, world.size, self._records, self._groups(), None)
-        return writing.write(directory, data)
+        dump = RankDump.of(world.rank, world.size, self._records, self._groups())
+        return dump.write(directory)
 
     def __str__(self) -> str:
         head = (

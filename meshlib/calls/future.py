@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshlib.calls.lane import Continuations
@@ -333,6 +333,13 @@ def check_callable(callback: object) -> None:
     """Raise TypeError unless ``callback`` can be called."""
     if not callable(callback):
         raise TypeError(f"callback must be callable, got {callback!r}")
+
+
+def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
+    """Return a future to be settled, waited for as ``futures`` are: at least one."""
+    # A thread that waits for a remote call lets another one run.
+    remote = next((future for future in futures if type(future) is not Future), futures[0])
+    return remote._follower()  # pyright: ignore[reportPrivateUsage]
 
 
 def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:

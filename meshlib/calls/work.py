@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from meshlib.arrays.adapter import is_only_returned
 from meshlib.arrays.ignored import UntakenResult
-from meshlib.calls.future import End, Future, after
+from meshlib.calls.future import End, Future, after, joint
 from meshlib.calls.lane import Continuations
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError
@@ -167,22 +167,43 @@ class _Ends:
             end.join()
 
 
-def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]:
-    """Return one ``Work`` of several: it ends when all of them have.
+@overload
+def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]: ...
+@overload
+def collect_all(works: Sequence[Future[T]]) -> Future[list[Future[T]]]: ...
+def collect_all(works: Any) -> Any:
+    """Return one ``Work`` of several, or one ``Future``: it ends when all of them have.
 
-    Its result is the list of theirs; what it raises is what the first in the list raises that
-    failed. None, which a call gives on a rank that is no member, is left out.
+    The result of a ``Work`` is the list of the results of ``works``; if some failed, it raises the
+    exception of the first of them in the list. None, which a call returns on a rank that is no
+    member, is left out. The value of a ``Future`` is the list of the futures, well or not, as for
+    ``torch.futures.collect_all``.
 
-    Raises TypeError for anything else in ``works``, ValueError where nothing is left.
+    Raises TypeError unless all are a Work or None, or all a Future; ValueError where none is left.
     """
-    if not isinstance(works, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"works must be a list of Work, got {works!r}")
-    for i, work in enumerate(works):
-        if work is not None and not isinstance(work, Work):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"works[{i}] must be a Work or None, got {work!r}")
-    parts = [work.get_future() for work in works if work is not None]
-    if not parts:
+    if not isinstance(works, Sequence):
+        raise TypeError(f"works must be a list of Work, or of Future, got {works!r}")
+    given: Sequence[Any] = [one for one in works if one is not None]  # pyright: ignore[reportUnknownVariableType]
+    if not given:
         raise ValueError("works has no Work; expected at least one")
+    kind = Future if isinstance(given[0], Future) else Work
+    for i, one in enumerate(works):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if not isinstance(one, kind) and (one is not None or kind is Future):
+            expected = "Future" if kind is Future else "Work or None"
+            raise TypeError(f"works[{i}] must be a {expected}, got {one!r}")
+    return _collect_futures(given) if kind is Future else _collect_works(given)
+
+
+def _collect_futures(futures: Sequence[Future[T]]) -> Future[list[Future[T]]]:
+    whole = joint(futures)
+    note = after(len(futures), lambda: whole.set_result(list(futures)))
+    for future in futures:
+        future.add_done_callback(note)
+    return whole
+
+
+def _collect_works(works: Sequence[Work[T]]) -> Work[list[T]]:
+    parts = [work.get_future() for work in works]
     names = [repr(work) for work in works]
 
     def tell() -> None:

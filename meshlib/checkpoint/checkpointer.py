@@ -6,12 +6,12 @@ import threading
 from functools import partial
 from typing import Any, Literal, Self
 
-from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.files.folder import entries_of, latest_step
 from meshlib.checkpoint.files.keeping import Keeping
 from meshlib.checkpoint.files.locations import Location, open_storage
 from meshlib.checkpoint.files.storage import Storage
 from meshlib.checkpoint.loading import load_like
+from meshlib.checkpoint.participants import Participants
 from meshlib.checkpoint.pieces import Room, Shares
 from meshlib.checkpoint.saving import Save
 from meshlib.job.current import Group
@@ -59,7 +59,7 @@ def save(
         RankFailedError: If a rank dies; as any collective's other errors.
     """
     storage = partial(open_storage, path, sync=sync)
-    return Save(Party(group), storage, state, step, metric).write(Keeping())
+    return Save(Participants(group), storage, state, step, metric).write(Keeping())
 
 
 def load(
@@ -102,7 +102,7 @@ def load(
         CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
             array, chunk and file.
     """
-    return load_like(Party(group), path, step, like, strict=strict, verify=verify)
+    return load_like(Participants(group), path, step, like, strict=strict, verify=verify)
 
 
 class Checkpointer:
@@ -139,15 +139,15 @@ class Checkpointer:
         better: Literal["lower", "higher"] = "lower",
         sync: bool = True,
     ) -> None:
-        party = Party(group)
+        participants = Participants(group)
 
         def check() -> None:
             self._keeping = Keeping(keep_last, keep_best, better)
             self._storage = open_storage(path, sync=sync)
 
-        party.gather(check)  # so that what is wrong on one rank is raised on all
+        participants.gather(check)  # so that what is wrong on one rank is raised on all
         self._path = path
-        self._party = party.apart()
+        self._participants = participants.with_own_group()
         self._room: Room | None = None
         self._shares: Shares | None = None
         self._thread: threading.Thread | None = None
@@ -197,7 +197,7 @@ class Checkpointer:
         """Return a save to be written; which chunks are whose is worked out when that changes."""
         storage = self._storage
         begun = Save(
-            self._party,
+            self._participants,
             lambda: storage,
             state,
             step,
@@ -237,17 +237,19 @@ class Checkpointer:
         ``like``, ``strict`` and ``verify`` are as there. Waits for a save under way first.
         """
         self.wait()
-        return load_like(self._party, self._path, step, like, strict=strict, verify=verify)
+        return load_like(self._participants, self._path, step, like, strict=strict, verify=verify)
 
     def latest(self) -> int | None:
         """Return the step of the newest complete checkpoint, None if there is none."""
         self.wait()
-        return self._party.of_first(lambda: latest_step(self._path))
+        return self._participants.of_first(lambda: latest_step(self._path))
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, the oldest first."""
         self.wait()
-        return self._party.of_first(lambda: [e.step for e in entries_of(self._storage).complete])
+        return self._participants.of_first(
+            lambda: [e.step for e in entries_of(self._storage).complete]
+        )
 
     def close(self) -> None:
         """Wait for the save under way, and give back the group. Idempotent."""
@@ -258,7 +260,7 @@ class Checkpointer:
         finally:
             self._room = self._shares = None
             self._closed = True
-            self._party.leave()
+            self._participants.release()
 
     def __enter__(self) -> Self:
         return self

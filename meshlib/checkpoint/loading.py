@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import Description, check_step, find
 from meshlib.checkpoint.files.layout import Index
@@ -15,14 +14,17 @@ from meshlib.checkpoint.files.locations import open_storage
 from meshlib.checkpoint.files.storage import BLOCK
 from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file
 from meshlib.checkpoint.leaves import Host, Target, target_like
+from meshlib.checkpoint.participants import Participants
 from meshlib.checkpoint.tree import Maker, Matching
 from meshlib.sharding.local import Box, intersection, relative, shape_of
 from transport.crc32c import crc32c
 
 
-def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, verify: bool) -> Any:
+def load_like(
+    participants: Participants, path: Any, step: Any, like: Any, *, strict: bool, verify: bool
+) -> Any:
     """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
-    found = _find_together(party, path, step)
+    found = _find_together(participants, path, step)
 
     def match() -> tuple[Maker, dict[str, Target]]:
         matching = Matching(found.grids, strict=strict)
@@ -33,7 +35,7 @@ def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, ve
         }
 
     own: list[tuple[Maker, dict[str, Target]]] = []
-    party.gather(lambda: own.append(match()))
+    participants.gather(lambda: own.append(match()))
     make, targets = own[0]
     loaded: dict[str, Any] = {}
 
@@ -43,11 +45,11 @@ def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, ve
             loaded[name] = finish(None if box is None else chunks.read(name, box))
 
     # Nobody has anything of it before all have theirs.
-    party.gather(read)
+    participants.gather(read)
     return make(loaded.__getitem__)
 
 
-def _find_together(party: Party, path: Any, step: Any) -> Description:
+def _find_together(participants: Participants, path: Any, step: Any) -> Description:
     """Return the checkpoint that the first rank finds: the newest one may be another later.
 
     Raises, on every rank, what is wrong with the arguments of one, and CheckpointError for another
@@ -57,15 +59,15 @@ def _find_together(party: Party, path: Any, step: Any) -> Description:
     def look() -> tuple[int | None, Description | None]:
         number = None if step is None else check_step(step)
         open_storage(path)
-        return number, find(path, number) if party.is_first else None
+        return number, find(path, number) if participants.is_first else None
 
-    told = party.gather(look)
+    told = participants.gather(look)
     number, found = told[0]
-    for rank, (other, _) in zip(party.ranks, told, strict=True):
+    for rank, (other, _) in zip(participants.ranks, told, strict=True):
         if other != number:
             raise CheckpointError(
-                f"step is {number} on rank {party.ranks[0]} and {other} on rank {rank}; expected"
-                " the same on all ranks"
+                f"step is {number} on rank {participants.ranks[0]} and {other} on rank {rank};"
+                " expected the same on all ranks"
             )
     assert found is not None
     return found

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.files.layout import Index, Writers, aligned, chunked, members_outside
 from meshlib.checkpoint.files.storage import BLOCK, Storage
@@ -26,6 +25,7 @@ from meshlib.checkpoint.files.zarr import (
     little_endian,
 )
 from meshlib.checkpoint.leaves import Host, check_saved, sharding_of, to_host
+from meshlib.checkpoint.participants import Participants
 from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
 from transport.crc32c import crc32c
@@ -103,12 +103,12 @@ class Shares:
     that make no grid. Raises CheckpointError for arrays on ranks that do not take part.
     """
 
-    def __init__(self, party: Party, arrays: tuple[Kept, ...]) -> None:
-        outside = members_outside((kept.sharding for kept in arrays), party.ranks)
+    def __init__(self, participants: Participants, arrays: tuple[Kept, ...]) -> None:
+        outside = members_outside((kept.sharding for kept in arrays), participants.ranks)
         if outside:
             raise CheckpointError(
                 f"the state has arrays on ranks {outside}, which do not take part; expected"
-                f" them to be among the group's {list(party.ranks)}"
+                f" them to be among the group's {list(participants.ranks)}"
             )
         self.arrays = arrays
         self.documents: dict[str, Any] = {}
@@ -117,13 +117,13 @@ class Shares:
         self.moved: dict[str, Sharding] = {}
         # By array: the chunks that this rank writes, and where they lie in its part of the array.
         self._chunks: dict[str, list[tuple[Index, tuple[Any, ...]]]] = {}
-        writers = Writers(party.ranks, party.rank)
+        writers = Writers(participants.ranks, participants.rank)
         for kept in arrays:
-            self._deal(writers, party, kept)
+            self._deal(writers, participants, kept)
 
-    def _deal(self, writers: Writers, party: Party, kept: Kept) -> None:
+    def _deal(self, writers: Writers, participants: Participants, kept: Kept) -> None:
         name, shape, dtype, sharding = kept
-        count = len(party.ranks)
+        count = len(participants.ranks)
         if sharding is not None:
             landed = aligned(sharding, shape)
             if landed != sharding:
@@ -136,7 +136,7 @@ class Shares:
         indices = list(writers.deal(grid, sharding))
         if not indices:
             return
-        origin = sharding.slices(shape, party.rank) if sharding is not None else grid.whole
+        origin = sharding.slices(shape, participants.rank) if sharding is not None else grid.whole
         self._chunks[name] = [(index, relative(grid.box(index), origin)) for index in indices]
         if not any(indices[0]):
             self.first_chunks.append(name)

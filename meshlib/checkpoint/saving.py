@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from meshlib.checkpoint.agreement import Party, first_difference
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.files.folder import (
     Entry,
@@ -31,6 +30,7 @@ from meshlib.checkpoint.files.keeping import Keeping
 from meshlib.checkpoint.files.storage import Storage
 from meshlib.checkpoint.files.zarr import chunk_file, groups_above
 from meshlib.checkpoint.nodes import array_of, leaves_of, shown
+from meshlib.checkpoint.participants import Participants, first_difference
 from meshlib.checkpoint.pieces import Checksums, Kept, Piece, Room, Shares, detach
 from meshlib.checkpoint.tree import encode
 from transport.errors import DistError
@@ -44,7 +44,7 @@ class _Written(NamedTuple):
 
 
 class Save:
-    """One checkpoint on its way. Made and written by all ranks of ``party`` together.
+    """One checkpoint on its way. Made and written by all ranks of ``participants`` together.
 
     Raises what ``meshlib.checkpoint.save`` says. One that is to be ``detached`` tells the others
     nothing before ``write``, unless there are arrays that have to be laid out anew, and all that is
@@ -60,7 +60,7 @@ class Save:
 
     def __init__(
         self,
-        party: Party,
+        participants: Participants,
         storage: Callable[[], Storage],
         state: Any,
         step: int,
@@ -69,7 +69,7 @@ class Save:
         detached: bool = False,
         known: Shares | None = None,
     ) -> None:
-        self._party = party
+        self._participants = participants
         self._step, self._metric = -1, metric
         self._owner = new_owner()
         self._unfinished: list[Entry] = []
@@ -130,27 +130,27 @@ class Save:
         self._tree, arrays = encode(state)
         kept = tuple(Kept.of(name, leaf) for name, leaf in arrays.items())
         same = known is not None and known.arrays == kept
-        self.shares = known if same else Shares(self._party, kept)
+        self.shares = known if same else Shares(self._participants, kept)
         return arrays
 
     def _agree(self) -> None:
-        party = self._party
+        participants = self._participants
 
         def tell() -> tuple[str, Entry | None]:
             if self._wrong is not None:
                 raise self._wrong
             digest = sha256(json.dumps(self._lines()).encode()).hexdigest()
-            if party.is_first:
+            if participants.is_first:
                 self._unfinished = entries_of(self._storage).unfinished
                 self._entry = claim_entry(self._storage, self._step, self._owner)
             return f"{digest} step {self._step} metric {self._metric}", self._entry
 
         try:
-            told = party.gather(tell)
+            told = participants.gather(tell)
             self._entry = told[0][1]
             if any(digest != told[0][0] for digest, _ in told):
                 own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
-                difference = first_difference(party.ranks, party.gather(lambda: own))
+                difference = first_difference(participants.ranks, participants.gather(lambda: own))
                 raise CheckpointError(
                     f"{difference}; expected the same tree on all ranks (what differs by rank is a"
                     " DArray, or not in it)"
@@ -170,7 +170,7 @@ class Save:
 
     def _give_up(self, error: BaseException) -> None:
         """Remove what there is of it, on the first rank, and what other jobs have left."""
-        if self._entry is None or not self._party.is_first:
+        if self._entry is None or not self._participants.is_first:
             return
         entry, storage = self._entry, self._storage
         if self._owner not in storage.claims(entry.name):
@@ -200,7 +200,7 @@ class Save:
         def write_own() -> _Written:
             if self._wrong is not None:
                 raise self._wrong
-            first = self._party.is_first
+            first = self._participants.is_first
             try:
                 checksums = shares.write(self._pieces, storage, entry.name, first=first)
                 storage.sync()
@@ -225,8 +225,8 @@ class Save:
             sweep(storage, self._unfinished)
 
         try:
-            written = self._party.gather(write_own)
-            self._party.of_first(commit)
+            written = self._participants.gather(write_own)
+            self._participants.of_first(commit)
         except BaseException as error:
             storage.forget()
             self._give_up(error)
@@ -239,7 +239,7 @@ class Save:
         It looks for one file of each place: a folder on a machine's own disk has the same path
         on all of them, and each would keep a part of a checkpoint that counts as complete.
         """
-        ranks, storage = self._party.ranks, self._storage
+        ranks, storage = self._participants.ranks, self._storage
         files: dict[str, tuple[int, str]] = {}
         for rank, (place, checksums) in zip(ranks, written, strict=True):
             for array, chunks in checksums.items():

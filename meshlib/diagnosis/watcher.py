@@ -1,7 +1,7 @@
-"""The watcher: a rank's ear for the job's log of events, in a thread that sleeps in the store.
+"""The watcher: follows the job's log of events in a thread that sleeps in the store.
 
 It answers while the rank's own threads compute or block, and wakes them when a group has failed.
-Ranks that are threads of one process share the thread: each event is read once for all of them.
+Ranks that are threads of one process share the thread, which reads each event once for all.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
+from typing import Protocol
 
-from meshlib.diagnosis.attendant import END_SECONDS, Attendant
+from meshlib.diagnosis.shared_thread import END_SECONDS, SharedThread
 from meshlib.events.events import Departures, Event, Leave, RankLost, parse
 from meshlib.events.log import EVENTS, LogReader
 from transport import environment
@@ -24,35 +25,39 @@ _LOGGER = logging.getLogger("meshlib")
 LOST = "was lost: its connection to the store broke"
 BETTER_NEWS_SECONDS = 0.2
 FROM_LAUNCHER_SECONDS = 0.8
-"""Where one launcher has started all ranks and serves their store: it lives as long as that
-answers, and will say how a rank ended; on a busy machine, a moment after its connection breaks.
+"""The same where one launcher started all ranks and serves their store.
+
+That launcher lives as long as the store answers, and will say how a rank ended; on a busy machine,
+a moment after the rank's connection breaks.
 """
-# Ranks leave together: who woke up for each of them would do so as often as there are ranks.
+# Ranks leave together: waking up for each of them would take as many wakeups as ranks.
 LEAVING_SECONDS = 0.01
 
 News = Event | Departures
-Handler = Callable[[News], None]
-OnSilence = Callable[[DistError | None], None]
+
+
+class Listener(Protocol):
+    """The receiver of a watcher's news."""
+
+    def hear(self, event: News) -> None:
+        """Act on one entry of the job's log."""
+        ...
+
+    def on_store_lost(self, error: DistError | None) -> None:
+        """Act on the loss of the store; ``error`` is the symptom."""
+        ...
 
 
 class Watcher:
-    """Hands each event of the job's log in ``store`` to ``handler``, in order, one at a time.
+    """Hands each event of the job's log in ``store`` to ``listener``, in order, one at a time.
 
-    What was in the log before may come in the thread that makes this. ``on_silence`` is called
-    when the store has gone before this rank, with the error that told. Ranks that are read to leave
-    together come as one ``Departures``.
+    Earlier events may come in the constructing thread. Ranks that leave together come as one
+    ``Departures``.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        handler: Handler,
-        on_silence: OnSilence,
-    ) -> None:
+    def __init__(self, store: Store, rank: int, listener: Listener) -> None:
         self._rank = rank
-        self._handler = handler
-        self.on_silence = on_silence
+        self.listener = listener
         self._closing = False
         self._seen = 0
         # Held while an event is handled; an RLock, because that may end in ``close``.
@@ -61,7 +66,7 @@ class Watcher:
         self._reader.enter(self, store)
 
     def close(self) -> None:
-        """Stop following; the will is withdrawn. No event is handled any more afterwards."""
+        """Stop following, and withdraw the will. Afterwards no event is handled."""
         self._closing = True
         self._reader.leave(self)
         if self._turn.acquire(timeout=END_SECONDS):
@@ -69,11 +74,11 @@ class Watcher:
 
     @property
     def will(self) -> str:
-        """What the store's server writes into the log if this rank is gone without ``close``."""
+        """The line that the store's server writes if this rank is gone without ``close``."""
         return RankLost(self._rank, LOST, vague=True).line()
 
     def take(self, events: Sequence[News]) -> None:
-        """Handle those of ``events``, all that there were, which this rank has not seen yet."""
+        """Handle the new ones of ``events``, which are all since the beginning."""
         with self._turn:
             while self._seen < len(events) and not self._closing:
                 self._seen += 1
@@ -81,14 +86,14 @@ class Watcher:
 
     def _handle(self, event: News) -> None:
         try:
-            self._handler(event)
+            self.listener.hear(event)
         except Exception:
-            # Worse than one answer less is a rank that hears nothing any more.
+            # A rank that misses one event is better than one that misses all later ones.
             _LOGGER.exception("rank %d could not act on %r", self._rank, event)
 
 
-class _Reader(Attendant[Watcher]):
-    """Reads the log, and has the watchers take what comes."""
+class _Reader(SharedThread[Watcher]):
+    """Reads the log for all watchers."""
 
     name = "watcher"
     prepares = True
@@ -120,24 +125,24 @@ class _Reader(Attendant[Watcher]):
             if any(isinstance(event, Departures) for event in events):
                 ending.wait(LEAVING_SECONDS)
 
-    def bereave(self, error: DistError | None) -> None:
+    def on_store_lost(self, error: DistError | None) -> None:
         for watcher in self.users:
-            watcher.on_silence(error)
+            watcher.listener.on_store_lost(error)
 
     def _prepare(self, store: Store, user: Watcher) -> None:
         store.set_will(EVENTS, user.will)
 
 
 def _patience() -> float:
-    """Return how long whoever watches a process is given to say how it ended."""
+    """Return how long a launcher is given to say how a process ended."""
     if environment.AGENT_STORE not in os.environ:
-        return 0.0  # no launcher of ours: nobody will say more, and the launcher may end this rank
+        return 0.0  # another launcher says no more, and may end this rank
     alone = os.environ.get(environment.GROUP_WORLD_SIZE, "1") == "1"
     return FROM_LAUNCHER_SECONDS if alone else BETTER_NEWS_SECONDS
 
 
 def _unexplained(events: Sequence[Event]) -> bool:
-    """Whether a rank is lost of which nobody has said how."""
+    """Whether a rank is lost, and no event says how."""
     lost = [event for event in events if isinstance(event, RankLost)]
     return bool({e.rank for e in lost if e.vague} - {e.rank for e in lost if not e.vague})
 

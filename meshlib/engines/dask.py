@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Client, as_completed, wait
 
 from meshlib.engines.variables import Attempt, rank_variables
-from meshlib.launcher.ranks.failure import ECHOES
+from meshlib.launcher.ranks.failure import RaisedError, first_failure
 from transport.net import LOOPBACK
 from transport.net.sockets import local_address_towards
 
@@ -36,20 +36,21 @@ def run(
     """Run ``fn(*args)`` on every worker at once, as the ranks of one job; return the results.
 
     Args:
-        client: of the cluster. Its workers must be processes with one thread each: a rank is a
-            process.
-        fn: called after ``init_process_group``, which is undone after it.
-        args: for ``fn``, pickled.
-        mesh: what ``init_device_mesh()`` without arguments finds, as ``dp=2,tp=2``.
-        workers: addresses of the workers to use; default: all. Ranks go by machine, then address.
-        backend: ``init_process_group``'s.
-        timeout: for the ranks to meet and of their calls, in seconds.
-        host: the address at which workers reach this process; default: the one towards the
+        client: The client of the cluster. Its workers must be processes with one thread each: a
+            rank is a process.
+        fn: The function. The default process group exists while it runs.
+        args: Its arguments, pickled.
+        mesh: The mesh that ``init_device_mesh()`` without arguments makes, as ``dp=2,tp=2``.
+        workers: The addresses of the workers to use; default: all. Ranks go by machine, then
+            address.
+        backend: The backend of ``init_process_group``.
+        timeout: The deadline of the ranks' meeting and of their calls, in seconds.
+        host: The address at which workers reach this process; default: the one towards the
             scheduler.
 
-    Raises what the rank raised that failed first (an error that is only the echo of another rank's
-    comes last), ``KilledWorker`` when its worker died; the other ranks' tasks are cancelled.
-    ValueError for workers that are unknown, have several threads, or are none.
+    Raises the exception of the rank that failed first (``KilledWorker`` if its worker died), and
+    cancels the other ranks' tasks. Raises ValueError for workers that are unknown or have several
+    threads, and when there is none.
     """
     information = client.scheduler_info(n_workers=-1)["workers"]
     chosen = _choose(information, workers)
@@ -113,18 +114,18 @@ def _address_of_client(client: Client) -> str:
 
 
 def _cause(futures: list[Any]) -> BaseException:
-    """Return the error that began it: one that is no echo, if it comes within a moment."""
+    """Return the error that caused the others; it may come a moment after them."""
     with contextlib.suppress(TimeoutError):
         wait(futures, timeout=_ECHO_SECONDS)
-    errors = [future.exception() for future in futures if future.status == "error"]
-    causes = [error for error in errors if not _is_echo(error)]
-    if not errors:
+    errors = [
+        RaisedError(rank, future.exception(), 0.0)  # no time: workers' clocks are their own
+        for rank, future in enumerate(futures)
+        if future.status == "error"
+    ]
+    first = first_failure(errors)
+    if first is None:
         raise RuntimeError("the cluster has cancelled the tasks of a job that runs")
-    return (causes or errors)[0]
-
-
-def _is_echo(error: BaseException) -> bool:
-    return any(kind.__name__ in ECHOES for kind in type(error).__mro__)
+    return first.error
 
 
 def _rank(

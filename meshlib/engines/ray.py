@@ -29,10 +29,11 @@ _LEAVING_SECONDS = 5.0
 class MeshlibConfig(BackendConfig):
     """How Ray's workers become ranks.
 
-    ``backend``, ``timeout`` (seconds) are ``init_process_group``'s; it is called before the
-    training function and undone after it, unless ``init`` is false. ``mesh`` is what
-    ``init_device_mesh()`` without arguments finds, as ``dp=2,tp=2``; it needs a fixed number of
-    workers.
+    The arguments ``backend`` and ``timeout`` (seconds) are those of ``init_process_group``. Unless
+    ``init`` is false, the default process group exists while the training function runs.
+
+    Without arguments, ``init_device_mesh()`` makes ``mesh``, as ``dp=2,tp=2``; it needs a fixed
+    number of workers.
     """
 
     backend: str | None = None

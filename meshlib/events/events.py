@@ -1,7 +1,8 @@
-"""The events of a job: what its ranks, and who watches over them, tell each other.
+"""The events of a job, which its ranks, launchers and monitors publish.
 
-Each is one line of a log in the store, which everybody reads from its beginning (``event_log``).
-``reporter`` describes the protocol. Nothing here needs NumPy, so that a launcher can speak as well.
+Each event is one line of a log in the store, which all ranks read from its beginning
+(``events.log``). ``calls.failures.reporter`` describes the protocol. Nothing here needs NumPy:
+launchers publish events, too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from transport.errors import (
 )
 
 Chain = tuple[int, int]
-"""How far a rank's calls on a group have come: the last collective's number, the hash of all."""
+"""The end of a rank's chain of calls on a group: the last collective's number, the hash of all."""
 Chains = Mapping[str, Chain | None]
-"""By a group's id, of the groups that calls were made on; None: it broke, or is gone already."""
+"""By the id of each group on which calls were made; None: the group broke, or is gone already."""
 
 _ERRORS: dict[str, type[DistError]] = {
     cls.__name__: cls
@@ -48,7 +49,7 @@ Parse = Callable[[bytes], E]
 
 
 def reader_of(*kinds: type[E]) -> Parse[E]:
-    """Return what reads the lines of a log whose entries are of these ``kinds``."""
+    """Return the parser of a log whose entries are of these ``kinds``."""
     by_name = {cls.kind: cls for cls in kinds}
 
     def parse(line: bytes) -> E:
@@ -65,9 +66,9 @@ class Event(Entry):
 
 @dataclass(frozen=True, slots=True)
 class RankLost(Event):
-    """``rank`` is gone, and breaks the groups that it is a member of; ``how`` completes "rank 1 …".
+    """``rank`` is gone, and breaks its groups; ``how`` completes "rank 1 …".
 
-    ``vague``: another may know better why.
+    ``vague``: another event may give the reason.
     """
 
     kind: ClassVar[str] = "rank_exit"
@@ -96,8 +97,9 @@ class Leave(Event):
 
 @dataclass(frozen=True, slots=True)
 class Query(Event):
-    """Every member of ``group`` is asked for a statement (``statements``), about the collective
-    ``sequence``; ``ticket`` tells where the answer goes.
+    """Every member of ``group`` is asked for a statement about the collective ``sequence``.
+
+    ``ticket`` says where the answer goes (``answer_key``).
     """
 
     kind: ClassVar[str] = "query"
@@ -110,8 +112,7 @@ class Query(Event):
 class Abort(Event):
     """``group`` is broken on all its members.
 
-    ``error`` is the name of what they raise, with ``message``; ``lost`` the rank that is gone, if
-    one is.
+    ``error`` is the class of their exception, with ``message``. ``lost`` is the lost rank, if any.
     """
 
     kind: ClassVar[str] = "abort"
@@ -127,7 +128,7 @@ class Abort(Event):
         return cls(group, type(error).__name__, str(error), lost)
 
     def exception(self) -> DistError:
-        """Return what the members raise."""
+        """Return the exception of the members."""
         cls = _ERRORS.get(self.error, DistBackendError)
         if cls is RankFailedError:
             return RankFailedError(self.message, self.lost)
@@ -138,7 +139,7 @@ class Abort(Event):
 class Refused(Event):
     """A member of ``group`` does not make the collective ``sequence``: its arguments are wrong.
 
-    ``message`` says which member, where, and what is wrong.
+    ``message`` names the member, its line, and the wrong argument.
     """
 
     kind: ClassVar[str] = "refused"
@@ -166,7 +167,7 @@ class Ready(Event):
 
 @dataclass(frozen=True, slots=True)
 class Watched(Event):
-    """``by`` wants a sample (``sampling``) of each rank in every ``every`` seconds; 0: no more."""
+    """The monitor ``by`` wants a sample of each rank every ``every`` seconds; 0: no more."""
 
     kind: ClassVar[str] = "watched"
     by: str
@@ -175,7 +176,7 @@ class Watched(Event):
 
 @dataclass(frozen=True, slots=True)
 class StackAsked(Event):
-    """``rank`` is asked for the stacks of its threads; ``ticket`` tells where the answer goes."""
+    """``rank`` is asked for the stacks of its threads; ``ticket`` says where the answer goes."""
 
     kind: ClassVar[str] = "stack asked"
     rank: int
@@ -183,15 +184,15 @@ class StackAsked(Event):
 
 
 class Departures:
-    """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``.
+    """Ranks have left in good order: no line, but the sum of successive ``Leave`` events.
 
-    All ranks that are threads of a process are given the same, sorted out once: what each of a
-    thousand ranks does here must not be done for each of those that have left.
+    Ranks that are threads of a process share the object. With a thousand ranks, sorting out the
+    departures once for each of them would take a million steps.
     """
 
     def __init__(self, leaves: Sequence[Leave]) -> None:
         self.ranks: frozenset[int] = frozenset(leave.rank for leave in leaves)
-        """Who has left."""
+        """The ranks that have left."""
         self._chains: dict[str, dict[Chain | None, list[int]]] = {}
         for leave in leaves:
             for group, chain in leave.joined.items():
@@ -201,11 +202,11 @@ class Departures:
         }
 
     def chains(self, group: str) -> Mapping[Chain | None, Sequence[int]]:
-        """Return how far they had come on ``group``, and which ranks so far."""
+        """Return the ends of their chains of calls on ``group``, each with its ranks."""
         return self._chains.get(group, {})
 
     def without(self, group: str) -> frozenset[int]:
-        """Return who of them has made no call on ``group``."""
+        """Return those of them that have made no call on ``group``."""
         return self._strangers.get(group, self.ranks)
 
 

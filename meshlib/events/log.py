@@ -1,6 +1,6 @@
-"""Logs in the store: appending to them, following them, and who knows where a job's log is.
+"""Logs in the store: appending to them, following them, and finding the log of a job.
 
-A log is a key that lines are appended to; who follows it sleeps in the store's server. Agents of
+A log is a key to which lines are appended; its readers sleep in the store's server. Agents of
 several nodes keep one of their own in the same way (``meshlib.launcher.nodes.records``).
 """
 
@@ -23,10 +23,10 @@ LOGS = "meshrun/logs"
 """The store's key under which each World of the job has put the name of its log of events."""
 
 ENDED = "meshrun/ended"
-"""Under this and the attempt's number, the ranks whose programs have ended well, a line each."""
+"""Prefix of the key, with the attempt's number, of the ranks whose programs ended well."""
 
 STORE_SECONDS = 1.5
-"""What the store may take for an answer when a call has failed: its deadline has passed already."""
+"""How long the store may take to answer after a call has failed, past the call's deadline."""
 
 
 class LogReader(Generic[T]):
@@ -42,7 +42,7 @@ class LogReader(Generic[T]):
         """How many bytes have been read."""
 
     def read(self, timeout: float) -> list[T]:
-        """Return the entries that are new, having waited for one up to ``timeout`` seconds."""
+        """Return the new entries, after a wait for the first of up to ``timeout`` seconds."""
         try:
             news = self._store.tail(self._key, self.offset, timeout=timeout)
         except StoreTimeoutError:
@@ -65,9 +65,9 @@ def answer_key(ticket: str, rank: int) -> str:
 
 
 def register_log(store: Store) -> None:
-    """Let whoever serves the store (a launcher) know where this job's log is.
+    """Tell the server of the store (a launcher) where this job's log is.
 
-    The launcher does not know under which prefixes the job keeps its keys.
+    The launcher does not know the prefixes of the job's keys.
     """
     log = EVENTS
     while isinstance(store, PrefixStore):
@@ -77,7 +77,7 @@ def register_log(store: Store) -> None:
 
 
 def ended_ranks(store: Store, attempt: str) -> list[int]:
-    """Return the ranks whose programs have ended well, as far as a launcher has said so."""
+    """Return the ranks whose programs have ended well, as far as a launcher has published them."""
     store = underlying(store)
     key = f"{ENDED}/{attempt}"
     return [int(line) for line in store.get(key).split()] if store.check([key]) else []
@@ -86,18 +86,18 @@ def ended_ranks(store: Store, attempt: str) -> list[int]:
 def announce_lost(store: Store, lost: Sequence[RankLost]) -> None:
     """Write to every log at the launcher's ``store`` that ranks are ``lost``.
 
-    Where no rank has come so far there is no log: they will miss those when they meet.
+    Before the first rank comes there is no log: the ranks will miss the lost ones when they meet.
     """
     for log in _logs(store):
         store.append(log, _lines(lost))
 
 
 def announce_ends(store: Store, attempt: int, ranks: Sequence[int]) -> None:
-    """Write that the programs of ``ranks`` have ended well, for those who wait for them to come.
+    """Write that the programs of ``ranks`` have ended well, for ranks that wait for them.
 
-    A rank that took part has said goodbye by itself, or its connections told.
+    A rank that took part has left by itself, or its broken connections told the others.
     """
-    # A World that is made in between writes its log first and reads this afterwards.
+    # A new World registers its log first, and reads this key afterwards.
     store.append(f"{ENDED}/{attempt}", "".join(f"{rank}\n" for rank in ranks))
     for log in _logs(store, f"restart{attempt}/"):
         here = log.rpartition("/")[0] + "/here"

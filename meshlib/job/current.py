@@ -1,49 +1,34 @@
-"""The World of whoever asks: the calling thread's own, else the process's."""
+"""The current World: the calling thread's own, else the process's."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from meshlib.collectives.collectives import Collectives
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.thread_rank import thread_rank
-
-if TYPE_CHECKING:
-    from meshlib.job.world import World
+from meshlib.job.world import Current, World, current
 
 Group = Collectives | None
 """A ProcessGroup, a DeviceMesh, or None for the default group."""
 
 
-class _Current(threading.local):
-    """The one state that is global: the World of the process, and of a thread with its own."""
-
-    process: ClassVar[World | None] = None
-    thread: World | None = None
-    gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()
-    """Makes what keeps the gradients of remote calls, for the workers of all Worlds."""
-
-
-_current = _Current()
-
-
 def keep_gradients_by(make: Callable[[], Any]) -> None:
-    """Have the workers of this process keep the gradients of remote calls by what ``make()``
-    returns.
-    """
-    _Current.gradients = (make,)
+    """Have the workers of this process keep the gradients of remote calls in ``make()``."""
+    Current.gradients = (make,)
 
 
 def gradients_kept_by() -> Callable[[], Any] | None:
-    """Return what ``keep_gradients_by`` was given last."""
-    return _Current.gradients[0] if _Current.gradients else None
+    """Return the last argument of ``keep_gradients_by``."""
+    return Current.gradients[0] if Current.gradients else None
 
 
 def find_world() -> World | None:
     """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
-    return _current.thread or (_Current.process if thread_rank() is None else None)
+    if not Current.in_threads:
+        return Current.process
+    return current.thread or (Current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
@@ -65,20 +50,14 @@ def install(world: World | None, *, thread_only: bool) -> None:
     if mine is not None:
         mine.world, mine.provided = world, False
     if thread_only or mine is not None:
-        _current.thread = world
+        Current.in_threads, current.thread = True, world
     else:
-        _Current.process = world
+        Current.process = world
 
 
 def is_thread_world(world: World) -> bool:
     """Return whether ``world`` belongs to this thread alone."""
-    return _current.thread is world
-
-
-def adopt_thread(world: World) -> None:
-    """Have the calling thread find ``world``, where ranks are threads."""
-    if find_world() is not world:
-        install(world, thread_only=True)
+    return current.thread is world
 
 
 def resolve_group(group: Group) -> Collectives:

@@ -1,10 +1,10 @@
-"""The end of a job: whether those who leave in good order have made the same calls.
+"""The end of a job: ranks that leave in good order compare the calls that they have made.
 
-The next frame that two members exchange tells of every difference before it. After the last call
-there is none: what a rank broadcasts while the others broadcast something else is found here. Who
-leaves says how far its chain of calls has come on each group, a number and the hash that calls
-carry (``CallHeader.history``), and compares with those who said so before. Its last calls lie in
-the store, for the table that all raise who can still be told: the first to leave is gone.
+The next frame between two members reveals every earlier difference. After the last call no frame
+follows, so a mismatch in the last calls is found here. A leaving rank publishes the end of its
+chain of calls on each group: a number, and the hash that calls carry (``CallHeader.history``). It
+compares with the ranks that left before. Its last calls stay in the store, for the table that the
+remaining ranks raise.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from meshlib.groups.process_group import ProcessGroup
 
 PARTING_SECONDS = 5.0
-"""What the store may take for an answer when a rank leaves."""
+"""How long the store may take to answer when a rank leaves."""
 
 
 def chains(groups: Iterable[ProcessGroup], joined: Iterable[str]) -> dict[str, Chain | None]:
-    """Return how far the chains of the groups ``joined`` have come."""
+    """Return the ends of the chains of calls on the groups ``joined``."""
     whole = {group.id: group.chain() for group in groups if group.await_failure(0) is None}
     return {group_id: whole.get(group_id) for group_id in sorted(joined)}
 
@@ -42,7 +42,7 @@ def chains(groups: Iterable[ProcessGroup], joined: Iterable[str]) -> dict[str, C
 def say_goodbye(
     store: Store, rank: int, found: Chains, groups: Iterable[ProcessGroup], records: FlightRecorder
 ) -> bool:
-    """Tell the others that ``rank`` leaves, after the calls ``found``; False: it cannot be told."""
+    """Tell the others that ``rank`` leaves after the calls ``found``; False without the store."""
     mine = [group for group in groups if found.get(group.id) and len(group.ranks) > 1]
     with suppress(DistStoreError):
         store = store.with_patience(PARTING_SECONDS)
@@ -54,9 +54,9 @@ def say_goodbye(
 
 
 def count_out(store: Store, size: int, lost: int, linger: float) -> None:
-    """Count this rank, of ``size``, as gone; ``lost`` are gone already.
+    """Count this rank, of ``size``, as gone; ``lost`` ranks are gone already.
 
-    The rank that serves the store waits until all are, at most ``linger`` seconds.
+    The rank that serves the store waits for all to be gone, at most ``linger`` seconds.
     """
     with suppress(DistStoreError):
         store = store.with_patience(PARTING_SECONDS)
@@ -76,9 +76,9 @@ def find_mismatch(
 ) -> DistError | None:
     """Return the error of the first group whose members have left after different calls.
 
-    ``left`` has those of the ranks that left before this one; ``told`` are the messages of failures
-    that were raised already (one mismatch may have broken several groups). Where one of them made
-    more calls than another, those that both made are compared.
+    ``left`` has the calls of the ranks that left before this one. ``told`` has the messages of
+    errors that were raised already: one mismatch may have broken several groups. If one rank made
+    more calls than another, the calls that both made are compared.
     """
     for group in groups:
         failure = group.await_failure(0)
@@ -122,7 +122,7 @@ def _collectives(records: FlightRecorder, group: ProcessGroup) -> dict[int, Reco
 
 
 def _differ(mine: Chain, theirs: Chain, calls: Mapping[int, Record]) -> bool:
-    """Whether the calls differ up to the last that they, who left before, have made."""
+    """Whether the calls differ up to the last one of the rank that left earlier."""
     if mine[0] == theirs[0]:
         return mine[1] != theirs[1]
     after = calls.get(theirs[0] + 1)

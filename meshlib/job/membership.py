@@ -1,11 +1,10 @@
-"""``JobMembership``: who this rank is, who else is there, and its place among them.
+"""``JobMembership``: the members of the job, and this rank's place among them.
 
 A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
-*place* is where it stands among the members of the present *epoch*. An epoch begins when the job
-does, and whenever the members have agreed (``meshlib.job.continuing.agreement``) that others are to
-go on: some are lost, some have come. Groups, meshes and messages name identities, so that what was
-said of a rank stays true of it; a rank that comes in the place of another has an identity of its
-own.
+*place* is its index among the members of the present *epoch*. An epoch begins with the job, and
+whenever the members have agreed (``meshlib.job.continuing.agreement``) on other members: some are
+lost, some have come. Groups, meshes and messages name identities, so that a statement about a rank
+stays true. A replacement has an identity of its own.
 """
 
 from __future__ import annotations
@@ -33,31 +32,31 @@ class Epoch:
 
 
 class JobMembership:
-    """What one rank knows of the job's members. Any thread.
+    """The members of the job, as far as ``rank`` knows. Any thread may ask.
 
     ``size`` ranks, with the identities 0 to ``size`` - 1, begin the job together. ``joining``:
-    ``rank`` comes later, and is the only member of an epoch of its own until it gets a place.
+    ``rank`` comes later. Until it gets a place it is the only member of an epoch of its own.
     """
 
     def __init__(self, rank: int, size: int, *, joining: bool = False) -> None:
         self.rank = rank
         self.joining: bool = joining
         self.launched = size
-        """How many ranks began the job together."""
+        """The number of ranks that began the job together."""
         self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
         self.known: int = max(rank + 1, size)
-        """All identities that this rank knows of are below this number."""
+        """All known identities are below this number."""
         self._news = threading.Condition()
         self._lost: dict[int, DistError] = {}
         self.left: frozenset[int] = frozenset()
         """The ranks that have left in good order."""
         self.departures: tuple[Departures, ...] = ()
-        """How they left, and how far their calls had come."""
+        """The events of their leaving, with the ends of their chains of calls."""
         self._waiting: dict[int, None] = {}
         self._agreed: dict[str, str] = {}
         self._epochs: dict[int, tuple[int, ...]] = {}
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ state
 
     @property
     def place(self) -> int:
@@ -67,9 +66,9 @@ class JobMembership:
 
     @property
     def whole(self) -> Sequence[int]:
-        """The ranks that a mesh over the whole job is over: a range, where they are all from 0 on.
+        """The ranks of a mesh over the whole job: a range if they are all ranks from 0 on.
 
-        A rank that has come later is told of those that the others began with.
+        For a rank that has come later, they are the ranks that began the job.
         """
         members = self.epoch.members
         if self.joining or isinstance(members, range):
@@ -79,24 +78,24 @@ class JobMembership:
 
     @property
     def lost(self) -> Mapping[int, DistError]:
-        """The ranks that are gone, and what the groups that they were members of broke with."""
+        """The lost ranks, with the errors that broke their groups."""
         with self._news:
             return dict(self._lost)
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The ranks that are there and wait for a place, in the order in which they came."""
+        """The ranks that wait for a place, in the order of their arrival."""
         with self._news:
             gone = self._lost.keys() | self.left | set(self.epoch.members)
             return tuple(rank for rank in self._waiting if rank not in gone)
 
     def failure_of(self, ranks: Collection[int]) -> DistError | None:
-        """Return the loss of the first of ``ranks`` that is gone."""
+        """Return the error of the first lost rank of ``ranks``."""
         with self._news:
             return next((error for rank, error in self._lost.items() if rank in ranks), None)
 
     def agreed(self, name: str) -> str | None:
-        """Return what was agreed on under ``name``, None if nothing is known of it."""
+        """Return the result of the agreement ``name``, None if there is none yet."""
         with self._news:
             return self._agreed.get(name)
 
@@ -109,13 +108,14 @@ class JobMembership:
 
     @property
     def latest(self) -> int:
-        """The number of the last epoch that was agreed on, whoever its members are."""
+        """The number of the last epoch that was agreed on, with this rank or without."""
         with self._news:
             return max(self._epochs, default=0)
 
     def call(self) -> tuple[int, str] | None:
-        """Return the number of the last epoch that was agreed on, and what was; None unless it is
-        after the present one and has this rank as a member.
+        """Return the number and the text of the last agreement on an epoch.
+
+        None unless it is after the present epoch and has this rank as a member.
         """
         with self._news:
             number = max(self._epochs, default=0)
@@ -124,12 +124,12 @@ class JobMembership:
             return number, self._agreed[epoch_name(number)]
 
     @property
-    def deserted(self) -> bool:
-        """Whether none of the members of the last epoch that was agreed on is there any more."""
+    def all_gone(self) -> bool:
+        """Whether all members of the last epoch that was agreed on are lost or have left."""
         return all(rank in self._lost or rank in self.left for rank in self._last_members())
 
     @property
-    def bereft(self) -> bool:
+    def all_lost(self) -> bool:
         """Whether all of those members are lost."""
         return all(rank in self._lost for rank in self._last_members())
 
@@ -141,15 +141,15 @@ class JobMembership:
     def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
         """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
 
-        It is asked whenever something was noted here.
+        ``due`` is called again whenever something was noted here.
         """
         with self._news:
             return bool(self._news.wait_for(due, timeout))
 
-    # ------------------------------------------------------------------ told
+    # ------------------------------------------------------------------ news
 
     def note_lost(self, rank: int, error: DistError) -> None:
-        """Note that ``rank`` is gone: ``error`` says how. What was said first stays."""
+        """Note that ``rank`` is gone: ``error`` says how. The first error stays."""
         with self._news:
             self._lost.setdefault(rank, error)
             self._news.notify_all()
@@ -169,7 +169,7 @@ class JobMembership:
             self._news.notify_all()
 
     def note_agreed(self, name: str, text: str) -> None:
-        """Note what members have agreed on."""
+        """Note the result of an agreement."""
         number = epoch_number(name)
         with self._news:
             if number is not None and text != "null":
@@ -178,7 +178,7 @@ class JobMembership:
             self._news.notify_all()
 
     def begin(self, epoch: Epoch, *, joining: bool = False) -> None:
-        """Make ``epoch`` the present one; ``joining``: of this rank alone, which has no place."""
+        """Make ``epoch`` the present one; ``joining``: this rank alone, without a place."""
         with self._news:
             self.epoch = epoch
             self.joining = joining
@@ -189,7 +189,7 @@ class JobMembership:
 
     def end_in_a_fork(self) -> None:
         """Be usable in a fork of this rank's process."""
-        self._news = threading.Condition()  # threads that are not here may have held it
+        self._news = threading.Condition()  # threads that did not come along may have held it
 
 
 _EPOCH = "epoch/"
@@ -201,10 +201,10 @@ def epoch_name(number: int) -> str:
 
 
 def epoch_number(name: str) -> int | None:
-    """Return which epoch the agreement ``name`` makes, None if it is about something else."""
+    """Return the number of the epoch that the agreement ``name`` makes, None for other ones."""
     return int(name.removeprefix(_EPOCH)) if name.startswith(_EPOCH) else None
 
 
 def without(members: Sequence[int], excluded: Collection[int]) -> tuple[int, ...]:
-    """Return ``members``, in their order, that are not ``excluded``."""
+    """Return the ``members`` that are not ``excluded``, in their order."""
     return tuple(rank for rank in members if rank not in excluded)

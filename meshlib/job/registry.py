@@ -1,28 +1,30 @@
-"""``GroupRegistry``: the groups that one rank has made, by their ids."""
+"""``GroupRegistry``: the groups that one rank has made, by their ids, and what ended them."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from meshlib.calls.context import RankContext
 from meshlib.calls.members import Members
+from meshlib.events.events import Departures, Refused
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
 from meshlib.plain_text import first_of
 from transport.checks import to_whole_numbers
 from transport.deadline import Timeout, to_seconds
+from transport.errors import DistBackendError, DistError
 from transport.operands.compression import Compression
 
 
 class GroupRegistry:
     """Makes groups, gives them ids that all members agree on without a message, and keeps them.
 
-    ``membership`` has the ranks of the job; ``backends`` and ``timeout`` (seconds) are what groups
-    get that ask for no others. ``on_made(group)`` is told of each before it is returned.
+    ``membership`` has the ranks of the job. ``backends`` and ``timeout`` (seconds) are the defaults
+    of groups. News of a group may come before this rank makes it: they are kept until then.
     """
 
     def __init__(
@@ -31,17 +33,18 @@ class GroupRegistry:
         membership: JobMembership,
         backends: Mapping[str, str],
         timeout: float,
-        on_made: Callable[[ProcessGroup], None],
     ) -> None:
         self._context = context
         self._membership = membership
         self._backends = backends
         self._timeout = timeout
-        self._on_made = on_made
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
+        self._failures: dict[str, DistError] = {}
+        self._refusals: dict[str, list[Refused]] = {}
+        self._left_behind: DistError | None = None
         self._interning = threading.Lock()
-        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # the last, and how many before
         self._made: dict[tuple[int, ...], int] = {}
         self._names: dict[str, int] = {}
         self._epoch = ""
@@ -57,9 +60,9 @@ class GroupRegistry:
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with these options.
 
-        One that has retired is followed by another, with an id of its own: when this rank's
-        program was told that it broke, or destroyed it. So are the members' programs, each in its
-        time, and none makes a call on the next one before; they agree without a message.
+        A retired group is followed by another one with an id of its own. A group retires when this
+        rank's program has seen its failure, or has destroyed it. Each member's program does so at
+        the same place, so members agree on the next group without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
         that are no ranks, appear twice, or do not include this one.
@@ -106,8 +109,8 @@ class GroupRegistry:
     ) -> ProcessGroup:
         """Return a new group of ``ranks`` (all by default), distinct from all others.
 
-        Members make their groups of the same ranks in the same order; nothing else is required,
-        and a rank outside need not call (if it does, it gets a group that it is no member of).
+        Members make their groups of the same ranks in the same order. Nothing else is required. A
+        rank outside need not call; if it does, it gets a group of which it is no member.
         """
         members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
         if sort:
@@ -123,7 +126,7 @@ class GroupRegistry:
     def agreed_group(
         self, name: str, members: Sequence[int], like: ProcessGroup, desc: str
     ) -> ProcessGroup:
-        """Return a new group of ``members``, which they have settled in the agreement ``name``.
+        """Return a new group of ``members``, which they settled in the agreement ``name``.
 
         Its backends and deadline are those of the group ``like``.
         """
@@ -134,16 +137,15 @@ class GroupRegistry:
         )
 
     def next_name(self, stem: str) -> str:
-        """Return ``stem`` with a number that rises with each call: equal on all that call alike."""
+        """Return ``stem`` with a number that rises with each call, alike on all ranks."""
         with self._lock:
             count = self._names[stem] = self._names.get(stem, 0) + 1
         return f"{stem}/{count}{self._epoch}"
 
     def begin_epoch(self, number: int, kept: Collection[str]) -> list[ProcessGroup]:
-        """Begin an epoch: groups have ids of their own in it, but for those ``kept`` (their ids).
+        """Begin an epoch, which gives groups new ids, except those ``kept`` (their ids).
 
-        Drops the others, and returns them, to be closed: the next group of the same ranks is
-        another one.
+        Drops the other groups and returns them, to be closed.
         """
         with self._interning:
             self._epoch = f" epoch {number}"
@@ -157,10 +159,10 @@ class GroupRegistry:
         return ended
 
     def quiet(self) -> dict[str, tuple[int, int, int]]:
-        """Return, of the groups that are whole and have no call under way, by id, the number of the
-        last collective, the hash of all, and the number of members.
+        """Return the state of the usable groups without a call under way, by id.
 
-        Where all members say the same of a group, they can go on with it.
+        The state is the number of the last collective, the hash of all, and the number of members.
+        Members that all have the same state of a group can go on with it.
         """
         return {
             group.id: (*group.chain(), len(group.ranks))
@@ -171,7 +173,7 @@ class GroupRegistry:
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
 
-        Raises TypeError for what is no list of whole numbers.
+        Raises TypeError unless ``ranks`` is a list of whole numbers.
         """
         if ranks is self._membership.epoch.members:
             return tuple(ranks)
@@ -204,7 +206,7 @@ class GroupRegistry:
         with self._lock:
             return self._groups.get(group_id)
 
-    def standings(self) -> list[tuple[Members, int]]:
+    def progress(self) -> list[tuple[Members, int]]:
         """Return the members of each group, and the number of its last collective."""
         return [(group.members, group.reached()) for group in self.all()]
 
@@ -213,10 +215,47 @@ class GroupRegistry:
         with self._lock:
             self._groups.clear()
 
-    def end_in_a_fork(self) -> None:
-        """Be usable in a fork of this rank's process."""
-        # Threads that are not here may have held them.
+    # ------------------------------------------------------------------ news
+
+    def fail(self, group_id: str, error: DistError) -> None:
+        """Break the group with that id, now or when it is made; the first error stays."""
+        with self._lock:
+            self._failures.setdefault(group_id, error)
+            group = self._groups.get(group_id)
+        if group is not None:
+            group.fail(error)
+
+    def refuse(self, refusal: Refused) -> None:
+        """Tell a group, now or when it is made, that a member refused one of its calls."""
+        with self._lock:
+            self._refusals.setdefault(refusal.group, []).append(refusal)
+            group = self._groups.get(refusal.group)
+        if group is not None:
+            group.door.failure.hear_refusal(refusal)
+
+    def lose(self, rank: int, error: DistError) -> None:
+        """Break the groups of ``rank``, whose loss ``membership`` has noted."""
+        for group in self.all():
+            if rank in group.ranks:
+                group.fail(error)
+
+    def do_without(self, left: Departures) -> None:
+        """Tell the groups that ranks have left, as ``membership`` has noted."""
+        for group in self.all():
+            group.do_without(left)
+
+    def end_all(self, why: str) -> None:
+        """Break all groups of this rank."""
+        for group in self.all():
+            group.fail(DistBackendError(f"{group} has ended: {why}"))
+
+    def leave_behind(self, error: DistError) -> None:
+        """Have all groups raise ``error``, in a fork of this rank's process."""
+        # Threads that did not come along may have held the locks.
         self._lock, self._interning = threading.Lock(), threading.Lock()
+        self._left_behind = error
+        for group in self.all():
+            group.leave_behind(error)
 
     def _group(
         self,
@@ -233,8 +272,26 @@ class GroupRegistry:
         group = ProcessGroup(self._context, who, beside, self.make_companion)
         with self._lock:
             self._groups[group_id] = group
-        self._on_made(group)
+        if self._left_behind is not None:
+            group.leave_behind(self._left_behind)
+            return group
+        self._context.log.info(
+            "%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds
+        )
+        self._tell_news(group)
         return group
+
+    def _tell_news(self, group: ProcessGroup) -> None:
+        """Tell a new group the news that came before it."""
+        with self._lock:
+            known = self._failures.get(group.id) or self._membership.failure_of(group.ranks)
+            refusals = list(self._refusals.get(group.id, ()))
+        if known is not None:
+            group.fail(known)
+        for refusal in refusals:
+            group.door.failure.hear_refusal(refusal)
+        for left in self._membership.departures:
+            group.do_without(left)
 
 
 @lru_cache(maxsize=64)  # a thousand ranks that are threads ask for the same

@@ -1,8 +1,8 @@
-"""The World: all that is global about a rank, in one place.
+"""The World: all global state of a rank, in one place.
 
-A process has one World; a thread may have one of its own, so that ranks can be threads. It holds
-the store, who is there (``membership``), the groups (``registry``), what is heard of other ranks
-(``hearing``), the flight recorder and the watcher.
+A process has one World; a thread may have one of its own, so that ranks can be threads. It is
+composed of the store, the members of the job (``membership``), the groups (``registry``), the
+flight recorder, the watcher of the job's log and the listener to its news.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from meshlib.calls.context import Observer
 from meshlib.calls.failures.reporter import NEWS_SECONDS
@@ -23,16 +22,15 @@ from meshlib.events.events import RankLost
 from meshlib.events.log import publish
 from meshlib.groups.backend import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
-from meshlib.job.current import adopt_thread
-from meshlib.job.hearing import Hearing
+from meshlib.job.flight_record import FlightRecord
 from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
+from meshlib.job.listener import FailureListener
 from meshlib.job.meeting import join, meet, server_of
 from meshlib.job.membership import Epoch, JobMembership
+from meshlib.job.progress import Progress
 from meshlib.job.registry import GroupRegistry
-from meshlib.job.seen import Seen
 from meshlib.recording.log import RankLog
-from meshlib.recording.recorder import FlightRecorder, Record, capacity_from_environment
-from meshlib.trace import writing
+from meshlib.recording.recorder import FlightRecorder, capacity_from_environment
 from transport import environment
 from transport.communicators import backends
 from transport.communicators.base import Communicator
@@ -44,9 +42,9 @@ from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
 DEFAULT_TIMEOUT = 1800.0
-"""Seconds that a call waits when nobody says otherwise: c10d's default."""
+"""The default deadline of calls in seconds, as in c10d."""
 
-LEAVE_SECONDS = 3.0  # for the news of who left before this rank
+LEAVE_SECONDS = 3.0  # for the news of ranks that left before this one
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
 
@@ -65,11 +63,11 @@ class _Entered(threading.local):
 
 
 class Service(Protocol):
-    """Something that serves other ranks on behalf of this one."""
+    """A service of this rank for other ranks."""
 
     @property
     def workers(self) -> Sequence[Any]:
-        """What stands for each rank, by rank."""
+        """The objects that stand for the ranks, by rank."""
         ...
 
     def close(self) -> None:
@@ -77,25 +75,15 @@ class Service(Protocol):
         ...
 
 
-class Recorded(Protocol):
-    """What keeps records of its own: like a group's, in a dump."""
-
-    id: str
-    ranks: tuple[int, ...]
-    workers: Sequence[str]
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for."""
-        ...
-
-    def records(self) -> list[Record]:
-        """Return the records, oldest first."""
-        ...
-
-
 class World:
-    """One rank's view of the job. Made by ``init_process_group``, closed by its counterpart."""
+    """One rank's view of the job. ``init_process_group`` joins it, its counterpart closes it.
+
+    Takes ``store`` over, which the ``size`` ranks share. ``backends`` and ``timeout`` (seconds) are
+    the defaults of groups. ``joining``: the job has begun without this rank.
+    """
+
+    default_group: ProcessGroup
+    """The group of all ranks of the present epoch, from ``join`` on."""
 
     def __init__(
         self,
@@ -110,7 +98,6 @@ class World:
     ) -> None:
         self.store = store
         self.rank = rank
-        self.membership: JobMembership = JobMembership(rank, size, joining=joining)
         self.runtime = runtime
         self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
@@ -119,52 +106,74 @@ class World:
         self.log: RankLog = RankLog(rank)
         self.recorded_calls: int = capacity_from_environment()
         self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
-        self.calls: Recorded | None = None
-        """The records of remote calls, once there were such."""
         self.observers: dict[str, Observer] = {}
-        """See ``ProcessGroup.observed``; by the id of the group on whose behalf they look."""
+        """See ``ProcessGroup.observed``; by the id of the observer's group."""
         self.entered: _Entered = _Entered()
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
+        self.rpc: Service | None = None
+        """The worker of remote calls, where there is one."""
+        self.rpc_count = 0
+        self.refusal: DistBackendError | None = None
+        """The error of calls in a fork of this rank's process; None in that process itself."""
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
-        self.registry: GroupRegistry = GroupRegistry(
-            self, self.membership, self.backends, timeout, self._on_made
-        )
         self._joined: set[str] = set()
         self._closers: list[Callable[[], None]] = []
-        self.rpc: Service | None = None
-        """The agent of remote calls, where there is one."""
-        self.rpc_count = 0
-        self._trouble: str | None = None
-        self._dumping = threading.Lock()
-        self.refusal: DistBackendError | None = None
-        """What calls raise in a fork of this rank's process; None in that process itself."""
-        self.seen: Seen = Seen(store, self.recorder, self.membership, self.groups, self.thread_id)
-        self.hearing: Hearing = Hearing(
+        self.membership: JobMembership = JobMembership(rank, size, joining=joining)
+        self.registry: GroupRegistry = GroupRegistry(self, self.membership, self.backends, timeout)
+        self.flight_record: FlightRecord = FlightRecord(
+            self.recorder, self.membership, self.registry, self.log
+        )
+        self.progress: Progress = Progress(
+            store, self.recorder, self.membership, self.registry, self.thread_id
+        )
+        self.listener: FailureListener = FailureListener(
             store,
             self.membership,
             self.registry,
             self.recorder,
-            self.seen,
+            self.progress,
             self.thread_id,
             as_launched=self._as_launched,
         )
         in_forked_children(self, World._leave_behind)
-        self._watcher = Watcher(store, rank, self.hearing.hear, self.hearing.hear_silence)
+        self._stalls: StallDetector | None = None
+        self._watcher = Watcher(store, rank, self.listener)
+
+    def join(self) -> Self:
+        """Meet the other ranks, make the default group, and return this World.
+
+        Raises ``DistStoreError`` with the ranks that have not come in ``timeout`` seconds, and
+        ``RankFailedError`` for one that was lost before all had come; the World is then closed.
+        """
         try:
-            self._meet(Deadline.after(timeout))
+            self._meet(Deadline.after(self.timeout))
         except BaseException:
-            self.seen.close()
+            self.progress.close()
             self._watcher.close()
-            store.close()
+            self.store.close()
             raise
-        standings = self.registry.standings
-        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, standings)
-        members = self.membership.epoch.members
-        self.default_group: ProcessGroup = self.registry.group_for(members, desc="default")
+        self._stalls = StallDetector(
+            self.rank, self.store, self.recorder, self.thread_id, self.registry
+        )
+        self.default_group = self.registry.group_for(self.membership.epoch.members, desc="default")
+        return self
+
+    def _meet(self, deadline: Deadline) -> None:
+        """Return when all ranks are here; else raise an error that names the missing ranks."""
+        if self.membership.joining:
+            join(self.store, self.rank)
+            return
+        if meet(self.store, self.rank, self.size, deadline, self._as_launched):
+            self.listener.server = server_of(self.store)
+            return
+        # Another rank's watcher may have been faster than this one's.
+        self.listener.lost.wait(NEWS_SECONDS)
+        lost = next(iter(self.membership.lost.values()), None)
+        raise lost or DistBackendError("a rank was lost before all had come")
 
     @property
     def size(self) -> int:
@@ -182,13 +191,14 @@ class World:
     ) -> None:
         """Go on with the members of ``epoch``, this rank among them: they are the default group.
 
-        Every group is broken here, and another follows it for the same ranks, but for those whose
-        ids are ``kept``: all members must agree on them. ``joining``: this rank is the only member,
-        and has no place among the others.
+        This breaks every group except those whose ids are ``kept``, on which all members must
+        agree. The same ranks then get another group.
+
+        ``joining``: this rank is the only member, and has no place among the others.
         """
         ended = self.registry.begin_epoch(epoch.number, kept)
         self.membership.begin(epoch, joining=joining)
-        self.seen.coordinates = ()
+        self.progress.coordinates = ()
         why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
         for group in ended:
             group.fail(DistBackendError(f"{group} has ended: {why}"))
@@ -217,91 +227,41 @@ class World:
 
     def adopt_thread(self) -> None:
         """Have the calling thread find this World, where ranks are threads."""
-        adopt_thread(self)
-
-    def _on_made(self, group: ProcessGroup) -> None:
-        if self.refusal is not None:
-            group.leave_behind(self.refusal)
-            return
-        seconds, backends = group.seconds, group.backends
-        self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
-        self.hearing.tell_group(group)
-
-    def announce_exit(self, how: str) -> None:
-        """Tell the other ranks that this one will not make another call; ``how`` says why."""
-        self._trouble = self._trouble or how
-        with suppress(DistStoreError):  # also in a fork
-            publish(self.store, RankLost(self.rank, how))
-
-    # ------------------------------------------------------------------ flight record
+        if (current.thread or Current.process) is not self:
+            Current.in_threads, current.thread = True, self
 
     def note_failure(self, error: DistError) -> None:
         """Write the flight record where the launcher said: a group broke with ``error``."""
-        if self._trouble is None:
-            self._trouble = str(error)
-            self.dump_if_asked()
+        self.flight_record.note_failure(str(error))
 
-    def dump(self, directory: str | Path) -> Path:
-        """Write this rank's flight record into ``directory`` and return the file's path.
+    def announce_exit(self, how: str) -> None:
+        """Tell the other ranks that this one will make no more calls; ``how`` says why."""
+        self.flight_record.trouble = self.flight_record.trouble or how
+        with suppress(DistStoreError):  # also in a fork
+            publish(self.store, RankLost(self.rank, how))
 
-        ``meshlib trace DIRECTORY`` merges the ranks' files. Raises OSError.
-        """
-        records, groups = self.recorder.records(), [*self.groups()]
-        calls, workers = self.calls, ()
-        if calls is not None:
-            records += calls.records()
-            groups, workers = [*groups, calls], calls.workers
-        everything = writing.as_dict(self.rank, self.size, records, groups, self._trouble, workers)
-        return writing.write(directory, everything)
-
-    def dump_if_asked(self) -> None:
-        """Write this rank's flight record where the launcher said, if it did."""
-        directory = os.environ.get(environment.TRACE_DIR)
-        if directory:
-            try:
-                # The watcher and the rank's own thread may both come here: the newest record stays.
-                with self._dumping:
-                    self.dump(directory)
-            except OSError as error:
-                self.log.warning("the flight record was not written: %s", error)
-
-    # ------------------------------------------------------------------ begin and end
-
-    def _meet(self, deadline: Deadline) -> None:
-        """Return when all ranks are here; else raise an error that names who is missing."""
-        if self.membership.joining:
-            join(self.store, self.rank)
-            return
-        if meet(self.store, self.rank, self.size, deadline, self._as_launched):
-            self.hearing.server = server_of(self.store)
-            return
-        # Another rank's watcher may have been faster than this one's.
-        self.hearing.bad_news.wait(NEWS_SECONDS)
-        lost = next(iter(self.membership.lost.values()), None)
-        raise lost or DistBackendError("a rank was lost before all had come")
+    # ------------------------------------------------------------------ the end
 
     def _leave_behind(self) -> None:
-        """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
+        """Refuse all calls from now on, unnoticed by the other ranks: this is a forked child."""
         why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
         self.refusal = DistBackendError(why)
-        self._dumping = threading.Lock()  # a thread that is not here may have held it
-        self.hearing.end_in_a_fork()
+        self.flight_record.end_in_a_fork()
+        self.listener.end_in_a_fork()
         self.membership.end_in_a_fork()
-        self.registry.end_in_a_fork()
-        for group in self.groups():
-            group.leave_behind(self.refusal)
+        self.registry.leave_behind(self.refusal)
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Have ``closer()`` called when this World closes, the last registered first."""
+        """Call ``closer()`` when this World closes, the last registered first."""
         self._closers.append(closer)
 
     def close(self, *, drain: float = DRAIN_SECONDS, linger: float = LINGER_SECONDS) -> None:
-        """End this rank's part in the job, in bounded time; nothing of it is left.
+        """End this rank's part in the job, in bounded time, and leave nothing behind.
 
-        Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
+        Calls under way get ``drain`` seconds to end. The rank that serves the store stays
         for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
 
-        Raises ``CollectiveMismatchError`` at the end for what ``meshlib.job.leaving`` finds.
+        Raises ``CollectiveMismatchError`` at the end where ``meshlib.job.leaving`` finds one.
         """
         if self.refusal is not None:
             return
@@ -312,14 +272,15 @@ class World:
         for group in reversed(groups):
             group.close(drain)
         mismatch = self._take_leave(groups, told)
-        if self._trouble is not None:
-            self.dump_if_asked()
+        if self.flight_record.trouble is not None:
+            self.flight_record.write_if_asked()
         lost = len(self.membership.lost)
         self.registry.clear()
-        self._stalls.close()
-        self.seen.close()
+        if self._stalls is not None:
+            self._stalls.close()
+        self.progress.close()
         self._watcher.close()
-        self.hearing.close()
+        self.listener.close()
         count_out(self.store, self.membership.launched, lost, linger)
         self.runtime.close()
         for closer in reversed(self._closers):
@@ -331,6 +292,22 @@ class World:
     def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
-            self.hearing.gone.wait(LEAVE_SECONDS)
+            self.listener.left.wait(LEAVE_SECONDS)
         left = self.membership.departures
         return find_mismatch(self.store, groups, found, left, self.recorder, told)
+
+
+class Current(threading.local):
+    """The one global state: the World of the process, and of each thread with its own."""
+
+    process: ClassVar[World | None] = None
+    thread: World | None = None
+    in_threads: ClassVar[bool] = False
+    """Whether a thread ever was a rank or had a World of its own. Otherwise calls need not ask for
+    the thread's, which takes a tenth of the time of a small call.
+    """
+    gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()
+    """Makes the keeper of gradients of remote calls, for the workers of all Worlds."""
+
+
+current: Current = Current()

@@ -1,9 +1,9 @@
 """``meshrun``: starts the ranks of a job, watches them, and ends all of them when one fails.
 
-``__main__`` is the command, ``options.arguments`` reads its line, ``launch`` runs what it asks for.
-``agent`` is the event loop of one node; ``nodes`` has its part in the job and what others say;
-``ranks`` has its ranks: ``starting`` tells them their places and starts them, ``workers`` are
-their processes, which it ends, ``failure`` decides which of them failed first, and ``bootstrap``
-is what runs inside each before the user's program. ``spawn`` starts ranks from a running program,
-by the same means.
+- ``__main__`` is the command, ``options.arguments`` reads its line, ``launch`` runs the job.
+- ``agent`` is the event loop of one node, ``nodes`` its talk with the other nodes.
+- ``ranks`` has the ranks of a node. Their processes are started by ``starting`` and ended by
+  ``workers``; ``bootstrap`` runs in each before the user's program; ``failure`` decides which rank
+  failed first.
+- ``spawn`` starts ranks from a running program, by the same means.
 """

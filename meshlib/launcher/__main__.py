@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _leave(*_: object) -> None:
     """End at once: nothing has been started, since the launch itself takes signals.
 
-    An exception is not enough. What is being imported may make another one of it, or drop it.
+    An exception is not enough: a module under import may replace or drop it.
     """
     os.write(_STDERR, b"meshrun: received SIGINT\n")
     os._exit(_INTERRUPTED)

@@ -36,8 +36,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
-    ``directory`` takes a folder for each attempt; ``spare`` are children of this process that are
-    none of its ranks. ``show`` is told of each attempt. ``server`` is what ranks are forked from.
+    Each attempt has a folder in ``directory``. The ``spare`` children of this process are no ranks.
+    ``show`` is called with each attempt's placement; ranks are forked from ``server``.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class Agent:
         self._stopped_elsewhere = False
         self._replaced = 0
         self._leaving: list[Ending] = []
-        self._vacant: deque[tuple[int, str]] = deque()  # local ranks, and whom each comes for
+        self._vacant: deque[tuple[int, str]] = (
+            deque()
+        )  # local ranks, each with the rank that it replaces
 
     def run(self) -> int:
         """Run the job to its end, whatever that is, and leave nothing behind."""
@@ -182,7 +184,7 @@ class Agent:
         return Ending(lambda: group.running, 0.0, grace, None)
 
     def _ending_after(self, failure: RankExit | None, workers: Sequence[Worker]) -> Ending:
-        """End ``workers``, and who is added to them, because of a failure."""
+        """End ``workers``, also later ones, because of a failure."""
         grace = self._options.failure_grace
         return Ending.after_failure(lambda: [w for w in workers if w.running], grace, failure)
 

@@ -128,7 +128,8 @@ class ProcessContext:
         return [rank for rank in self._ranks if rank.running]
 
     def _first_failure(self) -> RankExit | None:
-        return first_failure([rank.result() for rank in self._failed])
+        results = [rank.result() for rank in self._failed]
+        return first_failure(result for result in results if not result.ok)
 
 
 class _Rank(Worker):

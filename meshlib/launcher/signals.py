@@ -26,8 +26,8 @@ WATCHED = (
 class SignalPipe:
     """Turns signals into bytes of a pipe while its ``with`` block runs. Main thread only.
 
-    No handler does any work, so none can come in the middle of a half-changed state; children
-    that end, Ctrl-C and threads with news are all handled by one loop, which sleeps in between.
+    No handler does any work, so none can interrupt a half-made change. One loop, which sleeps in
+    between, handles the ends of children, Ctrl-C and the news of threads.
     """
 
     def __init__(self) -> None:

@@ -373,14 +373,14 @@ class DeviceMesh(MeshValue, Collectives):
         """
         if self._ranks.slices != 1:
             return
-        before = [one.size for one in world.seen.coordinates]
+        before = [one.size for one in world.progress.coordinates]
         if (self.size(), self.ndim) < (math.prod(before) if before else 0, len(before)):
             return
         place = self.coordinate_of(world.rank)
         if place is not None:
             names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
             sizes = zip(names, place, self.shape, strict=True)
-            world.seen.coordinates = tuple(Coordinate(*one) for one in sizes)
+            world.progress.coordinates = tuple(Coordinate(*one) for one in sizes)
 
     # ------------------------------------------------------------------ remote calls
 

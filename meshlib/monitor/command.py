@@ -103,7 +103,7 @@ def _live(parser: OneLineParser, name: str | None) -> int:
         watch = _watch(name)
     except ValueError as error:
         parser.error(str(error))
-    # The terminal is to be as it was, whoever ends this.
+    # Restore the terminal, however the command ends.
     signal.signal(signal.SIGTERM, _end)
     with _page() as pressed:
         try:

@@ -82,7 +82,7 @@ def metrics(view: JobView, now: float) -> str:
         "rank_oldest_call_seconds",
         "How long the oldest call of a rank has been under way; 0: none.",
         [
-            ({"rank": one.rank}, max((call.seconds for call in sample.open_calls), default=0.0))
+            ({"rank": one.rank}, max(map(sample.age, sample.open_calls), default=0.0))
             for one, sample in told
             if one in there
         ],

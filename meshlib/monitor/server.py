@@ -1,4 +1,4 @@
-"""The page of a job over HTTP, for whoever knows the token.
+"""The page of a job over HTTP, for browsers that know the token.
 
 The page itself holds nothing of the job, and nothing from elsewhere. What it asks for has the token
 in the ``Authorization`` header, which no other page can make a browser send. A request must name

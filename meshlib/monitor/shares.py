@@ -1,8 +1,8 @@
-"""How ranks spend their time, and whom they wait for: computed from their samples alone.
+"""How ranks spend their time, and the ranks that they wait for, from their samples alone.
 
-The members of a group come to the end of its calls together, so the one that is in them for the
-shortest time is the one that comes last: what the others spend in them beyond that is waiting. No
-clocks are compared, and no single call has to be found on several ranks.
+The members of a group come to the end of its calls together. So the member with the shortest time
+in them comes last, and the others spend their additional time waiting. No clocks are compared, and
+no single call has to be found on several ranks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from meshlib.diagnosis.sampling.sample import Sample
 
 KEPT = 0.6
-"""How much of an average over samples the next one leaves of it: they are about 2.5 s deep."""
+"""The weight of the old average beside the next sample: averages cover about 2.5 s."""
 NAMED = 0.1
-"""Who is in calls for so much less of the time than half of the others keeps them waiting."""
+"""A straggler spends this much less of its time in calls than half of the others."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,10 @@ class Smooth:
 
 @dataclass(frozen=True, slots=True)
 class DimShare:
-    """A mesh dim, or what else groups are ``name``d for, over all ranks that use it.
+    """The groups of one ``name``, such as a mesh dim, over all ranks that use them.
 
-    ``inside`` is the share of the time in its calls and ``waiting`` that of waiting in them, means
-    over all ranks of the job; ``bandwidth`` is in bytes a second and ``calls`` a second, sums over
-    them.
+    The shares ``inside`` (of the time in calls) and ``waiting`` (of the time waiting) are means
+    over all ranks of the job. The ``bandwidth`` (bytes a second) and ``calls`` (a second) are sums.
     """
 
     name: str
@@ -77,8 +76,9 @@ class DimShare:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """``rank`` is outside of calls for ``own`` of the time, half of the others for at most
-    ``others``.
+    """``rank`` is outside of calls for the share ``own`` of its time.
+
+    Half of the others are so for at most the share ``others``.
     """
 
     rank: int
@@ -89,9 +89,9 @@ class Straggler:
 def dim_shares(
     ranks: Sequence[tuple[int, Smooth]], silent: Sequence[Smooth] = ()
 ) -> list[DimShare]:
-    """Return what the job does on each dim, where it is longest in calls first.
+    """Return the shares of all dims, that with the longest calls first.
 
-    Whoever is in a call with a rank that is ``silent`` does nothing but wait for it.
+    A rank in a call with a ``silent`` rank only waits.
     """
     least = {group: 0.0 for smooth in silent for group in smooth.groups}
     for _, smooth in ranks:
@@ -115,7 +115,7 @@ def stragglers(ranks: Sequence[tuple[int, Smooth]]) -> list[Straggler]:
     """Return the ranks that the others wait for, the slowest first.
 
     A rank that waits for a slow one keeps others waiting as well, but is in calls meanwhile. So
-    what is compared is how long ranks are in no call at all.
+    this compares the time outside of all calls.
     """
     own = {rank: 1.0 - smooth.inside for rank, smooth in ranks}
     found: list[Straggler] = []

@@ -118,7 +118,8 @@ def _rank(one: RankView, now: float, slow: bool) -> str:
     if one.ended is not None or sample is None:
         return f"{head} {one.how}".rstrip()
     calls = [
-        f"{call.call.removeprefix('call ')} on {call.group} for {duration(call.seconds)}"
+        f"{str(call).removeprefix('call ')} on {sample.name_of(call.group)}"
+        + f" for {duration(sample.age(call))}"
         + (f", waits for rank {call.waiting_for}" if call.waiting_for is not None else "")
         + f", {call.site}"
         for call in sample.open_calls[:1]

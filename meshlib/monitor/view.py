@@ -1,7 +1,7 @@
-"""``JobView``: what is known of a running job, behind the terminal, the page and the metrics.
+"""``JobView``: the known state of a running job, behind the terminal, the page and the metrics.
 
-It is told of the job's events and of its ranks' samples, with the time at which each was read
-(seconds since 1970), and knows nothing of where they come from.
+It takes the job's events and its ranks' samples, each with the time at which it was read (seconds
+since 1970).
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from meshlib.monitor.shares import DimShare, Smooth, Straggler, dim_shares, stra
 from meshlib.plain_text import first_of
 
 SILENT_SECONDS = 4.0
-"""A rank whose last sample is older, where others come once a second, says nothing."""
+"""A rank with an older last sample is silent; others send one a second."""
 STUCK_SECONDS = 3.0
-"""A rank that has been in one call for longer waits, whatever it waits for."""
+"""A rank that has been in one call for longer waits."""
 _HISTORY = 600
 _NOTES = 200
 
 
 class State(enum.StrEnum):
-    """Of a rank: outside of calls, in one, in one for ``STUCK_SECONDS``; it waits for a place in
-    the job; it has not come; it says nothing; it is gone, or gone in good order.
+    """The states of a rank.
+
+    It is outside of calls, in a call, or in one for ``STUCK_SECONDS``. It waits for a place in the
+    job, has not come, or is silent. It is lost, or has left in good order.
     """
 
     COMPUTING = "computing"
@@ -61,8 +63,9 @@ class Note:
 class Moment:
     """The job at ``time``, for its history.
 
-    ``ranks`` are there; a step takes ``step`` seconds (0: unknown), of which ranks wait ``waiting``
-    on average, from 0 to 1; ``bandwidth`` is that of all ranks' calls, in bytes a second.
+    ``ranks`` counts the present ranks. A step takes ``step`` seconds (0: unknown). Ranks wait for
+    the share ``waiting`` of it, from 0 to 1, on average. ``bandwidth`` is that of all ranks' calls,
+    in bytes a second.
     """
 
     time: float
@@ -80,14 +83,14 @@ class RankView:
         self.sample: Sample | None = None
         self.heard: float = 0.0
         self.taken: int = 0
-        """How many samples that were."""
+        """The number of samples."""
         self.smooth: Smooth = Smooth()
         self.ended: State | None = None
         """``LOST`` or ``LEFT``, once it is gone."""
         self.how: str = ""
         """How it was lost: completes "rank 1 …"."""
         self.vague: bool = False
-        """Whether somebody may know better how."""
+        """Whether another event may give the reason."""
         self.lost_at: float = 0.0
         self.spare: bool = False
 
@@ -103,7 +106,7 @@ class RankView:
         self.smooth.take(sample)
 
     def state(self, now: float) -> State:
-        """Return what it does, or what has become of it."""
+        """Return the state of the rank."""
         sample = self.sample
         if self.ended is not None:
             return self.ended
@@ -113,37 +116,37 @@ class RankView:
             return State.SILENT
         if sample.place < 0 and self.spare:
             return State.SPARE
-        blocking = [call.seconds for call in sample.open_calls if call.blocking]
+        blocking = [sample.age(call) for call in sample.open_calls if call.blocking]
         if not blocking:
             return State.COMPUTING
         return State.WAITING if max(blocking) > STUCK_SECONDS else State.CALLING
 
     @property
     def step(self) -> float:
-        """How long a step takes, in seconds; 0: unknown."""
+        """The duration of a step, in seconds; 0: unknown."""
         sample = self.sample
         return sample.step.seconds if sample is not None and sample.step is not None else 0.0
 
 
 class JobView:
-    """What is known of a job that is called ``name``. One thread at a time."""
+    """The known state of the job ``name``. One thread at a time."""
 
     def __init__(self, name: str = "", size: int = 0) -> None:
         self.name: str = name
         self.size: int = size
-        """How many ranks it has begun with, if that is known."""
+        """The number of ranks that began the job, if known."""
         self.epoch: int = 0
         self.committed: int = -1
-        """How many steps the ranks' loops have ended, -1 where they do not say."""
+        """The number of steps that the ranks' loops have ended, -1 if they do not say."""
         self.ranks: dict[int, RankView] = {}
         self.notes: deque[Note] = deque(maxlen=_NOTES)
         self.history: deque[Moment] = deque(maxlen=_HISTORY)
         self.dims: Sequence[DimShare] = ()
-        """How ranks wait and how many bytes they move, by mesh dim or other group."""
+        """The waiting and the traffic of the ranks, by mesh dim or other group."""
         self.stragglers: Sequence[Straggler] = ()
-        """Whom the others wait for, the slowest first."""
+        """The ranks that the others wait for, the slowest first."""
         self.over: str | None = None
-        """How the job has ended, once it has."""
+        """How the job ended, once it has."""
         self._members: frozenset[int] = frozenset()
         self._expect(size)
 
@@ -163,7 +166,7 @@ class JobView:
             self._note(at, "end", how)
 
     def hear(self, event: Event, at: float) -> None:
-        """Note what the job's log has said."""
+        """Note an event of the job's log."""
         match event:
             case RankLost(rank, how, vague):
                 self._lose(rank, how, vague, at)
@@ -182,7 +185,7 @@ class JobView:
                 pass
 
     def take(self, sample: Sample, at: float) -> None:
-        """Note what a rank says of itself."""
+        """Note the sample of a rank."""
         view = self._rank(sample.rank)
         first = view.sample is None
         view.take(sample, at)
@@ -195,7 +198,7 @@ class JobView:
             self.committed = max(self.committed, sample.step.committed)
 
     def tick(self, now: float) -> None:
-        """Compare the ranks, once all samples that there are have been taken."""
+        """Compare the ranks, once all samples have been taken."""
         there = self.there(now)
         silent = [v.smooth for v in self.ranks.values() if v.state(now) == State.SILENT]
         self.dims = dim_shares([(v.rank, v.smooth) for v in there], silent)
@@ -213,7 +216,7 @@ class JobView:
             )
 
     def there(self, now: float) -> list[RankView]:
-        """Return the ranks that have a place in the job and say something, by rank."""
+        """Return the ranks that have a place in the job and are not silent, by rank."""
         gone = (State.ABSENT, State.SILENT, State.SPARE, State.LOST, State.LEFT)
         return [view for view in self.ordered() if view.state(now) not in gone]
 
@@ -226,7 +229,7 @@ class JobView:
         """Return all ranks that are known of, by rank."""
         return [self.ranks[rank] for rank in sorted(self.ranks)]
 
-    # ------------------------------------------------------------------ told
+    # ------------------------------------------------------------------ events
 
     def _expect(self, size: int) -> None:
         if not any(view.ended for view in self.ranks.values()):
@@ -245,7 +248,7 @@ class JobView:
 
     def _lose(self, rank: int, how: str, vague: bool, at: float) -> None:
         view = self._rank(rank)
-        if view.ended == State.LOST and view.vague and not vague:  # somebody knows better why
+        if view.ended == State.LOST and view.vague and not vague:  # this event gives the reason
             worse = Note(view.lost_at, State.LOST, f"rank {rank} {view.how}")
             if worse in self.notes:
                 self.notes[self.notes.index(worse)] = replace(worse, text=f"rank {rank} {how}")

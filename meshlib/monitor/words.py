@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from meshlib import plain_text
+from meshlib.diagnosis.sampling.sample import Sample
 from meshlib.monitor.view import JobView, RankView, State
+from meshlib.recording.call_report import CallReport
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _VERBS = {
@@ -16,14 +18,14 @@ _VERBS = {
     State.SILENT: ("says nothing", "say nothing"),
     State.LOST: ("was lost", "were lost"),
 }
-"""What ranks in a state have done, one of them and several, in the order in which it is said."""
+"""The verbs for one rank and for several in a state, in the order of the sentence."""
 
 
 named: partial[str] = partial(plain_text.named, most=8)
 
 
 def headline(view: JobView, now: float) -> str:
-    """Return, in a sentence or two, how the job is and whose fault that is."""
+    """Return, in a sentence or two, the state of the job and the ranks that cause it."""
     if view.over is not None:
         return f"Over: {view.over}."
     by_state: dict[str, list[int]] = {}
@@ -56,7 +58,7 @@ def _do(ranks: Sequence[int], one: str, several: str) -> str:
 
 
 def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
-    """Return whom those who wait, wait for, and who does not wait."""
+    """Return the ranks that ``waiting`` ranks wait for, and that do not wait themselves."""
     found: set[int] = set()
     for rank in waiting:
         sample = view.ranks[rank].sample
@@ -93,7 +95,7 @@ def rate(nbytes: float) -> str:
 
 
 def as_values(view: JobView, now: float) -> dict[str, Any]:
-    """Return all that a page draws, as values of JSON."""
+    """Return the data of the page, as values of JSON."""
     slow = view.slow
     return {
         "name": view.name,
@@ -111,7 +113,8 @@ def as_values(view: JobView, now: float) -> dict[str, Any]:
 
 def _rank(view: RankView, now: float, slow: bool) -> dict[str, Any]:
     sample = view.sample
-    values: dict[str, Any] = {
+    calls = () if sample is None else sample.open_calls
+    return {
         "rank": view.rank,
         "state": view.state(now),
         "slow": slow,
@@ -119,22 +122,21 @@ def _rank(view: RankView, now: float, slow: bool) -> dict[str, Any]:
         "step": view.step,
         "inside": view.smooth.inside,
         "heard": view.heard,
-        "host": "",
-        "pid": 0,
-        "total": 0,
-        "place": -1,
-        "epoch": -1,
-        "mesh": [],
-        "calls": [],
+        "host": "" if sample is None else sample.host,
+        "pid": 0 if sample is None else sample.pid,
+        "total": 0 if sample is None else sample.total,
+        "place": -1 if sample is None else sample.place,
+        "epoch": -1 if sample is None else sample.epoch,
+        "mesh": [] if sample is None else [asdict(one) for one in sample.mesh],
+        "calls": [_call(sample, call) for call in calls if sample is not None],
     }
-    if sample is not None:
-        values |= {
-            "host": sample.host,
-            "pid": sample.pid,
-            "total": sample.total,
-            "place": sample.place,
-            "epoch": sample.epoch,
-            "mesh": [asdict(one) for one in sample.mesh],
-            "calls": [asdict(call) for call in sample.open_calls],
-        }
-    return values
+
+
+def _call(sample: Sample, call: CallReport) -> dict[str, Any]:
+    return {
+        "call": str(call).removeprefix("call "),
+        "group": sample.name_of(call.group),
+        "seconds": sample.age(call),
+        "waiting_for": call.waiting_for,
+        "site": call.site,
+    }

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transport import environment
 from transport.call import Call, Kind
@@ -28,7 +28,7 @@ CAPACITY = 1000
 _MOST_FILES = 4096
 _MARKS = 64
 COLLECTIVE = -1
-"""The ``peer`` of a record that is a collective's; others are group ranks or ``ANY_SOURCE``."""
+"""The ``peer`` of a collective's record; others are group ranks or ``ANY_SOURCE``."""
 ANY_SOURCE = -2
 OWN_PACKAGES = ("meshlib", "transport", "parallel")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -136,34 +136,6 @@ class Record(Call):
         """What profilers call it: the name that ``record_comm`` gave, or ``meshlib.all_reduce``."""
         return self.label or f"meshlib.{self.kind}"
 
-    @property
-    def state(self) -> str:
-        """``queued``, ``running``, ``done`` or ``failed``."""
-        if self.ended:
-            return "failed" if self.error else "done"
-        return "running" if self.started else "queued"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the record for reports and dumps."""
-        header = self.header
-        return {
-            "group": self.group,
-            "sequence": header.sequence,
-            "call": str(header),
-            "kind": header.kind,
-            "header": list(header),
-            "bytes": self.nbytes,
-            "peer": self.peer,
-            "site": self.site,
-            "name": self.label,
-            "state": self.state,
-            "issued": self.issued,
-            "started": self.started,
-            "ended": self.ended,
-            "error": self.error,
-            "waiting_for": None if self.ended else self.waiting_for,
-        }
-
 
 def capacity_from_environment() -> int:
     """Return how many calls a recorder is to keep. Raises ValueError for what is no number."""
@@ -200,7 +172,7 @@ class _Ring:
         ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
         issuing thread waits for its end.
         """
-        # Below the third are this, the door and the collective's method.
+        # Below the third are this method, the call queue's and the collective's.
         frame, own = _getframe(3), self._own_files
         code = frame.f_code
         while own[code.co_filename] and (caller := frame.f_back) is not None:

@@ -12,8 +12,8 @@ from types import FrameType
 from meshlib.recording.recorder import OWN_FOLDERS, is_between
 
 _LIBRARY = (os.path.dirname(os.__file__), "<frozen")
-_CALLS = OWN_FOLDERS[:2]  # meshlib and transport: what is above them computes as well
-# The collector is the process's, where ranks may be threads.
+_CALLS = OWN_FOLDERS[:2]  # meshlib and transport; parallel computes as well
+# Ranks that are threads share the process's garbage collector.
 _uncollected = threading.Lock()
 
 
@@ -62,9 +62,9 @@ def is_in_call(thread_id: int) -> bool:
 def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
     """Return the frames of a thread, which runs on meanwhile, and their lines, outermost first."""
     with _uncollected:
-        # CPython 3.11 makes a frame's object when it is asked for, and making it may start a
-        # collection, whose finalizers let the thread run and leave that very frame: the new object
-        # then lies over memory that is used for something else.
+        # CPython 3.11 makes a frame's object on demand, which may start a collection. A finalizer
+        # may then let the thread run and leave that very frame: the new object would lie over
+        # memory that is used for something else.
         collects = gc.isenabled()
         gc.disable()
         try:

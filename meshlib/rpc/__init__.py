@@ -21,7 +21,7 @@ from meshlib.rpc.api import (
     rpc_sync,
     shutdown,
 )
-from meshlib.rpc.calls import Request, collect_all, wait_all
+from meshlib.rpc.calls import Request, wait_all
 from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import (
     RemoteError,
@@ -51,7 +51,6 @@ __all__ = [
     "WorkerLostError",
     "add_carrier",
     "cancelled",
-    "collect_all",
     "differentiate",
     "differentiate_by",
     "functions",

@@ -132,7 +132,7 @@ def _exchange_names(store: Store, name: str, world: World) -> list[str]:
             break
         except StoreTimeoutError as error:
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            for rank, how in world.hearing.ends().items():
+            for rank, how in world.listener.exits().items():
                 if rank in missing:
                     raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
             if deadline.expired:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from meshlib.calls.future import Future, after
+from meshlib.calls.future import Future, after, joint
 from meshlib.job.current import current_world
 from meshlib.recording.recorder import Record
 from meshlib.rpc.errors import describe, safely
@@ -183,7 +183,7 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     _check(futures)
     if not futures:
         return []
-    end = _future_of(futures)
+    end = joint(futures)
     count = after(len(futures), lambda: settle(end, None, None))
 
     def note(done: Future[Any]) -> None:
@@ -197,27 +197,6 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     if failed is not None:
         failed.wait()
     return [future.wait() for future in futures]
-
-
-def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
-    """Return a future of the list ``futures``, done when all of them are, well or not.
-
-    Raises TypeError for what is no future.
-    """
-    _check(futures)
-    whole = _future_of(futures)
-    if not futures:
-        whole.set_result([])
-    note = after(len(futures), lambda: whole.set_result(list(futures)))
-    for future in futures:
-        future.add_done_callback(note)
-    return whole
-
-
-def _future_of(futures: Sequence[Future[Any]]) -> Future[Any]:
-    """Return the future of what comes of all ``futures``: as those of calls, if one of them is."""
-    ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
-    return Future[Any]() if ours is None else RpcFuture(ours.execution)
 
 
 def _check(futures: Sequence[object]) -> None:

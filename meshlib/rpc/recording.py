@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any
 
 from meshlib.recording.recorder import FlightRecorder, Record
 from meshlib.rpc.calls import name_of
@@ -37,14 +36,10 @@ class CallRecord(Record):
         """The function's name."""
         return self.label or "?"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the record for reports and dumps."""
-        found, header = super().as_json(), self.header
-        way = "on" if header.kind == Kind.CALL else "for"
-        found["call"] = f"call #{header.sequence} {self.kind} {way} rank {self.peer}"
-        if self.instruction == _NOWHERE:
-            found["site"] = ""
-        return found
+    @property
+    def site(self) -> str:
+        """The user's line; empty where the function is not Python, or not known yet."""
+        return "" if self.instruction == _NOWHERE else super().site
 
 
 class CallRecorder:

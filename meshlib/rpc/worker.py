@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshlib.arrays.pickling import dump, load
-from meshlib.job.current import adopt_thread, current_world, find_world
+from meshlib.job.current import current_world, find_world
 from meshlib.job.world import World
 from meshlib.recording.recorder import Record
 from meshlib.rpc.caller import NEWS_SECONDS, Caller
@@ -64,7 +64,7 @@ class LocalWorker:
         """Whether ``init_rpc`` made the World, so that it ends with RPC."""
         self._acting: set[int] = set()
         """The threads that act on frames."""
-        threads = ThreadPool(f"meshlib-rpc-{rank}", limit, lambda: adopt_thread(world), _log_error)
+        threads = ThreadPool(f"meshlib-rpc-{rank}", limit, world.adopt_thread, _log_error)
         self.directory: WorkerDirectory = WorkerDirectory(rank, size, name, world.timeout)
         self.timer: TimerThread = TimerThread(f"meshlib-rpc-timer-{rank}")
         self.execution: Execution = Execution(threads, self.timer.call_at)
@@ -76,7 +76,7 @@ class LocalWorker:
             membership.group, membership.ranks, world.recorded_calls
         )
         self.carriers: Carriers = Carriers()
-        self.deadlines: Deadlines = Deadlines(self.timer, world.dump_if_asked)
+        self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_asked)
         self.server: Server = Server(
             self.directory,
             self.execution,
@@ -102,7 +102,7 @@ class LocalWorker:
             self.directory, self.caller, self.timer, self.activity, self._state
         )
         self.recorder.under_way = self._under_way
-        world.calls = self.recorder
+        world.flight_record.remote_calls = self.recorder
         self.timer.start(self._tick)
         self.channel.open(self)
 
@@ -115,7 +115,7 @@ class LocalWorker:
         """Set the names of all workers, by rank, and begin to listen for losses."""
         self.recorder.workers = tuple(names)
         self.directory.meet(names)
-        self.world.hearing.on_end(self.lose)
+        self.world.listener.on_exit(self.lose)
 
     # ------------------------------------------------------------------ frames
 

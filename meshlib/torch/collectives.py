@@ -15,7 +15,7 @@ from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
-from meshlib.calls.work import collect_all
+from meshlib.calls.work import Work, collect_all
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.torch.around import Around
 from meshlib.torch.finishing import Finish, apart, average_of_integers, finished
@@ -97,7 +97,7 @@ class TensorCollectives:
                 finish()
             return TorchWork(None, outputs, self.continuations, self.mesh_group, timeout=timeout)
         works = [call(async_op=True, timeout=timeout) for call in calls]
-        work = works[0] if len(works) == 1 else collect_all(works)
+        work: Work[Any] = works[0] if len(works) == 1 else collect_all(works)
         if finish is not None:
             work = finished(work, finish)
         return TorchWork(work, outputs, self.continuations, self.mesh_group, timeout=timeout)

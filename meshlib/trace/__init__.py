@@ -1,5 +1,7 @@
 """Flight records after the fact: dumps of all ranks, merged, explained and drawn."""
 
+from typing import Protocol
+
 RECORDS = "rank*.json"
 """How the ranks' files are called. It is here for the launcher, which does without NumPy."""
 
@@ -8,3 +10,15 @@ HOW_TO_KEEP = (
     " explains it"
 )
 """What to say where files are missing."""
+
+
+class GroupInfo(Protocol):
+    """The part of a ProcessGroup that a dump names."""
+
+    id: str
+    ranks: tuple[int, ...]
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for."""
+        ...

@@ -1,8 +1,8 @@
-"""Remote calls over workers: who waits in which function for whom, as the ranks' dumps tell.
+"""Chains of remote calls over workers, from the ranks' dumps: each waits for the next.
 
-A call has a record with its caller and one with its callee, under the caller's rank and number.
-Where one of the two was killed and left no record, the other's stands for it: a call says in which
-call's function it was made, so that chains go on past workers that nothing is known of.
+A call has a record at its caller and one at its callee, under the caller's rank and number. If one
+of the two was killed and left no record, the other's is enough. A record names the call whose
+function made it, so that chains go on past workers without records.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshlib.trace.dump import CallDump, RankDump, first_line
-from transport.call import CallHeader, Kind
+from meshlib.recording.call_report import CallReport
+from meshlib.trace.dump import RankDump, first_line
+from transport.call import Kind
 
 Key = tuple[str, int, int]
 """A call: the group of workers, the caller's rank, and its number for the call."""
@@ -20,15 +21,15 @@ MOST_LINES = 40
 
 @dataclass
 class RemoteCall:
-    """One call, as its ``caller`` and its ``callee`` have it: ranks, records, and who made it."""
+    """One call: the ranks and the records of its ``caller`` and ``callee``, and its parent."""
 
     caller: int
     callee: int
     parent: Key | None = None
-    made: CallDump | None = None
-    served: CallDump | None = None
+    made: CallReport | None = None
+    served: CallReport | None = None
     calls: list[RemoteCall] = field(default_factory=list["RemoteCall"])
-    """Those that its function made."""
+    """The calls that its function made."""
 
     @property
     def function(self) -> str:
@@ -37,8 +38,9 @@ class RemoteCall:
         return next((one for one in names if not one.startswith(("?", "meshlib."))), "a function")
 
     def is_open(self, recorded: Container[int]) -> bool:
-        """Whether it had not ended for one of the two, or failed and the other is not among those
-        who have left records.
+        """Whether it had not ended for one of the two, or failed while the other left no record.
+
+        ``recorded`` are the ranks that left records.
         """
         ends = (self.made, self.callee), (self.served, self.caller)
         return any(
@@ -54,31 +56,25 @@ class RemoteCall:
         return min(times, default=0.0)
 
 
-def key_of(call: CallDump) -> Key | None:
-    """Return which remote call a record is of, None if of none."""
-    if len(call.header) != len(CallHeader._fields):
+def key_of(rank: int, call: CallReport) -> Key | None:
+    """Return the key of the remote call that ``rank`` made or served; None for other calls."""
+    if not call.remote:
         return None
-    match CallHeader(*call.header).kind:
-        case Kind.CALL:
-            return call.group, call.rank, call.sequence
-        case Kind.SERVE:
-            return call.group, call.peer, call.sequence
-        case _:
-            return None
+    caller = rank if call.header.kind == Kind.CALL else call.peer
+    return call.group, caller, call.sequence
 
 
 def remote_calls(dumps: Sequence[RankDump]) -> list[RemoteCall]:
-    """Return the calls that no served function made, as far as is known; oldest first."""
+    """Return the calls that no served function is known to have made; oldest first."""
     found: dict[Key, RemoteCall] = {}
-    for call in (call for dump in dumps for call in dump.calls):
-        key = key_of(call)
+    for rank, call in ((dump.rank, call) for dump in dumps for call in dump.calls):
+        key, header = key_of(rank, call), call.header
         if key is None:
             continue
-        header = CallHeader(*call.header)
         if header.kind == Kind.CALL:
-            found.setdefault(key, RemoteCall(call.rank, call.peer)).made = call
+            found.setdefault(key, RemoteCall(rank, call.peer)).made = call
         else:
-            found.setdefault(key, RemoteCall(call.peer, call.rank)).served = call
+            found.setdefault(key, RemoteCall(call.peer, rank)).served = call
         if header.root >= 0:
             found[key].parent = call.group, header.root, header.elements
     for one in list(found.values()):

@@ -1,53 +1,36 @@
-"""Reading what ranks wrote about themselves when something went wrong (``writing``)."""
+"""Flight records as files: what a rank wrote about its calls when something went wrong.
+
+Each rank writes one JSON file, ``rank<N>.json``. Times are seconds on the wall clock, so that the
+records of several hosts can be compared as well as their clocks agree.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Self
 
-from meshlib.recording.recorder import COLLECTIVE
-from meshlib.trace import HOW_TO_KEEP, RECORDS
-from meshlib.trace.writing import FORMAT
+from meshlib.recording.call_report import CallReport, report_calls
+from meshlib.recording.recorder import Record
+from meshlib.records import JsonRecord
+from meshlib.trace import HOW_TO_KEEP, RECORDS, GroupInfo
 
-
-@dataclass(frozen=True)
-class CallDump:
-    """One call of one rank. ``started`` and ``ended`` are 0 for a call that did not get so far."""
-
-    rank: int
-    group: str
-    sequence: int
-    call: str
-    header: tuple[int, ...]
-    nbytes: int
-    peer: int
-    site: str
-    state: str
-    issued: float
-    started: float
-    ended: float
-    error: str | None
-    waiting_for: int | None
-
-    @property
-    def collective(self) -> bool:
-        """Whether it is a collective (else point to point)."""
-        return self.peer == COLLECTIVE
-
-    @property
-    def kind(self) -> str:
-        """The call's name: ``all_reduce``."""
-        words = self.call.split()
-        return words[2] if len(words) > 2 else self.call
+FORMAT = 2
 
 
 @dataclass(frozen=True)
-class RankDump:
-    """All that one rank wrote."""
+class RankDump(JsonRecord):
+    """The flight record of one rank, ``written`` at that time (seconds since 1970).
 
+    ``groups`` has the description and the global ranks of each group by its id, ``workers`` the
+    names of the ranks in remote calls. ``error`` says what broke first.
+    """
+
+    title: ClassVar[str] = "flight record"
     rank: int
     size: int
     host: str
@@ -55,87 +38,66 @@ class RankDump:
     written: float
     error: str | None
     groups: Mapping[str, tuple[str, tuple[int, ...]]]
-    """By id: description and global ranks."""
-    calls: tuple[CallDump, ...]
-    workers: tuple[str, ...] = ()
-    """The names that the ranks have in remote calls, by rank."""
+    calls: Sequence[CallReport]
+    workers: Sequence[str] = ()
+    format: int = 0
 
-
-_TYPES = {"int": int, "str": str, "float": int | float, "str | None": str | None}
-_TYPES["int | None"] = int | None
-_PLAIN = {
-    cls: [(field.name, _TYPES[str(field.type)]) for field in fields(cls) if field.type in _TYPES]
-    for cls in (CallDump, RankDump)
-}
-"""The fields that are plain values, and of which types these are."""
-_AS_WRITTEN = [name for name, _ in _PLAIN[CallDump] if name not in ("rank", "nbytes")]
-
-
-def parse(data: Mapping[str, Any]) -> RankDump:
-    """Return the dump that ``writing.as_dict`` made. Raises ValueError for anything else."""
-    try:
-        if data["format"] != FORMAT:
-            raise ValueError(f"format is {data['format']}; expected {FORMAT}")
-        rank = data["rank"]
-        calls = tuple(
-            CallDump(
-                rank=rank,
-                nbytes=call["bytes"],
-                header=tuple(call["header"]),
-                **{name: call[name] for name in _AS_WRITTEN},
-            )
-            for call in data["calls"]
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        size: int,
+        records: Iterable[Record],
+        groups: Iterable[GroupInfo],
+        error: str | None = None,
+        workers: Sequence[str] = (),
+    ) -> Self:
+        """Return the dump of ``rank``, of ``size`` ranks, with its calls on ``groups``."""
+        known = {group.id: (group.group_desc, group.ranks) for group in groups}
+        members = {group: ranks for group, (_, ranks) in known.items()}
+        return cls(
+            rank=rank,
+            size=size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            written=time.time(),
+            error=error,
+            groups=known,
+            calls=report_calls(records, members),
+            workers=tuple(workers),
+            format=FORMAT,
         )
-        groups = {key: (desc, tuple(ranks)) for key, (desc, ranks) in data["groups"].items()}
-        plain = {name: data[name] for name, _ in _PLAIN[RankDump]}
-        workers = tuple(data.get("workers", ()))
-        found = RankDump(groups=groups, calls=calls, workers=workers, **plain)
-        _check(found)
+
+    def write(self, directory: str | Path) -> Path:
+        """Write the dump into ``directory`` (made if missing) and return its path.
+
+        The file appears whole or not at all. Raises OSError.
+        """
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank{self.rank}.json"
+        unfinished = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            unfinished.write_text(self.pack())
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)  # a full disk is not to be left fuller
+            raise
+        return path
+
+    @classmethod
+    def unpack(cls, data: bytes | str) -> Self:
+        """Return the dump in ``data``. Raises ValueError that says why ``data`` has none."""
+        found = super().unpack(data)
+        if found.format != FORMAT:
+            raise ValueError(f"not a {cls.title}: format is {found.format}; expected {FORMAT}")
         return found
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a flight record: {error!r}") from error
-
-
-def decode(data: bytes) -> RankDump:
-    """Return the dump in a file's bytes. Raises ValueError for anything else."""
-    try:
-        return parse(json.loads(data))
-    except RecursionError:
-        raise ValueError("not a flight record: it is nested too deeply") from None
-
-
-def _check(found: RankDump) -> None:
-    """Raise TypeError naming the first field that is of another type than it should be.
-
-    Whoever looks at a dump computes with it: what is wrong is to be told by where it was read.
-    """
-    _check_fields(found)
-    for desc, ranks in found.groups.values():
-        _check_values("groups", (desc,), str)
-        _check_values("groups", ranks, int)
-    _check_values("workers", found.workers, str)
-    for call in found.calls:
-        _check_fields(call)
-        _check_values("header", call.header, int)
-
-
-def _check_values(name: str, values: Sequence[object], kind: type) -> None:
-    for value in values:
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} has {value!r}")
-
-
-def _check_fields(found: RankDump | CallDump) -> None:
-    for name, allowed in _PLAIN[type(found)]:
-        value = getattr(found, name)
-        if not isinstance(value, allowed):
-            raise TypeError(f"{name} is {value!r}")
 
 
 def find(directory: str | Path) -> Path:
-    """Return where the flight records are: ``directory`` itself, or the newest of those below it.
+    """Return the folder of flight records: ``directory`` itself, or the newest below it.
 
-    So it takes what ``meshrun --log-dir`` was given, where each run has its own (``RUN/trace``).
+    ``directory`` may be that of ``meshrun --log-dir``, where each run has its own (``RUN/trace``).
     Raises FileNotFoundError when there is none.
     """
     folder = Path(directory)
@@ -160,12 +122,12 @@ def read(directory: str | Path) -> list[RankDump]:
     dumps: list[RankDump] = []
     for path in paths:
         try:
-            dumps.append(decode(path.read_bytes()))
+            dumps.append(RankDump.unpack(path.read_bytes()))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return sorted(dumps, key=lambda dump: dump.rank)
 
 
 def first_line(text: str | None) -> str:
-    """Return what an error says first: what follows may be tables and stacks. Of None nothing."""
+    """Return the first line of an error, without tables and stacks. Empty for None."""
     return (text or "").partition("\n")[0]

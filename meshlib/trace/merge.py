@@ -1,4 +1,4 @@
-"""Putting the ranks' dumps together: which calls belong to each other, and what went wrong."""
+"""Merging the ranks' dumps: the calls that belong together, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshlib.plain_text import named
+from meshlib.recording.call_report import CallReport
 from meshlib.trace.chains import Key, describe, key_of
-from meshlib.trace.dump import CallDump, RankDump, first_line
+from meshlib.trace.dump import RankDump, first_line
 
-# How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
+# The messages about a rank's end: its own, and those of the others (see ``RankLost``).
 _ENDED = re.compile(r"(?:ended with|raised) .*")
 _LOST = re.compile(
     r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|cannot be reached|has left"
@@ -27,7 +28,8 @@ class Collective:
     description: str
     sequence: int
     ranks: tuple[int, ...]
-    calls: Mapping[int, CallDump]
+    calls: Mapping[int, CallReport]
+    """By the member's global rank."""
 
     @property
     def missing(self) -> list[int]:
@@ -41,20 +43,20 @@ class Collective:
 
     @property
     def all_started(self) -> float:
-        """When the last member began, 0 if one never did: before it the others only waited."""
+        """The start of the last member, 0 if one never began: until then the others waited."""
         starts = [call.started for call in self.calls.values()]
         return max(starts) if not self.missing and all(starts) else 0.0
 
     @property
     def last(self) -> int:
         """The member that came last, among those that came."""
-        return max(self.calls.values(), key=lambda call: call.started or call.issued).rank
+        return max(self.calls, key=lambda rank: self.calls[rank].started or self.calls[rank].issued)
 
 
 def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
     """Return the collectives in ``dumps``, in the order in which their first member issued them."""
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
-    found: dict[tuple[str, int], dict[int, CallDump]] = defaultdict(dict)
+    found: dict[tuple[str, int], dict[int, CallReport]] = defaultdict(dict)
     for dump in dumps:
         groups.update(dump.groups)
         for call in dump.calls:
@@ -75,12 +77,13 @@ def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
 
 @dataclass(frozen=True)
 class Span:
-    """One call in time: it waits for others from ``begin`` to ``ready``, then moves until ``end``.
+    """One call of ``rank`` in time: it waits from ``begin`` to ``ready``, then moves until ``end``.
 
     ``together`` is the collective that it is a part of, ``remote`` the remote call.
     """
 
-    call: CallDump
+    rank: int
+    call: CallReport
     begin: float
     ready: float
     end: float
@@ -89,13 +92,13 @@ class Span:
 
 
 def spans(dumps: Sequence[RankDump]) -> list[Span]:
-    """Return all calls, in seconds from the first one on; what has not ended lasts to the end."""
-    calls = [call for dump in dumps for call in dump.calls]
-    origin = min((call.issued for call in calls), default=0.0)
-    last = max((max(call.ended, call.started, call.issued) for call in calls), default=0.0)
+    """Return all calls, in seconds from the first one on; open calls last to the end."""
+    calls = [(dump.rank, call) for dump in dumps for call in dump.calls]
+    origin = min((call.issued for _, call in calls), default=0.0)
+    last = max((max(call.ended, call.started, call.issued) for _, call in calls), default=0.0)
     merged = {(one.group, one.sequence): one for one in collectives(dumps)}
     found: list[Span] = []
-    for call in calls:
+    for rank, call in calls:
         one = merged[call.group, call.sequence] if call.collective else None
         begin, end = (call.started or call.issued) - origin, (call.ended or last) - origin
         if one is None:
@@ -104,17 +107,17 @@ def spans(dumps: Sequence[RankDump]) -> list[Span]:
             ready = min(max(one.all_started - origin, begin), end)
         else:
             ready = end
-        found.append(Span(call, begin, ready, end, one, key_of(call)))
+        found.append(Span(rank, call, begin, ready, end, one, key_of(rank, call)))
     return found
 
 
 def names_of_groups(dumps: Sequence[RankDump]) -> dict[str, str]:
-    """Return what the groups are called, by their ids."""
+    """Return the names of the groups by their ids."""
     return {key: desc or key for dump in dumps for key, (desc, _) in dump.groups.items()}
 
 
 def verdict(dumps: Sequence[RankDump]) -> str:
-    """Return, in a sentence or two, what went wrong and who was first."""
+    """Return, in a sentence or two, the cause of the failure and the first rank."""
     absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
     return _cause(dumps) + (f" There is no record of {named(absent)}." if absent else "")
 
@@ -125,7 +128,7 @@ def _cause(dumps: Sequence[RankDump]) -> str:
         if one.mismatched:
             alike: dict[tuple[str, str], list[int]] = defaultdict(list)
             for rank, call in sorted(one.calls.items()):
-                alike[call.call, call.site].append(rank)
+                alike[str(call), call.site].append(rank)
             views = "; ".join(
                 f"{named(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
             )
@@ -137,21 +140,21 @@ def _cause(dumps: Sequence[RankDump]) -> str:
         return f"Rank {rank} {how}.{_doing(dumps, [rank])}"
     stuck = [one for one in merged if any(call.state != "done" for call in one.calls.values())]
     for one in stuck:
-        # A member whose ring has forgotten the call has made later ones: it did come.
+        # A member that made later calls did come, though its ring has forgotten this one.
         missing = [rank for rank in one.missing if not _went_past(dumps, rank, one)]
         elsewhere = [other for other in stuck if _wait_for_each_other(one, other)]
         if missing and elsewhere:
             views = "; ".join(
-                f"{named(sorted(each.calls))} in {call.call} on {each.description} at {call.site}"
+                f"{named(sorted(each.calls))} in {call} on {each.description} at {call.site}"
                 for each in (one, elsewhere[0])
                 for call in [each.calls[min(each.calls)]]
             )
             return f"Ranks waited for each other in different calls: {views}."
         if missing:
-            came = min(one.calls.values(), key=lambda call: call.issued)
+            first, came = min(one.calls.items(), key=lambda item: item[1].issued)
             return (
-                f"{named(missing).capitalize()} never came to {came.call} on {one.description}; "
-                f"the first to wait was rank {came.rank}, at {came.site}."
+                f"{named(missing).capitalize()} never came to {came} on {one.description}; "
+                f"the first to wait was rank {first}, at {came.site}."
                 f"{_doing(dumps, missing)}"
             )
     failed = sorted((dump for dump in dumps if dump.error), key=lambda dump: dump.written)
@@ -160,14 +163,14 @@ def _cause(dumps: Sequence[RankDump]) -> str:
     if stuck:
         one = stuck[0]
         call = next(call for call in one.calls.values() if call.state != "done")
-        return f"{call.call} on {one.description} began on all members and did not end."
-    calls = {key for dump in dumps for call in dump.calls if (key := key_of(call)) is not None}
-    also = f" and {len(calls)} remote calls" if calls and not describe(dumps) else ""
+        return f"{call} on {one.description} began on all members and did not end."
+    keys = {key_of(dump.rank, call) for dump in dumps for call in dump.calls if call.remote}
+    also = f" and {len(keys)} remote calls" if keys and not describe(dumps) else ""
     return f"All {len(merged)} collectives{also} in the records ended well."
 
 
 def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:
-    """Return the rank that was gone before the others raised, and how it went; None if none was."""
+    """Return the rank that was gone before the others raised, and how it ended, if one was."""
     for dump in sorted(dumps, key=lambda dump: dump.written):
         if _ENDED.match(first_line(dump.error)):
             return dump.rank, first_line(dump.error)
@@ -199,7 +202,6 @@ def _doing(dumps: Sequence[RankDump], ranks: Sequence[int]) -> str:
             last = dump.calls[-1]
             on = dump.groups.get(last.group, ("", ()))[0] or last.group
             parts.append(
-                f" Rank {dump.rank}'s last call was {last.call} on {on} ({last.state}),"
-                f" {last.site}."
+                f" Rank {dump.rank}'s last call was {last} on {on} ({last.state}), {last.site}."
             )
     return "".join(parts)

@@ -1,9 +1,9 @@
 """The merged record as pictures: an HTML page of our own, and a trace for Perfetto.
 
-The page has a lane a rank, waiting apart from moving. Of the Trace Event Format's JSON object form,
-for Perfetto or chrome://tracing, a process is a rank, a thread a group, an ``X`` event a call
-(microseconds), split into waiting for the last member and moving; flow events (``s``, ``f``) tie
-the members' views of one collective together.
+The page has a row for each rank, and shows waiting apart from moving. The trace has the JSON object
+form of the Trace Event Format, for Perfetto or chrome://tracing. There a process is a rank, a
+thread is a group, an ``X`` event is a call (microseconds), split into waiting for the last member
+and moving. Flow events (``s``, ``f``) tie the members' views of one collective together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from meshlib.trace.dump import CallDump, RankDump
+from meshlib.recording.call_report import CallReport
+from meshlib.trace.dump import RankDump
 from meshlib.trace.merge import names_of_groups, spans, verdict
 
 _PLACE = "/*DATA*/"
@@ -38,13 +39,13 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
         calls.append(
             {
                 "id": name if remote is None else "#".join(map(str, remote)),
-                "rank": call.rank,
+                "rank": span.rank,
                 "kind": call.kind,
-                "call": call.call,
+                "call": str(call),
                 "group": names.get(call.group, call.group),
                 "members": list(one.ranks)
                 if one is not None
-                else sorted({call.rank, *([] if remote is None else [call.peer])}),
+                else sorted({span.rank, *([] if remote is None else [call.peer])}),
                 "begin": span.begin,
                 "ready": span.ready,
                 "end": span.end,
@@ -77,7 +78,7 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
             events.append(_meta("thread_name", dump.rank, lane, name=names.get(group, group)))
     for one in every:
         call, lane = one.call, lanes[one.call.group]
-        base = {"pid": call.rank, "tid": lane, "cat": call.kind, "args": _details(call)}
+        base = {"pid": one.rank, "tid": lane, "cat": call.kind, "args": _details(call)}
         if one.ready > one.begin:
             waiting = {**base, "cat": "waiting", "name": f"wait: {call.kind}"}
             events.append({**waiting, "ph": "X", **_span(one.begin, one.ready)})
@@ -88,12 +89,12 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
             first = one.remote[1] if one.remote is not None else min(views)
             events.append(
                 {
-                    "ph": "s" if call.rank == first else "f",
+                    "ph": "s" if one.rank == first else "f",
                     "bp": "e",
                     "id": "#".join(map(str, one.remote or (call.group, call.sequence))),
                     "name": call.kind,
                     "cat": "collective" if one.remote is None else "call",
-                    "pid": call.rank,
+                    "pid": one.rank,
                     "tid": lane,
                     "ts": _micros(one.begin),
                 }
@@ -113,9 +114,9 @@ def _micros(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _details(call: CallDump) -> dict[str, Any]:
+def _details(call: CallReport) -> dict[str, Any]:
     return {
-        "call": call.call,
+        "call": str(call),
         "group": call.group,
         "bytes": call.nbytes,
         "where": call.site,

@@ -102,7 +102,7 @@ def _measure(transport: str, size: int) -> Found:
     with tempfile.TemporaryDirectory(prefix="meshlib-tune-") as folder:
         path = Path(folder) / "found.json"
         spawn(run, args=(transport, str(path)), nprocs=size)
-        return Found.decode(path.read_text(encoding="utf-8"))
+        return Found.unpack(path.read_text(encoding="utf-8"))
 
 
 def _source() -> str:

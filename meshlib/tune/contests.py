@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transport.call import Kind
@@ -44,23 +44,24 @@ class Contest:
         return replace(self.others, **{self.field: _NEVER})
 
 
-CONTESTS: dict[str, Sequence[Contest]] = {
-    "tcp": (
-        Contest("star", Kind.ALL_REDUCE, _powers(8, 256 * KIB), 3, _ALL_STARS),
-        Contest("all_reduce_doubling", Kind.ALL_REDUCE, _powers(8 * KIB, 4 * MIB)),
-        Contest(
-            "reduce_scatter_doubling",
-            Kind.REDUCE_SCATTER,
-            _powers(KIB, MIB),
-            DEFAULT.doubling_ranks,
-        ),
-        Contest("all_gather_doubling", Kind.ALL_GATHER, _powers(KIB, MIB), DEFAULT.doubling_ranks),
-        Contest("broadcast_tree", Kind.BROADCAST, _powers(32 * KIB, 8 * MIB), 3),
-        Contest("reduce_tree", Kind.REDUCE, _powers(32 * KIB, 8 * MIB), 5),
+_TCP: Sequence[Contest] = (
+    Contest("star", Kind.ALL_REDUCE, _powers(8, 256 * KIB), 3, _ALL_STARS),
+    Contest("all_reduce_doubling", Kind.ALL_REDUCE, _powers(8 * KIB, 4 * MIB)),
+    Contest(
+        "reduce_scatter_doubling",
+        Kind.REDUCE_SCATTER,
+        _powers(KIB, MIB),
+        DEFAULT.doubling_ranks,
     ),
+    Contest("all_gather_doubling", Kind.ALL_GATHER, _powers(KIB, MIB), DEFAULT.doubling_ranks),
+    Contest("broadcast_tree", Kind.BROADCAST, _powers(32 * KIB, 8 * MIB), 3),
+    Contest("reduce_tree", Kind.REDUCE, _powers(32 * KIB, 8 * MIB), 5),
+)
+CONTESTS: Mapping[str, Sequence[Contest]] = {
+    "tcp": _TCP,
+    "inproc": _TCP,
     "hierarchical": (Contest("one_slice", Kind.ALL_REDUCE, _powers(4 * KIB, 2 * MIB), 4),),
 }
-CONTESTS["inproc"] = CONTESTS["tcp"]
 LARGE_BYTES = 16 * MIB
 SEGMENTS: tuple[int, ...] = (128 * KIB, 256 * KIB, 512 * KIB, MIB)
 """What ``segment`` may be, tried on ``LARGE_BYTES``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import time
@@ -18,7 +17,7 @@ import numpy as np
 from meshlib.job.current import current_world
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
-from meshlib.records import build, values_of
+from meshlib.records import JsonRecord
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved
@@ -42,20 +41,11 @@ _GAMMA_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was measured among one number of ranks."""
+class Found(JsonRecord):
+    """The results of the measurements among one number of ranks."""
 
     cost: Cost | None
     thresholds: Thresholds
-
-    def encode(self) -> str:
-        """Return this as JSON."""
-        return json.dumps(self, default=values_of)
-
-    @classmethod
-    def decode(cls, text: str) -> Found:
-        """Return what ``encode`` wrote."""
-        return build(cls, json.loads(text))
 
 
 class Bench:
@@ -183,5 +173,5 @@ def run(rank: int, transport: str, path: str) -> None:
     init_process_group("tcp")
     found = measure(transport)
     if rank == 0:
-        Path(path).write_text(found.encode(), encoding="utf-8")
+        Path(path).write_text(found.pack(), encoding="utf-8")
     destroy_process_group()

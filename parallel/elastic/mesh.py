@@ -21,7 +21,7 @@ from meshlib import (
 from meshlib.extend import Change, Job, Timeout, failure_of, to_seconds
 from parallel.checks import check_instance, to_count
 from parallel.elastic.batches import ElasticBatches
-from parallel.elastic.choice import Choice, Standing, choose
+from parallel.elastic.choice import Choice, MemberReport, choose
 from parallel.elastic.interrupt import Interrupter
 from parallel.elastic.state import ManagedState
 from parallel.elastic.step import Step
@@ -306,7 +306,7 @@ class ElasticMesh:
         while True:
             self._end_interrupter()
             voted = 0 if step is None else step.voted
-            said = Standing(self.committed, self.cursor, voted, self._fresh)
+            said = MemberReport(self.committed, self.cursor, voted, self._fresh)
             change = job.agree_on_epoch(
                 said=asdict(said),
                 choose=self._choose,

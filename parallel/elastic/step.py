@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from meshlib import DeviceMesh, DistError
 from parallel.elastic.batches import Share
 from parallel.elastic.state import ManagedState
 
-if TYPE_CHECKING:
-    from parallel.elastic.mesh import ElasticMesh
+
+class Loop(Protocol):
+    """The loop that a step belongs to: an ``ElasticMesh``."""
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of the present members."""
+        ...
+
+    def end_of(self, step: Step, error: BaseException | None) -> bool:
+        """Vote for ``step``, whose block ended with ``error``; True if the error is dealt with."""
+        ...
 
 
 class Step:
-    """One try at a step: ``with step as mesh:`` computes it on the ranks that are there.
+    """One try at a step: ``with step as mesh:`` computes it on the present members.
 
-    Until the block ends, nothing that lasts may be changed: gradients are dropped when the step
-    does not count, parameters would not be. What changes them is left to ``on_commit``.
+    The block must not change parameters: only its gradients are dropped when the step does not
+    count. ``on_commit`` takes the functions that change parameters.
     """
 
-    def __init__(self, elastic: ElasticMesh, number: int, share: Share | None) -> None:
+    def __init__(self, loop: Loop, number: int, share: Share | None) -> None:
         self.number = number
-        """How many steps were committed before it: the same when a step is tried again."""
+        """The number of steps committed before it: the same when a step is tried again."""
         self.committed: bool = False
-        """Whether all members have committed it; so after the block."""
+        """Whether all members have committed it; known after the block."""
         self.entered: bool = False
         self.voted: int = 0
-        self._elastic = elastic
+        self._loop = loop
         self._share = share
         self._then: list[Callable[[], object]] = []
 
@@ -39,12 +49,12 @@ class Step:
         return self._share
 
     def on_commit(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call ``function`` once all members have voted for the step, here and on each of them.
+        """Call ``function`` on each member once all members have voted for the step.
 
-        In the order of the calls of this; at the end of the block, or, where a rank was lost during
-        the vote, when the others have found out how it went. It must not communicate, and not fail:
-        the other members have taken the step by then. What it raises ends the loop on this rank,
-        as a RuntimeError where it is a DistError.
+        Functions run in the order in which they were given, at the end of the block. If a rank was
+        lost during the vote, they run when the others have found its result. They must neither
+        communicate nor fail: the other members have taken the step by then. An exception ends the
+        loop on this rank; a DistError is raised as a RuntimeError.
         """
         self._then.append(lambda: function(*args, **kwargs))
 
@@ -55,7 +65,7 @@ class Step:
             for function in self._then:
                 function()
         except DistError as error:
-            # It is not the loss of a rank that another try makes good.
+            # Another try would not help: no rank was lost.
             raise RuntimeError(
                 f"a function that was given to on_commit of step {self.number} has failed:"
                 f" {error}; expected one that does not communicate"
@@ -68,8 +78,8 @@ class Step:
 
     def __enter__(self) -> DeviceMesh:
         self.entered = True
-        return self._elastic.mesh
+        return self._loop.mesh
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
-        """Vote for the step, or find out who is left; True for the error of a lost rank."""
-        return self._elastic.end_of(self, error)
+        """Vote for the step, or find the remaining members; True for the error of a lost rank."""
+        return self._loop.end_of(self, error)

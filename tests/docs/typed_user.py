@@ -48,6 +48,7 @@ def collectives(mesh: DeviceMesh) -> float:
     both = dist.collect_all([dist.all_reduce(x, async_op=True), None])
     assert_type(both, Work[list[Floats]])
     both.wait()
+    assert_type(dist.collect_all([both.get_future()]), Future[list[Future[list[Floats]]]])
     return total.wait(10)
 
 

@@ -138,7 +138,7 @@ def replies(data: bytes) -> None:
 def flight_record(data: bytes) -> None:
     """A flight record can be read and looked at, or is none."""
     with suppress(ValueError):
-        found = dump.decode(data)
+        found = dump.RankDump.unpack(data)
         sorted([found.rank, 0])
         _ = [call.kind for call in found.calls]
 
@@ -146,15 +146,24 @@ def flight_record(data: bytes) -> None:
 def fields_of_a_flight_record(data: bytes) -> None:
     """The same, with a record that is right up to one value."""
     call: dict[str, Any] = {
-        **dict.fromkeys(("group", "call", "site", "state"), "text"),
-        **dict.fromkeys(("sequence", "bytes", "peer"), 1),
+        **dict.fromkeys(("group", "site", "label"), "text"),
+        **dict.fromkeys(("nbytes", "peer"), 1),
         **dict.fromkeys(("issued", "started", "ended"), 1.0),
-        "header": [1],
+        "blocking": True,
+        "header": [1] * len(CallHeader._fields),
         "error": None,
         "waiting_for": None,
     }
     record: dict[str, Any] = {
-        **{"format": 1, "rank": 0, "size": 2, "host": "h", "pid": 1, "written": 1.0, "error": None},
+        **{
+            "format": dump.FORMAT,
+            "rank": 0,
+            "size": 2,
+            "host": "h",
+            "pid": 1,
+            "written": 1.0,
+            "error": None,
+        },
         **{"groups": {"g": ["", [0, 1]]}, "calls": [call]},
     }
     where = data[0] if data else 0

@@ -41,6 +41,7 @@ class Runtime:
         self.tuning = tuning or shipped()
         self._lock = threading.Lock()
         self._shared: dict[str, Closable] = {}
+        self._noted: set[str] = set()
         self._closed = False
 
     def shared(self, key: str, factory: Callable[[], C]) -> C:
@@ -51,6 +52,13 @@ class Runtime:
             if key not in self._shared:
                 self._shared[key] = factory()
             return cast(C, self._shared[key])
+
+    def note_once(self, text: str) -> bool:
+        """Return True at the first call with ``text``: for what the user is told once."""
+        with self._lock:
+            first = text not in self._noted
+            self._noted.add(text)
+            return first
 
     def close(self) -> None:
         """Close all resources, the last made first. Idempotent."""

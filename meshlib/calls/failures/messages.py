@@ -40,7 +40,7 @@ def mismatch_message(
         said = statements.get(rank)
         call = said.call_at(sequence) if said else None
         if call is not None:
-            rows.append((str(rank), str(call.header), call.site))
+            rows.append((str(rank), str(call), call.site))
         elif rank == group.ranks[error.peer] and isinstance(received, CallHeader):
             rows.append((str(rank), str(received), "(from its message)"))
         else:
@@ -61,7 +61,7 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
         return (
             f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
             f"rank {receiver} did not receive it\n"
-            + _where(receiver, statements.get(receiver), None, group.ranks)
+            + _where(receiver, statements.get(receiver), None)
         )
     come = {rank for rank, said in statements.items() if said.has_come(sequence)}
     missing = [rank for rank in group.ranks if rank not in come]
@@ -71,7 +71,7 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
         else "all ranks have come, but it did not finish"
     )
     return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
-        _where(rank, statements.get(rank), sequence, group.ranks, missing) for rank in group.ranks
+        _where(rank, statements.get(rank), sequence, missing) for rank in group.ranks
     )
 
 
@@ -124,12 +124,11 @@ def _where(
     rank: int,
     said: Statement | None,
     sequence: int | None,
-    ranks: Sequence[int],
     missing: Sequence[int] = (),
 ) -> str:
-    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none).
+    """Return the state of ``rank`` in or before collective ``sequence`` (None: in none).
 
-    ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
+    ``missing`` are the members that have not come, for which the others wait.
     """
     if said is None:
         return (
@@ -140,17 +139,15 @@ def _where(
     if here is None:
         if sequence is not None:
             lines.append("    has not come")
-        lines += [
-            f"    its last call here: {c.header} ({c.state}), {c.site}" for c in said.calls[-1:]
-        ]
-        lines += [f"    now in {c.header} on {c.group}, {c.site}" for c in said.elsewhere]
+        lines += [f"    its last call here: {c} ({c.state}), {c.site}" for c in said.calls[-1:]]
+        lines += [f"    now in {c} on {c.group}, {c.site}" for c in said.elsewhere]
     else:
         waits = here.waiting_for
-        suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
-        # Whom it waits for may itself wait for another.
-        if missing and (waits is None or ranks[waits] not in missing):
+        suffix = "" if waits is None else f", waits for rank {waits}"
+        # The awaited rank may itself be blocked.
+        if missing and waits not in missing:
             suffix += f", misses {named(missing)}"
-        lines.append(f"    {here.header} ({here.state}{suffix}), {here.site}")
+        lines.append(f"    {here} ({here.state}{suffix}), {here.site}")
     lines += [f"    | {line}" for line in said.stack[-STACK_LINES:]]
     return "\n".join(lines)
 

@@ -12,10 +12,10 @@ from typing import Self
 
 from meshlib.events.events import Query
 from meshlib.events.log import answer_key
+from meshlib.recording.call_report import CallReport, report_calls
 from meshlib.recording.recorder import COLLECTIVE, Record
 from meshlib.recording.stacks import all_stacks, user_stack
-from meshlib.records import build, values_of
-from transport.call import CallHeader
+from meshlib.records import JsonRecord, build, values_of
 from transport.store.base import Store
 
 CALLS_IN_STATEMENT = 3
@@ -24,34 +24,7 @@ CALLS_BEFORE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CallSaid:
-    """A call that a rank has made, at the user's line ``site``.
-
-    ``waiting_for`` is the member of the group for which it waits, if it is known.
-    """
-
-    group: str
-    header: CallHeader
-    peer: int
-    state: str
-    site: str
-    waiting_for: int | None
-
-    @classmethod
-    def of(cls, record: Record) -> Self:
-        """Return what is said of ``record``."""
-        return cls(
-            group=record.group,
-            header=record.header,
-            peer=record.peer,
-            state=record.state,
-            site=record.site,
-            waiting_for=None if record.ended else record.waiting_for,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(JsonRecord):
     """What a rank says: its last ``calls`` on the group, and where it is ``elsewhere``.
 
     ``reached`` is the number of the last collective that it has issued in the group, ``stack`` the
@@ -62,15 +35,24 @@ class Statement:
     pid: int
     host: str
     reached: int
-    calls: Sequence[CallSaid]
-    elsewhere: Sequence[CallSaid]
+    calls: Sequence[CallReport]
+    elsewhere: Sequence[CallReport]
     stack: Sequence[str]
 
     @classmethod
     def of(
-        cls, rank: int, records: Sequence[Record], thread_id: int | None, query: Query, reached: int
+        cls,
+        rank: int,
+        records: Sequence[Record],
+        thread_id: int | None,
+        query: Query,
+        reached: int,
+        ranks: Sequence[int] = (),
     ) -> Self:
-        """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``."""
+        """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``.
+
+        ``ranks`` are the group's global ranks.
+        """
         mine = [r for r in records if r.group == query.group]
         # Behind many asynchronous calls, the one that was asked about is not among the last.
         before = range(query.sequence - CALLS_BEFORE, query.sequence + 1)
@@ -83,28 +65,19 @@ class Statement:
             pid=os.getpid(),
             host=_host(),
             reached=reached,
-            calls=[CallSaid.of(r) for r in recent],
-            elsewhere=[CallSaid.of(r) for r in elsewhere[-1:]],
+            calls=report_calls(recent, {query.group: ranks}),
+            elsewhere=report_calls(elsewhere[-1:]),
             stack=user_stack(thread_id),
         )
-
-    def pack(self) -> str:
-        """Return the statement as JSON."""
-        return json.dumps(self, default=values_of)
-
-    @classmethod
-    def unpack(cls, data: bytes | str) -> Self:
-        """Return the statement in ``data``."""
-        return build(cls, json.loads(data))
 
     def has_come(self, sequence: int) -> bool:
         """Whether the rank has issued the collective ``sequence``."""
         return self.reached >= sequence
 
-    def call_at(self, sequence: int) -> CallSaid | None:
+    def call_at(self, sequence: int) -> CallReport | None:
         """Return the collective number ``sequence``, if the rank got so far."""
         for call in reversed(self.calls):
-            if call.header.sequence == sequence and call.peer == COLLECTIVE:
+            if call.sequence == sequence and call.collective:
                 return call
         return None
 

@@ -1,34 +1,34 @@
-"""``Posting``: a rank's samples go to the store while somebody watches the job.
+"""``Posting``: a rank's samples go to the store while a monitor watches the job.
 
-Nothing is done before somebody says so in the job's log (``Watched``): no thread, no connection.
-Ranks that are threads of one process share the thread that posts.
+Before a monitor says so in the job's log (``Watched``), there is no thread and no connection.
+Ranks that are threads of one process share the posting thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
-from meshlib.diagnosis.attendant import Attendant
-from meshlib.diagnosis.sampling.sample import SAMPLED, Sample, sample_key
+from meshlib.diagnosis.sampling.sample import SAMPLED, sample_key
+from meshlib.diagnosis.sampling.sampler import Sampler
+from meshlib.diagnosis.shared_thread import SharedThread
 from meshlib.events.events import Watched
 from transport.store.base import Store
 
 LEAST_SECONDS = 0.05
-"""Nobody is asked for samples more often than this."""
+"""The shortest time between two samples of a rank."""
 
 
 class Posting:
-    """Posts what ``take()`` returns for ``rank``, as often as those who watch want it."""
+    """Posts the samples of ``rank``, at the pace of the fastest monitor."""
 
-    def __init__(self, rank: int, store: Store, take: Callable[[], Sample]) -> None:
+    def __init__(self, rank: int, store: Store, sampler: Sampler) -> None:
         self.rank = rank
-        self.take = take
+        self.sampler = sampler
         self.known: bool = False
-        """Whether it is in the log of those that post."""
+        """Whether the rank is in the log of those that post."""
         self._store = store
         self._wishes: dict[str, float] = {}
-        self._poster: Attendant[Posting] | None = None
+        self._poster: SharedThread[Posting] | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -38,7 +38,7 @@ class Posting:
         return max(LEAST_SECONDS, min(self._wishes.values(), default=1.0))
 
     def hear(self, event: Watched) -> None:
-        """Begin, go on or end, as somebody who watches says."""
+        """Begin, go on or end, as a monitor says."""
         with self._lock:
             if self._closed:
                 return
@@ -53,7 +53,7 @@ class Posting:
                 self._end()
 
     def close(self) -> None:
-        """Post nothing any more."""
+        """Stop posting."""
         with self._lock:
             self._closed = True
             self._end()
@@ -64,19 +64,18 @@ class Posting:
             poster.leave(self)
 
 
-class _Poster(Attendant[Posting]):
-    """The thread that does it."""
+class _Poster(SharedThread[Posting]):
+    """The thread that posts."""
 
     name = "samples"
 
     def work(self, store: Store, ending: threading.Event) -> None:
         while not ending.is_set():
             users = self.users
-            store.multi_set(
-                [sample_key(user.rank) for user in users], [user.take().pack() for user in users]
-            )
+            samples = [user.sampler.take().pack() for user in users]
+            store.multi_set([sample_key(user.rank) for user in users], samples)
             new = [user for user in users if not user.known]
-            if new:  # only now: who reads of a rank finds its sample
+            if new:  # only now: a monitor that reads of a rank finds its sample
                 store.append(SAMPLED, "".join(f"{user.rank}\n" for user in new))
                 for user in new:
                     user.known = True

@@ -1,15 +1,16 @@
-"""``Sample``: what one rank has done since the last one, and where it keeps that in the store.
+"""``Sample``: the calls of one rank since its last sample, and the sample's key in the store.
 
 Nothing here needs NumPy: launchers and monitors read samples.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from meshlib.records import build, values_of
+from meshlib.recording.call_report import CallReport
+from meshlib.records import JsonRecord
 
 SAMPLED = "samples/ranks"
 """The log of the ranks that have posted a sample, a line each."""
@@ -24,8 +25,8 @@ def sample_key(rank: int) -> str:
 class Traffic:
     """A rank's calls on one ``group``, called ``name``, in a sample's time.
 
-    ``calls`` have ended, with ``nbytes`` of the rank's own arrays; it was inside of calls for
-    ``seconds``, of which what the other members did not need was spent waiting for them.
+    ``calls`` of them have ended, with ``nbytes`` of the rank's own arrays. The rank was inside of
+    calls for ``seconds``: moving data, or waiting for the other members.
     """
 
     group: str
@@ -36,25 +37,10 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCall:
-    """A call under way for ``seconds``. ``waiting_for``: the global rank, where it is known.
-
-    ``blocking``: a thread stands still for it.
-    """
-
-    call: str
-    group: str
-    site: str
-    state: str
-    blocking: bool
-    seconds: float
-    waiting_for: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class StepTime:
-    """``seconds`` from one step to the next; how many were ``committed``: -1 where no loop says so,
-    and the time is the period of the calls.
+    """``seconds`` from one step to the next, and the number of ``committed`` steps.
+
+    The number is -1 where no loop says it; the time is then the period of the calls.
     """
 
     seconds: float
@@ -71,16 +57,19 @@ class Coordinate:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What ``rank`` has done in the last ``seconds``; ``inside`` of them it was in calls.
+class Sample(JsonRecord):
+    """The calls of ``rank`` in the last ``seconds``; it was in calls for ``inside`` of them.
 
-    ``number`` counts a rank's samples. ``size`` is that of the present ``epoch``, in which the rank
-    has the ``place`` (-1: none), and ``total`` the calls on all groups since the rank came.
-    ``open_calls`` are the oldest of those under way.
+    A rank's samples have numbers; this one was ``taken`` at that time, in seconds since 1970 on the
+    rank's host. The present ``epoch`` has that ``size``, and the rank that ``place`` in it (-1:
+    none). The rank has made ``total`` calls on all groups since it came. The ``open_calls`` are the
+    oldest calls under way, on groups of ``traffic``.
     """
 
+    title: ClassVar[str] = "sample"
     rank: int
     number: int
+    taken: float
     host: str
     pid: int
     epoch: int
@@ -92,16 +81,12 @@ class Sample:
     step: StepTime | None
     mesh: Sequence[Coordinate]
     traffic: Sequence[Traffic]
-    open_calls: Sequence[OpenCall]
+    open_calls: Sequence[CallReport]
 
-    def pack(self) -> str:
-        """Return the sample as JSON."""
-        return json.dumps(self, default=values_of, separators=(",", ":"))
+    def name_of(self, group: str) -> str:
+        """Return the name of the group with the id ``group``."""
+        return next((one.name for one in self.traffic if one.group == group), group)
 
-    @classmethod
-    def unpack(cls, data: bytes | str) -> Sample:
-        """Return the sample in ``data``. Raises ValueError for what is none."""
-        try:
-            return build(cls, json.loads(data))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a sample: {error!r}") from error
+    def age(self, call: CallReport) -> float:
+        """Return how many seconds ``call``, one of ``open_calls``, had been under way."""
+        return self.taken - call.issued

@@ -1,4 +1,4 @@
-"""``Sampler``: makes samples of one rank from its flight record, which is there anyway."""
+"""``Sampler``: makes samples of one rank from its flight record."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import os
 import socket
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Protocol
 
 from meshlib.calls.members import Members
-from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
+from meshlib.diagnosis.sampling.sample import Coordinate, Sample, StepTime, Traffic
+from meshlib.recording.call_report import CallReport, report_calls
 from meshlib.recording.recorder import CAPACITY, FlightRecorder, Record
 from meshlib.recording.stacks import is_in_call
 
 OPEN_CALLS = 4
 _MOST_NAMES = 1000
 REPEATED = 3
-"""So often the newest calls must have repeated themselves to be taken for steps."""
+"""The newest calls must repeat themselves this many times to count as steps."""
 _Call = tuple[int, int, str, int]
 _STEPS = 10
-"""A step's time is the mean over at most so many."""
+"""A step's time is the mean over at most this many steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standpoint:
-    """Where a rank is, for its sample: its groups by id, and its place in the job and on a mesh."""
+class RankStatus:
+    """The groups of ``rank`` by id, and its place in the job and on a mesh."""
 
+    rank: int
     groups: Mapping[str, Members]
     epoch: int
     place: int
@@ -35,48 +38,50 @@ class Standpoint:
     mesh: Sequence[Coordinate]
 
 
-class Sampler:
-    """Looks at the calls of ``rank`` in ``recorder``. One thread at a time.
+class HasStatus(Protocol):
+    """A rank that a sampler asks."""
 
-    A look costs a few microseconds for each call since the last one, and for at most ``CAPACITY``
-    of them: where a rank makes more, the time that a sample is about begins with the oldest of
-    these. ``main_thread`` is the number of the rank's own thread.
+    def status(self) -> RankStatus:
+        """Return the rank's present status."""
+        ...
+
+
+class Sampler:
+    """Reads the calls in ``recorder`` of the rank ``source``. One thread at a time.
+
+    A sample costs a few microseconds for each call since the last one, up to ``CAPACITY`` calls.
+    If a rank makes more, the sample's time begins with the oldest of these. ``main_thread`` is the
+    number of the rank's own thread.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        recorder: FlightRecorder,
-        main_thread: int,
-        standpoint: Callable[[], Standpoint],
-    ) -> None:
-        self._rank = rank
+    def __init__(self, recorder: FlightRecorder, main_thread: int, source: HasStatus) -> None:
         self._recorder = recorder
         self._main_thread = main_thread
-        self._standpoint = standpoint
+        self._source = source
         self._number = 0
         self._total = 0
         self._since = 0.0
         self._newest: Record | None = None
         self._open: list[Record] = []
         self._names: dict[str, str] = {}
-        # By thread, for the period of the calls: what was called (the place in the program, the
-        # group and the bytes), and when.
+        # By thread, for the period of the calls: each call (its place in the program, its group
+        # and its bytes), and its time.
         self._history = defaultdict[int, deque[tuple[_Call, float]]](lambda: deque(maxlen=CAPACITY))
 
     def take(self) -> Sample:
-        """Return what this rank has done since the last call of this."""
+        """Return the sample of the time since the last call of this."""
         now = time.monotonic()
         news, begin = self._news(now)
-        at = self._standpoint()
+        at = self._source.status()
         self._learn_names(at)
         traffic, inside = self._count([*self._open, *news], begin, now)
         self._since = now
         self._number += 1
         self._total += len(news)
         return Sample(
-            rank=self._rank,
+            rank=at.rank,
             number=self._number,
+            taken=time.time(),
             host=socket.gethostname(),
             pid=os.getpid(),
             epoch=at.epoch,
@@ -88,11 +93,11 @@ class Sampler:
             step=self._step(news),
             mesh=list(at.mesh),
             traffic=traffic,
-            open_calls=self._under_way(at.groups, now),
+            open_calls=self._under_way(at.groups),
         )
 
     def _news(self, now: float) -> tuple[list[Record], float]:
-        """Return the records that are new, oldest first, and when the time they are of began."""
+        """Return the new records, oldest first, and the beginning of their time."""
         records = list(self._recorder.copy())[-CAPACITY:]
         newest = self._newest
         news = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
@@ -105,7 +110,7 @@ class Sampler:
     def _count(
         self, records: Iterable[Record], begin: float, now: float
     ) -> tuple[list[Traffic], float]:
-        """Return what was done on each group, and the time in calls; keep those under way."""
+        """Return the traffic of each group, and the time in calls; keep the calls under way."""
         counts = defaultdict[str, list[float]](lambda: [0, 0, 0.0])
         spans: list[tuple[float, float]] = []
         self._open = []
@@ -130,7 +135,7 @@ class Sampler:
         ]
         return traffic, covered(spans)
 
-    def _learn_names(self, at: Standpoint) -> None:
+    def _learn_names(self, at: RankStatus) -> None:
         """Note what groups are called. The group of all ranks is also that of a dim over all."""
         whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
         if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
@@ -139,29 +144,14 @@ class Sampler:
             name = whole if whole and len(members.ranks) == at.size else members.group_desc
             self._names[group] = name or group
 
-    def _under_way(self, groups: Mapping[str, Members], now: float) -> list[OpenCall]:
+    def _under_way(self, groups: Mapping[str, Members]) -> list[CallReport]:
         records = [record for record in self._open if not record.ended][:OPEN_CALLS]
-        # A thread may wait for a call that it has issued before, and does so for the oldest first.
+        # A thread may wait for a call that it issued earlier, and does so for the oldest first.
         waits = bool(records) and not any(record.sync for record in records)
         waits = waits and is_in_call(self._main_thread)
-        found: list[OpenCall] = []
-        for i, record in enumerate(records):
-            members, peer = groups.get(record.group), record.waiting_for
-            awaited = None
-            if members is not None and peer is not None and peer >= 0:
-                awaited = members.ranks[peer]
-            found.append(
-                OpenCall(
-                    call=str(record.header),
-                    group=self._names.get(record.group, record.group),
-                    site=record.site,
-                    state="running" if record.started else "queued",
-                    blocking=record.sync or (waits and i == 0),
-                    seconds=now - record.issued,
-                    waiting_for=awaited,
-                )
-            )
-        return found
+        ranks = {group: members.ranks for group, members in groups.items()}
+        reports = report_calls(records, ranks)
+        return [replace(reports[0], blocking=True), *reports[1:]] if waits else reports
 
     def _step(self, news: Iterable[Record]) -> StepTime | None:
         for record in news:
@@ -200,10 +190,10 @@ def period_of(calls: Sequence[Hashable]) -> int:
     Training repeats itself: the same calls, made at the same lines, of the same sizes, in the same
     order. The period of that sequence is a step, whatever the loop looks like.
 
-    It is the shortest period of the longest run, up to the newest call, that repeats itself
-    ``REPEATED`` times and is at least half of all: a loop inside of a step is shorter than that.
-    Found with the prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), in time
-    linear in the number of calls.
+    The result is the shortest period of the longest run, up to the newest call, that repeats itself
+    ``REPEATED`` times. The run must have at least half of all calls: a loop inside of a step is
+    shorter. Found with the prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), in
+    time linear in the number of calls.
     """
     newest = list(reversed(calls))
     found, border = 0, 0

@@ -1,20 +1,20 @@
-"""``agree``: those who are left of some ranks settle who they are, and what they have said.
+"""``Agreement``: the surviving ranks settle who goes on, and on the values that they proposed.
 
-It is what survivors do after a failure, when no group of theirs can be trusted any more, so it goes
-by the store, which outlives any rank where a launcher serves it:
+After a failure no group can be trusted, so survivors talk through the store. Where a launcher
+serves the store, it outlives any rank:
 
-1. Each writes what it has to say to a log of the agreement, and tries to take its *chair*: the
-   first one does (``compare_set``).
-2. The chair reads the log until all have spoken that are not lost, or are left out on purpose. Who
-   has not is asked for a sign of life, which its watcher gives while the program computes: one that
-   is only slow is waited for, up to the deadline; one that is silent (stopped, wedged) is left out.
-3. The chair writes the decision, which only the first one to do so can, and publishes it in the
-   job's log. All raise or return by what it says, also who comes late and finds itself left out.
+1. Each rank appends its proposal to the agreement's log, and tries to become the *coordinator*:
+   the first one does (``compare_set``).
+2. The coordinator reads the log until all ranks have spoken, except lost and excluded ones. It
+   asks a late rank for a sign of life, which the rank's watcher gives while the program computes.
+   It waits for a slow rank up to the deadline, and leaves out a silent one (stopped, wedged).
+3. The coordinator writes the decision, once (``compare_set``), and publishes it in the job's log.
+   All ranks follow the decision, also a late one that finds itself left out.
 
-The chair is a lease: it is renewed while its holder waits, and taken from one that is lost or has
-not renewed it. Two ranks that think they hold it do no harm, since a decision is written once. A
-rank that cannot reach the store agrees on nothing, so of a job that is cut in two at most the part
-goes on that the store is in. Each rank sends a few messages, whatever the number of ranks.
+The coordinator holds a lease, which it renews while it waits. Another rank takes a lease that was
+not renewed, or whose holder is lost. Two coordinators do no harm, because a decision is written
+once. A rank that cannot reach the store agrees on nothing: of a job that is cut in two, at most the
+part with the store goes on. Each rank sends a few messages, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from transport.store.base import Store
 PATIENCE_SECONDS = 0.5
 """How long a rank may keep the others waiting before it is asked for a sign of life."""
 LIFE_SECONDS = 2.0
-"""What it gets to give one: its watcher answers within milliseconds, unless the machine is busy."""
+"""How long it has to answer: its watcher does so in milliseconds, unless the machine is busy."""
 LEASE_SECONDS = 2.0
-"""How long the chair may go without renewing its lease."""
+"""How long the coordinator may go without renewing its lease."""
 _LOOK_SECONDS = 0.02
 
 Said = Mapping[int, Any]
-"""What the ranks that take part have said, by rank."""
+"""The proposals of the ranks that take part, by rank."""
 Decide = Callable[[Said, Mapping[int, str]], Any]
-"""``decide(said, missing)`` returns what is agreed on, JSON's values, or None: to wait for more.
+"""``decide(said, missing)`` returns the decision, as JSON's values, or None to wait for more ranks.
 
-``missing`` says why those who have said nothing are left out.
+``missing`` has the reasons of the members that are left out.
 """
 
 
 class Agreement:
     """One agreement of ``members`` (identities), called ``name`` by all of them.
 
-    ``excluded`` are those of them that are not to be waited for, though they may be there.
+    The agreement does not wait for the ``excluded`` members, even if they are there.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class Agreement:
         self._said: dict[int, Any] = {}
         self._silent: dict[int, str] = {}
         self._offset = 0
-        self._chair = b""
+        self._lease = b""
         self._renewed = 0.0
         self._patience = PATIENCE_SECONDS
         self._begun = 0.0
         self._patient = Deadline.after(0)
 
     def reach(self, said: Any, decide: Decide, timeout: float, wait: float = 0.0) -> Any:
-        """Say ``said`` (JSON's values) and return what is agreed on.
+        """Propose ``said`` (JSON's values) and return the decision.
 
-        Every rank's ``decide`` must say the same of the same: the chair's is asked. A rank that is
-        slow is waited for up to ``timeout`` seconds; where ``decide`` wants more, it is asked again
-        for ``wait`` seconds, and then None is what is agreed on. Raises DistStoreError when the
-        store cannot be reached: this rank is cut off, and must not go on; CollectiveTimeoutError
-        when nothing was agreed on in time.
+        Every rank's ``decide`` must return the same for the same arguments: the coordinator's is
+        called. It waits for slow ranks up to ``timeout`` seconds. If ``decide`` wants more ranks,
+        it is called again for ``wait`` seconds; then the decision is None. Raises DistStoreError
+        when the store cannot be reached: this rank is cut off, and must not go on. Raises
+        CollectiveTimeoutError when there is no decision in time.
         """
         membership, name = self._membership, self._name
         self._begun = time.monotonic()
@@ -95,10 +95,10 @@ class Agreement:
         me = f"{membership.rank} {os.urandom(4).hex()}"
         line = json.dumps([membership.rank, said, sorted(self._excluded)])
         self._store.append(self._key("said"), line + "\n")
-        self._chair = self._store.compare_set(self._key("chair"), "", f"{me} 0")
+        self._lease = self._store.compare_set(self._key("lease"), "", f"{me} 0")
         while (text := membership.agreed(name)) is None:
-            if self._chair.startswith(me.encode()):
-                self._preside(me, decide, deadline)
+            if self._lease.startswith(me.encode()):
+                self._coordinate(me, decide, deadline)
             else:
                 self._follow(me)
         return json.loads(text)
@@ -106,18 +106,18 @@ class Agreement:
     def _key(self, what: str) -> str:
         return f"agree/{self._name}/{what}"
 
-    # ------------------------------------------------------------------ the chair
+    # ------------------------------------------------------------------ the coordinator
 
-    def _preside(self, me: str, decide: Decide, deadline: Deadline) -> None:
-        """Wait a moment for others to speak; publish the decision when it can be made."""
+    def _coordinate(self, me: str, decide: Decide, deadline: Deadline) -> None:
+        """Wait a moment for proposals; publish the decision when it can be made."""
         if time.monotonic() - self._renewed > LEASE_SECONDS / 4:
             self._renewed = time.monotonic()
             term = f"{me} {self._renewed:.3f}"
-            held = self._store.compare_set(self._key("chair"), self._chair, term)
-            self._chair = held
+            held = self._store.compare_set(self._key("lease"), self._lease, term)
+            self._lease = held
             if held != term.encode():
                 return
-        # Ranks wait for whom they know nothing of; of whom they lose, they hear by another way.
+        # The job's log tells of lost ranks, so the wait is for the others only.
         awaited = self._awaited()
         self._read(_LOOK_SECONDS if awaited else 0.0)
         awaited = self._awaited()
@@ -133,7 +133,7 @@ class Agreement:
             self._membership.wait_for_news(lambda: False, _LOOK_SECONDS)
             return
         text = json.dumps(decision)
-        # Another one may have been first, and have ended before it could tell.
+        # Another coordinator may have decided, and ended before it could publish.
         text = self._store.compare_set(self._key("decision"), "", text).decode()
         publish(self._store, Agreed(self._name, text))
         self._membership.note_agreed(self._name, text)
@@ -149,7 +149,7 @@ class Agreement:
                 self._excluded.update(excluded)
 
     def _awaited(self) -> list[int]:
-        """Return who has not spoken so far, and may yet."""
+        """Return the ranks that have not spoken so far, and may yet."""
         membership = self._membership
         gone = membership.lost.keys() | membership.left | self._excluded
         return [
@@ -159,7 +159,7 @@ class Agreement:
         ]
 
     def _missing(self) -> dict[int, str]:
-        """Return why members are left out."""
+        """Return the reasons of the members that are left out."""
         lost, left = self._membership.lost, self._membership.left
         found: dict[int, str] = {}
         for rank in self._members:
@@ -174,7 +174,7 @@ class Agreement:
         return found
 
     def _ask_for_life(self, ranks: Sequence[int]) -> None:
-        """Note who of ``ranks`` does not answer, though its watcher would in the midst of work."""
+        """Note which of ``ranks`` do not answer, as their watchers would in the midst of work."""
         ticket = os.urandom(8).hex()
         publish(self._store, Query(self._name, 0, ticket))
         deadline = Deadline.after(LIFE_SECONDS)
@@ -183,15 +183,15 @@ class Agreement:
                 self._store.get(answer_key(ticket, rank), timeout=deadline.remaining())
             except StoreTimeoutError:
                 self._silent[rank] = f"gave no sign of life for {LIFE_SECONDS:g} s"
-        # Who answered is asked again, after a while.
+        # The ranks that answered are asked again, after a while.
         self._begun, self._patience = time.monotonic(), 2 * self._patience
 
     # ------------------------------------------------------------------ the others
 
     def _follow(self, me: str) -> None:
-        """Wait for the decision; take the chair when whoever has it is gone or silent."""
+        """Wait for the decision; take the lease when its holder is gone or silent."""
         membership = self._membership
-        holder = int(self._chair.split()[0])
+        holder = int(self._lease.split()[0])
 
         def due() -> bool:
             return membership.agreed(self._name) is not None or self._is_gone(holder)
@@ -199,10 +199,10 @@ class Agreement:
         if not membership.wait_for_news(due, LEASE_SECONDS) or self._is_gone(holder):
             if membership.agreed(self._name) is not None:
                 return
-            # Unless it was renewed or taken since, it is this rank's now.
-            now = self._store.compare_set(self._key("chair"), self._chair, f"{me} 0")
+            # This rank gets the lease unless it was renewed or taken meanwhile.
+            now = self._store.compare_set(self._key("lease"), self._lease, f"{me} 0")
             mine = now.startswith(me.encode())
-            self._chair = now
+            self._lease = now
             if mine:
                 self._begun = time.monotonic()
             elif time.monotonic() > self._patient.at + 3 * LEASE_SECONDS:

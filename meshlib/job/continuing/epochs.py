@@ -1,6 +1,6 @@
-"""From one epoch of a job to the next: its members agree on who goes on, and with which groups.
+"""From one epoch of a job to the next: the members agree on the next members and groups.
 
-Other ranks are there as well, and wait for a place, which the members may give them.
+Ranks that wait for a place may get one from the members.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from meshlib.plain_text import first_of
 from transport.errors import DistBackendError, RankFailedError
 
 OVER = "over"
-"""The agreement by which members say that they need nobody any more."""
+"""The agreement by which the members say that they need no more ranks."""
 _LONG_SECONDS = 3600.0
 
 Choose = Callable[[Said, Mapping[int, str]], Mapping[str, Any] | None]
-"""``choose(said, missing)`` returns what is agreed on, with the ``members`` by place, or None to
-wait for more. See ``meshlib.job.continuing.agreement``."""
+"""``choose(said, missing)`` returns the decision, with the ``members`` by place, or None: to wait
+for more ranks. See ``meshlib.job.continuing.agreement``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What was agreed on: the next ``epoch``, the ids of the groups ``kept``, why ranks are
-    ``missing``, and whatever else was chosen.
+    """An agreed change: the next ``epoch`` and the ids of the groups ``kept``.
+
+    ``missing`` has the reasons of the ranks that are left out, ``chosen`` the whole decision.
     """
 
     epoch: Epoch
@@ -41,7 +42,7 @@ class Change:
 
     @classmethod
     def of(cls, number: int, agreed: Mapping[str, Any]) -> Change:
-        """Return what was ``agreed`` on for the epoch ``number``."""
+        """Return the change that was ``agreed`` on for the epoch ``number``."""
         missing = {int(rank): why for rank, why in agreed["missing"].items()}
         epoch = Epoch(number, tuple(agreed["members"]))
         return cls(epoch, frozenset(agreed["kept"]), missing, agreed)
@@ -56,15 +57,15 @@ def agree_on_epoch(
     timeout: float,
     wait: float = 0.0,
 ) -> Change:
-    """Return the next epoch, on which all members of this one agree that are left.
+    """Return the next epoch, on which all remaining members of this one agree.
 
-    Every one of them calls, and no call of theirs is under way any more when this returns. By
-    default those go on that are left and not ``excluded`` (global ranks). ``said`` are values of
-    JSON, for ``choose``, which may wait for more ranks up to ``wait`` seconds. It is then for the
-    caller to ``enter`` the epoch.
+    Every remaining member calls this. When it returns, no call of theirs is under way any more. By
+    default the members go on that are not ``excluded`` (global ranks). ``said`` are values of
+    JSON for ``choose``, which may wait for more ranks up to ``wait`` seconds. The caller then has
+    to ``enter`` the epoch.
 
     Raises DistStoreError on a rank that is cut off from the store, and CollectiveTimeoutError when
-    nothing was agreed on in ``timeout`` seconds.
+    there is no agreement in ``timeout`` seconds.
     """
     present = world.membership.epoch
 
@@ -111,20 +112,20 @@ def stand_by(world: World, number: int) -> None:
 
 
 def announce_over(world: World) -> None:
-    """Say, once for all members, that those who wait for a place wait in vain."""
+    """Tell the ranks that wait for a place, once for all members, that they wait in vain."""
     if world.membership.place == 0 and world.membership.agreed(OVER) is None:
         publish(world.store, Agreed(OVER, "{}"))
 
 
 def await_call(world: World) -> Change | None:
-    """Return the epoch in which this rank has got a place; None when the others need none any more.
+    """Return the epoch in which this rank has a place; None when the others need no more ranks.
 
-    Has no deadline: it ends with the others. Raises RankFailedError when all of them are lost.
+    Has no deadline: the wait ends with the others. Raises RankFailedError when all are lost.
     """
     membership = world.membership
 
     def is_over() -> bool:
-        return membership.agreed(OVER) is not None or membership.deserted
+        return membership.agreed(OVER) is not None or membership.all_gone
 
     while True:
         publish(world.store, Ready(world.rank))
@@ -141,7 +142,7 @@ def await_call(world: World) -> Change | None:
             number, text = called
             return Change.of(number, json.loads(text))
         if is_over():
-            if membership.agreed(OVER) is None and membership.bereft:
+            if membership.agreed(OVER) is None and membership.all_lost:
                 raise RankFailedError(
                     f"all ranks that had a place are lost: {sorted(membership.lost)}"
                 )
@@ -149,6 +150,6 @@ def await_call(world: World) -> Change | None:
 
 
 def _kept(told: list[Mapping[str, list[int]]]) -> list[str]:
-    """Return the groups that all members have, with the same calls behind them and none ahead."""
+    """Return the groups that all members have, with the same calls made and none under way."""
     counted = Counter((group, *standing) for said in told for group, standing in said.items())
     return sorted(group for (group, *standing), count in counted.items() if count == standing[-1])

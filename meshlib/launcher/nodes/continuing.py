@@ -1,12 +1,11 @@
-"""The decisions of the agent that leads, where ranks go on when others are lost.
+"""The decisions of the leading agent, for a job whose ranks go on when others are lost.
 
-A rank's loss concerns its node, which may start another; a node's loss, or its leaving, takes its
-ranks along. A node that comes while the others run (its engine has started it again, or somebody
-has) brings ranks that come to them. All new ranks get numbers that nobody had: here, so that no two
-nodes give the same.
+A rank's loss concerns its node, which may start another. The loss of a node takes its ranks along.
+A node that comes while the others run brings ranks that join them. All new ranks get numbers that
+no rank had; the leader gives them, so that no two nodes give the same.
 
-Such a job has ended as its first member has: rank 0, until the members agree on an epoch without it
-(``shrink_group``, ``ElasticMesh``), and then the first of those who have gone on.
+The job's result is that of its first member: rank 0 at the beginning. After an epoch without rank 0
+(``shrink_group``, ``ElasticMesh``) it is the first member of that epoch.
 """
 
 from __future__ import annotations
@@ -120,8 +119,9 @@ class ContinuingLeader(Leader):
 
 
 def last_members(store: Store, attempt: int) -> list[int] | None:
-    """Return the members of the last epoch that was agreed on in ``attempt``, by place; None where
-    nothing was: they are those that the job began with.
+    """Return the members of the last epoch that was agreed on in ``attempt``, by place.
+
+    None without an agreement: the members are those that began the job.
     """
     log = last_log(store, attempt)
     if log is None:
@@ -136,10 +136,10 @@ def last_members(store: Store, attempt: int) -> list[int] | None:
 
 
 def exits_of_first(members: Sequence[int], exits: Sequence[RankExit]) -> list[RankExit]:
-    """Return those of ``exits``, of ranks that failed or were stopped, that say how the job ended.
+    """Return those of ``exits`` (of failed or stopped ranks) that decide the job's result.
 
-    Nothing, where the first of ``members`` has ended well: the failures of others were told when
-    they came. Where it has failed because of others, theirs as well.
+    None of them if the first of ``members`` has ended well: other failures were reported when they
+    came. All members' exits if it has failed because of others.
     """
     first = next((item for item in exits if item.rank == members[0]), None)
     if first is None:

@@ -1,9 +1,9 @@
-"""This node's part in the job: what its agent says, and what it is told to do.
+"""The coordinator of one node: its agent's link to the other agents of the job.
 
-An agent is an event loop. It asks its coordinator for a place (``join``), tells it how its ranks
-end, and obeys what ``poll`` returns. What it says are records of a log, to which the agent that
-leads adds its decisions (``leader``). Agents of several nodes share that log (``agents_log``); an
-agent that is alone leads, and answers itself (``OwnLog``).
+An agent is an event loop. It asks its coordinator for a place (``join``), reports the ends of its
+ranks, and obeys the events of ``poll``. Reports are records of a log, to which the leading agent
+adds its decisions (``leader``). Agents of several nodes share that log (``agents_log``). An agent
+that is alone leads, and answers itself (``OwnLog``).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class OwnLog(Log):
     def say(self, record: Record) -> None:
         """See ``Log``."""
         answers = self._leader.receive(record, time.monotonic())
-        # Who says what stops all has stopped all, and is not to be told so.
+        # The sender has already stopped its ranks; don't echo StopAll back.
         self._news += [answer for answer in answers if not isinstance(answer, StopAll)]
 
     def read(self) -> list[Record]:
@@ -222,20 +222,18 @@ class Coordinator:
             )
 
     def finished(self, ranks: Sequence[int]) -> None:
-        """Tell the job's ranks that the programs of ``ranks``, here, have ended well: they may be
-        waited for.
-        """
+        """Tell the job's ranks, which may wait, that the programs of ``ranks`` here ended well."""
         self._running -= len(ranks)
         if self._placement is not None and (self._running or not self.alone):
             attempt = self._placement.attempt
             self._log.tell(lambda store: announce_ends(store, attempt, ranks))
 
     def interrupted(self, *, leaves: bool) -> None:
-        """Tell that the user wants the job to end, before the ranks here are told; ``leaves``: this
-        node alone is to end, where the others can go on without it.
+        """Report that the user ends the job, before the ranks here are told.
 
-        Returns when it is said, or after a moment: the ranks of other nodes fail when those here
-        end, and what comes first is taken for the cause.
+        ``leaves``: this node alone ends, if the others can go on without it. Returns when the
+        report is out, or after a moment: the ranks of other nodes fail when the ranks here end, and
+        the first report is taken for the cause.
         """
         if self._placement is not None:
             self._log.say(Interrupted(self._agent, self._placement.attempt, leaves))

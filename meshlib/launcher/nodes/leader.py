@@ -1,4 +1,4 @@
-"""The decisions of the agent that leads: who takes part, when all must stop, what comes next.
+"""The decisions of the leading agent: which agents take part, when all must stop, what follows.
 
 Pure: records and the time go in, records come out. ``agents_log`` connects it to those of several
 nodes; the agent of a job on one node asks it directly.
@@ -31,7 +31,7 @@ Outcome = tuple[bool, list[RankExit], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an attempt is ended. ``echo``: because of something else, which is yet to be heard of."""
+    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come."""
 
     text: str
     blames_rank: bool = False
@@ -40,9 +40,10 @@ class Reason:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt that runs: what is known of each of its members. ``ranks`` are all that a member
-    was given, ``next`` is the first that nobody has; ``nodes`` and ``size`` are how many nodes and
-    ranks there were at the beginning.
+    """A running attempt, and the known state of its members.
+
+    It began with ``nodes`` nodes and ``size`` ranks. ``ranks`` has all ranks that a member was
+    given, ``next`` is the first free number.
     """
 
     nodes: int
@@ -70,10 +71,9 @@ class Attempt:
 class Leader:
     """A state machine: ``receive`` each record of the log, and call ``tick`` as time passes.
 
-    Both return the records to add to the log. Between attempts it gathers members; the first time
-    it waits ``last_call`` seconds for more than the least number of them, later only for those
-    that it knows. ``agent`` is the leader's own, which becomes node 0; ``options`` are what the job
-    allows.
+    Both return the records to add to the log. Between attempts it gathers members. The first time
+    it waits ``last_call`` seconds for more than the least number of them, later only for known
+    ones. The leader's own ``agent`` becomes node 0.
     """
 
     def __init__(self, options: LaunchOptions, agent: str, now: float) -> None:
@@ -96,7 +96,7 @@ class Leader:
         return self._attempt.ranks.get(agent, ()) if self._attempt else ()
 
     def losses(self, record: Record) -> list[RankLost]:
-        """Return the ranks that are lost by what ``record`` tells, for those who wait for them."""
+        """Return the ranks that ``record`` says are lost, for the ranks that wait for them."""
         if not isinstance(record, Gone) or record.lost is None:
             return []
         how = f"was lost: its node {record.lost}"
@@ -266,7 +266,7 @@ class Leader:
         return [Result(self._number - 1, again=True, exits=exits, error=error)]
 
     def _outcome(self, attempt: Attempt) -> Outcome:
-        """Return whether an attempt has failed, whose exits say how, and what else does."""
+        """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""
         exits, reason = attempt.exits, attempt.reason
         error = None if reason is None or reason.blames_rank else reason.text
         return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
@@ -277,7 +277,7 @@ class Leader:
         return [Result(self._number, again=False, exits=list(exits), error=error)]
 
     def _name(self, agent: str) -> str:
-        """Return what a person calls a member: ``node 1 (host)``."""
+        """Return a member's name in messages: ``node 1 (host)``."""
         members = list(self._attempt.members) if self._attempt else []
         if self._attempt is None or agent not in members:
             return f"node {agent}"
@@ -285,8 +285,10 @@ class Leader:
 
 
 def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
-    """Return the nodes as they are numbered: those that asked for a rank have it, as far as the
-    number of nodes allows; the others fill the gaps as they came, the leader first.
+    """Return the nodes in the order of their numbers.
+
+    Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
+    the gaps in the order of arrival, the leader first.
     """
     asked = {hello.node: hello for hello in hellos if hello.node is not None}
     others = [hello for hello in hellos if hello.node is None]

@@ -58,15 +58,18 @@ class NodeOptions:
 class LaunchOptions:
     """One launch on one node. Times are in seconds.
 
-    ``failure_grace`` is what other ranks get between SIGTERM and SIGKILL when one has failed;
-    ``signal_grace`` what all get when the launcher itself is told to end. ``engine_signals``: what
-    signals the launcher has signalled its ranks too. ``notes`` say where options come from that
-    were not on the command line; ``warnings`` what the user is told before anything starts.
-    ``on_failure``: whether the other ranks are ended when one has failed, or go on; then so many as
-    ``replace`` says are replaced, and ``spares`` are ranks beyond the job's that wait for a place.
-    ``start``: whether ranks are forked from one process that has imported for them, or each begins
-    with ``exec``. ``monitor``: the host and the port (0: any) of the job's page, if there is to be
-    one.
+    The time between SIGTERM and SIGKILL is ``failure_grace`` for the other ranks when one has
+    failed, and ``signal_grace`` for all when the launcher itself is told to end. With
+    ``engine_signals``, the sender of a signal to the launcher has signalled its ranks, too.
+
+    The ``notes`` say where options come from that were not on the command line. The ``warnings``
+    are printed before anything starts.
+
+    After a failure the other ranks end or go on, as ``on_failure`` says. If they go on, up to
+    ``replace`` ranks are replaced, and ``spares`` are ranks beyond the job's that wait for a place.
+
+    Ranks ``start`` as forks of one process that has imported for them, or each with ``exec``. The
+    job's page is served at ``monitor``, a host and a port (0: any), unless that is None.
     """
 
     program: Program

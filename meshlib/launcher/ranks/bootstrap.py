@@ -1,9 +1,9 @@
-"""What runs in a rank's process before the user's program, and records the error that ends it.
+"""The start of a rank's process: runs the user's program, and records the error that ends it.
 
-It is run as a file, not as a module, and imports nothing but the standard library: the program
-decides whether NumPy or the rest of this package is loaded, and when. The program sees itself as
-if Python had started it: ``__main__``, ``sys.argv``, ``sys.path[0]`` and tracebacks are its own,
-so pickling classes of ``__main__`` and multiprocessing inside a rank work.
+It is run as a file, not as a module, and imports the standard library alone. The program decides
+whether NumPy or the rest of this package is loaded, and when. It sees itself as if Python had
+started it: ``__main__``, ``sys.argv``, ``sys.path[0]`` and tracebacks are its own. So pickling
+classes of ``__main__`` and multiprocessing inside a rank work.
 
 Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: ``l`` makes standard
 output and error line-buffered, ``q`` leaves printing the traceback to the launcher. With ``f`` and
@@ -55,20 +55,24 @@ def users_traceback(error: BaseException, runner: str = __file__) -> TracebackTy
     return frame
 
 
-def describe_error(error: BaseException, rank: int, runner: str = __file__) -> dict[str, object]:
-    """Return ``error`` as JSON values; ``runner`` is the file that called the user's code.
-
-    ``types`` holds the names of its classes and base classes, and of those that caused it: from
-    them the launcher tells an error that began here from the echo of another rank's.
-    """
-    import time
-    import traceback
-
+def types_of(error: BaseException) -> list[str]:
+    """Return the names of the classes and base classes of ``error`` and of the errors behind it."""
     link: BaseException | None = error
     types: dict[str, None] = {}
     while link is not None and len(types) < 1000:
         types.update(dict.fromkeys(cls.__name__ for cls in type(link).__mro__[:-1]))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return list(types)
+
+
+def describe_error(error: BaseException, rank: int, runner: str = __file__) -> dict[str, object]:
+    """Return ``error`` as JSON values; ``runner`` is the file that called the user's code.
+
+    From ``types`` the launcher tells an error that began here from the echo of another rank's.
+    """
+    import time
+    import traceback
+
     lines = traceback.format_exception(type(error), error, users_traceback(error, runner))
     return {
         "rank": rank,
@@ -76,7 +80,7 @@ def describe_error(error: BaseException, rank: int, runner: str = __file__) -> d
         "time": time.time(),
         "monotonic": time.monotonic(),
         "type": type(error).__name__,
-        "types": list(types),
+        "types": types_of(error),
         "message": _text(error),
         "traceback": "".join(lines),
     }
@@ -121,7 +125,7 @@ def _show_traceback(
 def _say_nothing(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The launcher prints the first failing rank's traceback; the others would bury it."""
+    """The launcher prints the first failing rank's traceback; the others would hide it."""
 
 
 def _script(path: str) -> tuple[ModuleType, CodeType]:

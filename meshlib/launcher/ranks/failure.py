@@ -1,21 +1,71 @@
-"""How ranks ended, which of them failed first, and what is printed about it."""
+"""How ranks ended, the rank that failed first, and the report of it.
+
+Every launcher asks ``first_failure``: meshrun, ``spawn``, ``run_ranks`` and the engines.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib.events.events import RankLost
+from meshlib.launcher.ranks.bootstrap import types_of
 from transport.net.limits import memory_cgroups
 
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
-"""Errors that a rank raises because another one failed: never the first cause if there is one."""
+"""Errors that a rank raises because another one failed."""
+
+
+class Blame(enum.IntEnum):
+    """The ways in which ranks fail, the likeliest cause of the others first."""
+
+    OWN = 0
+    """By an exception that is not of a call, or by a signal."""
+    CALL = 1
+    """By a failed call of a group, or with an exit code alone."""
+    ECHO = 2
+    """Because another rank failed."""
+    STOPPED = 3
+    """A launcher told the rank to end."""
+
+
+F = TypeVar("F", "RankExit", "RaisedError")
+
+
+def first_failure(failures: Iterable[F]) -> F | None:
+    """Return the failure that caused the others, None if there is none.
+
+    By ``Blame``; among equals the earliest, and then the lowest rank.
+    """
+    return min(failures, key=lambda one: (one.blame, one.time, one.rank), default=None)
+
+
+def _blame_of(types: Collection[str]) -> Blame:
+    """Return the blame of an exception with these ``types_of`` it."""
+    if not ECHOES.isdisjoint(types):
+        return Blame.ECHO
+    return Blame.CALL if "DistError" in types else Blame.OWN
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedError:
+    """The exception that left the function of ``rank``, where ranks run in workers of others."""
+
+    rank: int
+    error: BaseException
+    time: float = field(default_factory=time.monotonic)
+
+    @property
+    def blame(self) -> Blame:
+        """See ``Blame``."""
+        return _blame_of(types_of(self.error))
 
 
 _LINE_WIDTH = 160
@@ -68,13 +118,8 @@ class ErrorRecord:
         )
 
     @property
-    def is_echo(self) -> bool:
-        """Whether another rank's failure is the reason."""
-        return not ECHOES.isdisjoint(self.types)
-
-    @property
     def is_of_calls(self) -> bool:
-        """Whether a call or a group of the rank failed, of which its flight record tells more."""
+        """Whether a call or a group of the rank failed: its flight record has more."""
         return "DistError" in self.types
 
     def summary(self) -> str:
@@ -88,9 +133,10 @@ class ErrorRecord:
 class RankExit:
     """How one rank ended. ``code`` is negative for a signal, as ``Popen.returncode`` is.
 
-    ``time`` is ``wall_time`` when the failure happened (the error file's, else when the exit was
-    noticed); ``stopped`` says that the launcher had sent it a signal by then; ``hint`` what the
-    cause of a signal may have been.
+    ``time`` is the ``wall_time`` of the failure: the error file's, else that of the noticed exit.
+    ``stopped``: the launcher had sent the rank a signal by then.
+
+    ``hint`` is a likely cause of a signal.
     """
 
     rank: int
@@ -109,13 +155,22 @@ class RankExit:
         return self.code == 0 and self.error is None
 
     @property
+    def blame(self) -> Blame:
+        """See ``Blame``; for a rank that failed."""
+        if self.stopped:
+            return Blame.STOPPED
+        if self.error is None:
+            return Blame.CALL if self.code > 0 else Blame.OWN
+        return _blame_of(self.error.types)
+
+    @property
     def is_cause(self) -> bool:
-        """Whether this may be the first failure: one of its own, before it was told to end."""
-        return not self.ok and not self.stopped and not (self.error and self.error.is_echo)
+        """Whether this may be the first failure."""
+        return not self.ok and self.blame < Blame.ECHO
 
     @property
     def wrote_in_vain(self) -> bool:
-        """Whether it failed because nobody reads what it wrote."""
+        """Whether it failed because its output has no reader any more."""
         said = self.error is not None and self.error.type == BrokenPipeError.__name__
         return said or self.code == -signal.SIGPIPE
 
@@ -126,7 +181,7 @@ class RankExit:
 
     @property
     def shell_code(self) -> int:
-        """The exit code by which a shell would know it; never 0 for a failure."""
+        """The exit code that a shell would report; never 0 for a failure."""
         return 128 - self.code if self.code < 0 else (self.code & 0xFF or int(not self.ok))
 
     def what_happened(self) -> str:
@@ -139,7 +194,7 @@ class RankExit:
 
     @property
     def loss(self) -> RankLost:
-        """What the other ranks are told."""
+        """The event that tells the other ranks."""
         if self.error is not None:
             how = f"ended with {self.error.summary()}"
         elif self.code < 0:
@@ -159,25 +214,11 @@ def describe_code(code: int) -> str:
         return f"signal {-code}"
 
 
-def first_failure(exits: Sequence[RankExit]) -> RankExit | None:
-    """Return the failure that began it all, or None when no rank failed.
-
-    A rank's own failure comes before an echo of another's, and both before a rank that was only
-    told to end; among equals the earliest, and then the lowest rank.
-    """
-    failed = [item for item in exits if not item.ok]
-    return min(
-        failed,
-        key=lambda item: (not item.is_cause, item.stopped, item.time, item.rank),
-        default=None,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a launcher prints when a job has failed: the cause last, and in full.
+    """The text that a launcher prints when a job has failed: the cause last, and in full.
 
-    ``error`` is a failure that was no rank's and led to those of ranks.
+    ``error`` is a failure outside of the ranks that led to those of ranks.
     """
 
     exits: Sequence[RankExit]
@@ -187,7 +228,11 @@ class Report:
     @property
     def cause(self) -> RankExit | None:
         """The rank that failed first, if a rank is to blame."""
-        return first_failure(self.exits) if self.error is None else None
+        return (
+            first_failure(item for item in self.exits if not item.ok)
+            if self.error is None
+            else None
+        )
 
     @property
     def code(self) -> int:

@@ -94,7 +94,7 @@ def _leave(shared: dict[str, ModuleType]) -> None:
     """
     for name, module in shared.items():
         if sys.modules.get(name) is module:
-            del sys.modules[name]  # what is not found there is not cleared, as long as it lives
+            del sys.modules[name]  # Python clears only the modules that it finds there
 
 
 def _fork(parent: int) -> int:

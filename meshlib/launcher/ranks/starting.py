@@ -1,11 +1,11 @@
-"""How ranks' processes are started, by one of two ways. ``placement`` has what they are told.
+"""Starting the ranks' processes, in one of two ways. ``placement`` has their variables.
 
 A rank that is started by ``exec`` imports NumPy and this package anew, a quarter of a second of one
-core each. By ``fork`` one process does it, while it has no other thread, and forks: ranks share
-what was loaded, and its memory. The launcher adopts them (it is their subreaper, and a process in
-between ends at once), so that it waits for them, signals them and is missed by them as by its own.
-In a rank the program runs as ``bootstrap`` would run it: the server is that file, and each child
-goes on in it with an environment, output and session of its own.
+core each. With ``fork``, one process imports them, while it has no other thread, and forks: ranks
+share the loaded modules and their memory. The launcher adopts the ranks: it is their subreaper, and
+a process in between ends at once. So it waits for them and signals them like its own children, and
+they notice its end. The fork server is the file ``bootstrap``; each child goes on in it with an
+environment, output and session of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshlib.launcher.ranks.output import RankStreams
 
 _ANSWER_SECONDS = 20.0
-"""What imports that hang may take: after that ranks begin by themselves, and show where."""
+"""How long imports may hang: after that ranks begin by themselves, and show the place."""
 
 
 class ForkedRank:
@@ -62,8 +62,8 @@ class ForkedRank:
 class ForkServer:
     """The launcher's side: a process that forks ranks when asked to.
 
-    It is started at once, and imports while the launcher gets ready. ``command(flags)`` is what
-    starts bootstrap with these flags; ``variables`` is a rank's environment as far as it is known.
+    It starts at once, and imports while the launcher gets ready. The command ``command(flags)``
+    starts bootstrap with these flags; ``variables`` are the known part of a rank's environment.
     """
 
     def __init__(self, command: Callable[[str], list[str]], variables: Mapping[str, str]) -> None:

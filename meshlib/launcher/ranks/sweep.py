@@ -162,7 +162,7 @@ def _guard(reader: int, run_id: str, directory: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # whoever reads the launcher's output must see its end
+    for standard in (0, 1, 2):  # a reader of the launcher's output must see its end
         os.dup2(null, standard)
     readable(reader, None)
     if os.read(reader, 1) == _ALL_WELL:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from meshlib.calls.future import Future
 from meshlib.rpc.calls import OutgoingCall
 from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.overdue.timer import TimerThread
-
-if TYPE_CHECKING:
-    from meshlib.rpc.caller import Caller
 
 STATE_SECONDS = 0.5
 """A callee gets this long to say what an overdue call does."""
@@ -22,9 +19,26 @@ _WRITE_SECONDS = 1.0
 """Flight records are written no more often than this."""
 
 
+class PendingCalls(Protocol):
+    """The calls of one worker: its ``Caller``."""
+
+    def pending(self) -> Sequence[OutgoingCall]:
+        """Return the calls that wait for their replies."""
+        ...
+
+    def ask(self, to: int, *what: object, seconds: float) -> Future[Any]:
+        """Ask the worker of rank ``to``; return the future of its answer."""
+        ...
+
+    def abandon(self, call: OutgoingCall, error: Exception) -> None:
+        """End ``call`` with ``error``, without its reply."""
+        ...
+
+
 class Deadlines:
-    """Ends calls at their deadlines, in ``timer``'s thread. ``write_record()`` writes this worker's
-    flight record.
+    """Ends calls at their deadlines, in ``timer``'s thread.
+
+    ``write_record()`` writes this worker's flight record.
     """
 
     def __init__(self, timer: TimerThread, write_record: Callable[[], None]) -> None:
@@ -47,7 +61,7 @@ class Deadlines:
         self._to_write = True
         self._timer.notify()
 
-    def tick(self, caller: Caller, describe: Callable[[int], str]) -> float:
+    def tick(self, caller: PendingCalls, describe: Callable[[int], str]) -> float:
         """End overdue calls of ``caller``; return the moment of the next deadline.
 
         ``describe(rank)`` names a worker. For the timer.
@@ -70,7 +84,7 @@ class Deadlines:
                 self._next = min(self._next, found)
         return self._next
 
-    def _find_out_why(self, caller: Caller, call: OutgoingCall, who: str) -> None:
+    def _find_out_why(self, caller: PendingCalls, call: OutgoingCall, who: str) -> None:
         """Ask the callee what an overdue call does, and end it."""
 
         def end(said: str) -> None:

@@ -130,7 +130,7 @@ def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None
     assert min(cost.alpha, cost.beta, cost.gamma, cost.lanes) > 0
     tried = [contest for contest in small if contest.least_ranks <= 4]
     assert {getattr(table, contest.field) for contest in tried} <= {0, 1 << 10, 1 << 14}
-    assert Found.decode(found[0].encode()) == found[0]
+    assert Found.unpack(found[0].pack()) == found[0]
 
 
 def fake(transport: str, size: int) -> Found:

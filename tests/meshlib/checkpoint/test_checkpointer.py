@@ -72,9 +72,9 @@ def test_who_writes_what_is_worked_out_when_the_arrays_change(tmp_path, monkeypa
     made = []
     make = Shares.__init__
 
-    def noted(self, party, arrays):
+    def noted(self, participants, arrays):
         made.append([tuple(kept) for kept in arrays])
-        make(self, party, arrays)
+        make(self, participants, arrays)
 
     monkeypatch.setattr(Shares, "__init__", noted)
     checkpoints = Checkpointer(tmp_path, sync=False)

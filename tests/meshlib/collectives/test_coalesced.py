@@ -244,5 +244,10 @@ def test_one_work_of_several_raises_what_failed():
         for bad, error in (((), ValueError), ([None], ValueError), ([1], TypeError)):
             with pytest.raises(error, match="works"):
                 dist.collect_all(bad)
+        with pytest.raises(TypeError, match=r"works\[1\] must be a Future"):
+            dist.collect_all([works[0].get_future(), works[1]])
+        good, bad = dist.collect_all([work.get_future() for work in works]).wait(60)
+        assert good.wait()[0] == 2
+        assert isinstance(bad.exception(), dist.CollectiveMismatchError)
 
     run_ranks(program, 2)

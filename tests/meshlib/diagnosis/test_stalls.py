@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.members import even
 from meshlib.diagnosis import stalls
-from meshlib.diagnosis.standings import Standing, find_tangle, tangle_message
+from meshlib.diagnosis.tangles import CallStatus, find_tangle, tangle_message
+from meshlib.recording.call_report import CallReport
+from meshlib.recording.recorder import COLLECTIVE
 from meshlib.testing import run_ranks
+from transport.call import NO_ROOT, CallHeader, Kind
 from transport.deadline import Deadline
 
 
-def stand(rank, group, sequence, ranks, reached, header=(1,)):
-    return Standing(rank, group, sequence, header, ranks, reached, "call", "site")
+def stand(rank, group, sequence, ranks, reached, root=NO_ROOT):
+    header = CallHeader(sequence, 0, root, Kind.BARRIER, 0, 0)
+    call = CallReport(group, header, COLLECTIVE, 0, "site")
+    return CallStatus(rank, even(ranks) or ranks, f"group {group!r}", reached, [call])
 
 
 def test_two_groups_in_another_order_are_a_tangle():
@@ -47,8 +53,8 @@ def test_a_circle_of_three_groups_without_the_bystander():
 
 
 def test_different_headers_in_one_call_contradict():
-    a = stand(0, "A", 1, (0, 1), {"A": 1}, header=(1,))
-    b = stand(1, "A", 1, (0, 1), {"A": 1}, header=(2,))
+    a = stand(0, "A", 1, (0, 1), {"A": 1}, root=1)
+    b = stand(1, "A", 1, (0, 1), {"A": 1}, root=2)
     assert find_tangle({0: a, 1: b}) == [0, 1]
 
 
@@ -126,14 +132,14 @@ def test_slow_ranks_are_not_stuck():
 
 def test_waiting_for_a_slow_rank_asks_only_for_what_is_new(monkeypatch):
     asked, posted = [], []
-    collect, pack = stalls._collect, Standing.pack
+    collect, pack = stalls._collect, CallStatus.pack
 
     def count(store, mine, known):
         asked.append(1)
         return collect(store, mine, known)
 
     monkeypatch.setattr(stalls, "_collect", count)
-    monkeypatch.setattr(Standing, "pack", lambda self: posted.append(self.rank) or pack(self))
+    monkeypatch.setattr(CallStatus, "pack", lambda self: posted.append(self.rank) or pack(self))
 
     def program():
         if dist.get_rank() == 0:
@@ -157,7 +163,7 @@ def test_what_is_posted_does_not_grow_with_the_group():
     assert size(tuple(range(5000))) < size((0, 1)) + 20
     for ranks in [(0,), (4, 0), (3, 1, 2), (0, 2, 4), (9, 6, 3), (0, 1, 2, 4), tuple(range(99))]:
         one = stand(0, "A", 1, ranks, {"A": 1})
-        assert tuple(Standing.unpack(one.pack().encode()).ranks) == ranks
+        assert tuple(CallStatus.unpack(one.pack().encode()).ranks) == ranks
 
 
 def test_a_tangle_among_thousands_is_found_in_time_linear_in_them():
@@ -166,5 +172,5 @@ def test_a_tangle_among_thousands_is_found_in_time_linear_in_them():
     assert find_tangle(waiting) is None  # rather than 4000 * 4000 comparisons
     odd = stand(7, "B", 1, everybody, {"A": 1, "B": 1})
     assert find_tangle({**waiting, 7: odd}) == list(everybody)
-    other = stand(3999, "A", 2, everybody, {"A": 2}, header=(2,))
+    other = stand(3999, "A", 2, everybody, {"A": 2}, root=2)
     assert find_tangle({**waiting, 3999: other}) == [0, 3999]

@@ -39,7 +39,7 @@ def records(program, size, folder):
     def recorded():
         with contextlib.suppress(dist.DistError):
             program()
-        current_world().dump(folder)
+        current_world().flight_record.write(folder)
 
     run_ranks(recorded, size)
     return dump.read(folder)
@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_no_part_of_a_record(tmp_path, monkeypatch):
 
     def program():
         with pytest.raises(OSError, match="No space"):
-            current_world().dump(tmp_path)
+            current_world().flight_record.write(tmp_path)
 
     monkeypatch.setattr(Path, "write_text", fill)
     run_ranks(program, 2)

@@ -14,7 +14,7 @@ import pytest
 import meshlib as dist
 from meshlib.calls.failures.messages import lost_message
 from meshlib.calls.members import Members
-from meshlib.diagnosis.attendant import Attendant
+from meshlib.diagnosis.shared_thread import SharedThread
 from meshlib.job.current import current_world
 from meshlib.recording.recorder import COLLECTIVE, Record
 from meshlib.testing import run_ranks
@@ -54,7 +54,7 @@ def test_a_client_knows_whether_its_server_has_ended(error: OSError, unreachable
     server.close()
 
 
-class Worker(Attendant[str]):
+class Worker(SharedThread[str]):
     """Ends as told; says by what it lost its store."""
 
     name = "worker"
@@ -63,15 +63,15 @@ class Worker(Attendant[str]):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[DistError | None] = []
-        self.may_end, self.bereaved = threading.Event(), threading.Event()
+        self.may_end, self.store_lost = threading.Event(), threading.Event()
 
     def work(self, store: Any, ending: threading.Event) -> None:
         assert self.may_end.wait(LONG)
         raise self.end
 
-    def bereave(self, error: DistError | None) -> None:
+    def on_store_lost(self, error: DistError | None) -> None:
         self.told.append(error)
-        self.bereaved.set()
+        self.store_lost.set()
 
 
 def test_who_loses_the_store_is_told_by_what() -> None:
@@ -80,7 +80,7 @@ def test_who_loses_the_store_is_told_by_what() -> None:
         worker.end = StoreSilentError("no answer")
         worker.enter("a rank", store)
         worker.may_end.set()
-        assert worker.bereaved.wait(LONG)
+        assert worker.store_lost.wait(LONG)
         assert worker.told == [worker.end]
         worker.leave("a rank")
 
@@ -101,8 +101,8 @@ def test_the_rank_that_serves_the_store(error: DistError | None, words: str) -> 
         both.wait(LONG)  # rank 0 is through
         if dist.get_rank() == 1:
             world = current_world()
-            world.hearing.server = 0
-            world.hearing.hear_silence(error)
+            world.listener.server = 0
+            world.listener.on_store_lost(error)
             with pytest.raises(dist.RankFailedError, match=f"^rank 0 {words}") as caught:
                 dist.all_reduce(np.ones(1))
             assert caught.value.rank == 0

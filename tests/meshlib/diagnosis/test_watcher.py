@@ -1,11 +1,9 @@
-"""What ranks hear of a rank whose connection broke, in which order, and the thread that attends to
-them.
-"""
+"""The news of a rank whose connection broke: their order, and the thread that reads them."""
 
 import threading
 
-from meshlib.diagnosis import attendant, watcher
-from meshlib.diagnosis.attendant import Attendant
+from meshlib.diagnosis import shared_thread, watcher
+from meshlib.diagnosis.shared_thread import SharedThread
 from meshlib.diagnosis.watcher import LOST, Watcher
 from meshlib.events.events import RankLost
 from meshlib.events.log import EVENTS
@@ -13,6 +11,16 @@ from transport import environment
 from transport.store.hash_store import HashStore
 
 whole = HashStore.tail
+
+
+class Ear:
+    """A listener to news."""
+
+    def __init__(self, hear):
+        self.hear = hear
+
+    def on_store_lost(self, error):
+        """Take it."""
 
 
 def by_line(self, key, offset, timeout=None):
@@ -38,7 +46,7 @@ def test_the_news_of_how_a_rank_ended_is_waited_for_past_other_news(monkeypatch)
         RankLost(1, "was killed by SIGKILL"),
     ):
         store.append(EVENTS, event.line())
-    following = Watcher(store, 0, hear, lambda: None)
+    following = Watcher(store, 0, Ear(hear))
     assert done.wait(60)
     following.close()
     assert heard == [(2, "was killed by SIGSEGV"), (1, "was killed by SIGKILL"), (1, LOST)]
@@ -49,13 +57,13 @@ def test_where_no_launcher_of_ours_will_say_more_a_lost_rank_is_told_at_once(mon
     monkeypatch.setattr(watcher, "FROM_LAUNCHER_SECONDS", 600.0)
     monkeypatch.setattr(watcher, "BETTER_NEWS_SECONDS", 600.0)
     store, heard = HashStore(), threading.Event()
-    following = Watcher(store, 0, lambda _: heard.set(), lambda _: None)
+    following = Watcher(store, 0, Ear(lambda _: heard.set()))
     store.append(EVENTS, RankLost(1, LOST, vague=True).line())
     assert heard.wait(60)
     following.close()
 
 
-class Worker(Attendant[str]):
+class Worker(SharedThread[str]):
     """Says when it works, and that it has lost its store."""
 
     name = "worker"
@@ -63,26 +71,26 @@ class Worker(Attendant[str]):
     def __init__(self):
         super().__init__()
         self.works = threading.Event()
-        self.bereaved = threading.Event()
+        self.store_lost = threading.Event()
 
     def work(self, store, ending):
         store.set("worked", "yes")
         self.works.set()
         ending.wait()
 
-    def bereave(self, error):
-        self.bereaved.set()
+    def on_store_lost(self, error):
+        self.store_lost.set()
 
 
 def test_it_works_on_though_the_first_rank_leaves_before_the_thread_runs(monkeypatch):
     may_run = threading.Event()
-    client = attendant._Shift._client
+    client = shared_thread._Run._client
 
     def later(shift):
         assert may_run.wait(60)
         return client(shift)
 
-    monkeypatch.setattr(attendant._Shift, "_client", later)
+    monkeypatch.setattr(shared_thread._Run, "_client", later)
     first = HashStore()
     with first.clone() as second:
         worker = Worker.of(first)
@@ -95,4 +103,4 @@ def test_it_works_on_though_the_first_rank_leaves_before_the_thread_runs(monkeyp
         assert worker.works.wait(60)
         assert second.get("worked") == b"yes"
         worker.leave("second")
-        assert not worker.bereaved.is_set()
+        assert not worker.store_lost.is_set()

@@ -48,7 +48,14 @@ def test_the_records_are_the_same_by_both_doors(backend):
             records = current_world().recorder.records()[before:]
             found.append(
                 [
-                    (r.header.what._replace(sequence=0), r.peer, r.nbytes, r.sync, r.state, r.site)
+                    (
+                        r.header.what._replace(sequence=0),
+                        r.peer,
+                        r.nbytes,
+                        r.sync,
+                        bool(r.ended),
+                        r.site,
+                    )
                     for r in records
                 ]
             )

@@ -100,7 +100,7 @@ def test_a_rank_lost_before_all_have_come_ends_the_wait():
         with pytest.raises(RankFailedError, match="rank 1 was unlucky"):
             World(
                 store.clone(), rank, 3, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT
-            )
+            ).join()
         return time.monotonic() - started
 
     waited = in_threads(3, lambda rank: program(2 if rank == 0 else rank) if rank < 2 else None)[0]
@@ -168,7 +168,7 @@ def test_a_rank_that_ended_under_a_launcher_is_not_waited_for(monkeypatch, befor
     if before:
         ends.join()
     with pytest.raises(RankFailedError, match="rank 0 ended with exit code 0") as raised:
-        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=WAIT)
+        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=WAIT).join()
     assert raised.value.rank == 0
     ends.join()
 
@@ -182,7 +182,7 @@ def test_ranks_with_numbers_of_their_own_wait_for_their_own(monkeypatch):
     ends = threading.Timer(0.05, announce_ends, [root.clone(), 0, [0]])
     ends.start()
     with pytest.raises(DistStoreError, match=r"\[0\] have not come"):
-        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2)
+        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2).join()
     ends.join()
 
 
@@ -199,7 +199,7 @@ def test_who_gives_up_tells_the_others_who_is_missing():
             runtime=Runtime(None),
             backends={"cpu": "inproc"},
             timeout=WAIT if rank else 0.1,
-        )
+        ).join()
 
     errors = in_threads(2, program)
     assert {type(error) for error in errors} == {DistStoreError}
@@ -215,7 +215,9 @@ def test_the_rank_that_served_the_store_is_named_when_both_are_gone():
     def program(rank):
         store = client if rank else server
         runtime = Runtime(None)
-        return World(store, rank, 2, runtime=runtime, backends={"cpu": "inproc"}, timeout=WAIT)
+        return World(
+            store, rank, 2, runtime=runtime, backends={"cpu": "inproc"}, timeout=WAIT
+        ).join()
 
     worlds = in_threads(2, program)
     server.close()
@@ -232,7 +234,9 @@ def test_ranks_that_were_told_other_world_sizes_name_both():
 
     def program(rank):
         size = (2, 3)[rank]
-        World(store.clone(), rank, size, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=5)
+        World(
+            store.clone(), rank, size, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=5
+        ).join()
 
     for error in in_threads(2, program):
         assert isinstance(error, DistStoreError)

@@ -37,7 +37,7 @@ def leave_after(program, size, backend="inproc", order=None):
     def run(rank):
         store = HashStore(_shared=shared._shared)
         backends = {"cpu": backend}
-        world = World(store, rank, size, runtime=Runtime(), backends=backends, timeout=WAIT)
+        world = World(store, rank, size, runtime=Runtime(), backends=backends, timeout=WAIT).join()
         program(rank, world.default_group)
         done.wait(WAIT)
         if order is not None:
@@ -186,7 +186,9 @@ def test_leaving_costs_one_message_more_than_its_news():
 
     def run(rank, done):
         store = Told(shared) if rank == 0 else HashStore(_shared=shared)
-        world = World(store, rank, 2, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT)
+        world = World(
+            store, rank, 2, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT
+        ).join()
         world.default_group.barrier()
         done.wait(WAIT)
         if rank == 0:

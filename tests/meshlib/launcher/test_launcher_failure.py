@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 
+import meshlib as dist
 from meshlib.events.events import RankLost, parse
 from meshlib.events.log import EVENTS, LogReader, announce_lost, register_log
 from meshlib.launcher.ranks import workers
@@ -26,6 +29,7 @@ from meshlib.launcher.ranks.failure import (
 )
 from meshlib.launcher.ranks.workers import Worker
 from meshlib.records import build, values_of
+from meshlib.testing import RankError, run_ranks
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 
@@ -42,7 +46,6 @@ def ended(rank, code=1, at=0.0, stopped=False, error=None):
     ("exits", "first"),
     [
         ([], None),
-        ([ended(0, 0), ended(1, 0)], None),
         ([ended(0, at=2.0), ended(1, at=1.0)], 1),
         ([ended(1, at=1.0), ended(0, at=1.0)], 0),
         ([ended(0, at=1.0, error=error("RankFailedError")), ended(1, at=2.0)], 1),
@@ -50,11 +53,46 @@ def ended(rank, code=1, at=0.0, stopped=False, error=None):
         ([ended(0, -15, at=1.0, stopped=True), ended(1, at=2.0)], 1),
         ([ended(0, -15, at=1.0, stopped=True), ended(1, 1, 2.0, error=error("PeerLostError"))], 1),
         ([ended(0, -15, at=1.0, stopped=True)], 0),
+        # The others may learn of a wrong argument before the exception has left its rank.
+        (
+            [
+                ended(0, at=1.0, error=error("CollectiveMismatchError", "DistError")),
+                ended(1, at=2.0, error=error("ValueError")),
+            ],
+            1,
+        ),
+        (
+            [
+                ended(0, at=1.0, error=error("CollectiveTimeoutError", "DistError")),
+                ended(1, 3, 2.0),
+            ],
+            0,
+        ),
+        ([ended(0, -9, at=1.0), ended(1, at=2.0, error=error("ValueError"))], 0),
     ],
 )
 def test_the_first_failure(exits, first):
     found = first_failure(exits)
     assert (found.rank if found else None) == first
+
+
+def test_run_ranks_names_the_rank_with_the_wrong_argument():
+    told = threading.Event()
+
+    def program():
+        try:
+            dist.all_reduce("no array" if dist.get_rank() == 1 else np.ones(1))
+        except dist.CollectiveMismatchError:
+            told.set()
+            raise
+        except TypeError:
+            assert told.wait(60)
+            raise
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(program, 2)
+    assert caught.value.rank == 1
+    assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_the_report_ends_with_the_traceback():

@@ -205,7 +205,9 @@ def test_with_makes_a_mesh_current_for_its_thread():
 
 
 def test_the_end_of_a_with_block_survives_the_end_of_the_job():
-    world = World(HashStore(), 0, 1, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=10.0)
+    world = World(
+        HashStore(), 0, 1, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=10.0
+    ).join()
     install(world, thread_only=True)
     try:
         with DeviceMesh("cpu", [0]):

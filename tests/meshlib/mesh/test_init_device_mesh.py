@@ -23,7 +23,9 @@ def test_the_job_is_joined_if_that_was_not_done(monkeypatch):
 
     def join():
         joined.append(
-            World(HashStore(), 0, 1, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=10.0)
+            World(
+                HashStore(), 0, 1, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=10.0
+            ).join()
         )
         install(joined[0], thread_only=True)
 

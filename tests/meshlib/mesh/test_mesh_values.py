@@ -279,7 +279,7 @@ def test_a_million_ranks_cost_memory_for_this_ranks_members_only():
     store.add("arrived", 2**20 - 1)
     world = World(
         store, 777_777, 2**20, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=10.0
-    )
+    ).join()
     install(world, thread_only=True)
     try:
         tracemalloc.start()

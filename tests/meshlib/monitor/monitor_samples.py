@@ -1,6 +1,11 @@
 """Samples as ranks would post them."""
 
-from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
+from meshlib.diagnosis.sampling.sample import Coordinate, Sample, StepTime, Traffic
+from meshlib.recording.call_report import CallReport
+from meshlib.recording.recorder import COLLECTIVE
+from transport.call import NO_ROOT, CallHeader, Kind
+
+TAKEN = 1000.0
 
 
 def sample(rank, number=1, *, inside=0.5, size=4, **other):
@@ -8,6 +13,7 @@ def sample(rank, number=1, *, inside=0.5, size=4, **other):
     values = {
         "rank": rank,
         "number": number,
+        "taken": TAKEN,
         "host": "here",
         "pid": 100 + rank,
         "epoch": 0,
@@ -25,6 +31,14 @@ def sample(rank, number=1, *, inside=0.5, size=4, **other):
 
 
 def open_call(seconds, waiting_for=None, *, blocking=True):
-    return OpenCall(
-        "call #7 all_reduce", "dp", "train.py:3 in f", "running", blocking, seconds, waiting_for
+    return CallReport(
+        "d",
+        CallHeader(7, 0, NO_ROOT, Kind.ALL_REDUCE, 0, 0),
+        COLLECTIVE,
+        8,
+        "train.py:3 in f",
+        blocking=blocking,
+        issued=TAKEN - seconds,
+        started=TAKEN - seconds,
+        waiting_for=waiting_for,
     )

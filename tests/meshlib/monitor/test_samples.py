@@ -9,13 +9,18 @@ import pytest
 
 import meshlib as dist
 from meshlib.diagnosis.sampling.sample import Sample
-from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint, covered, period_of
+from meshlib.diagnosis.sampling.sampler import RankStatus, Sampler, covered, period_of
 from meshlib.job.current import current_world
 from meshlib.recording.recorder import FlightRecorder
 from meshlib.testing import run_ranks
 from transport.call import CallHeader
 
-AT = Standpoint({}, 0, 0, 1, ())
+
+class Alone:
+    """A rank without groups."""
+
+    def status(self):
+        return RankStatus(0, {}, 0, 0, 1, ())
 
 
 def record(recorder, group="g", nbytes=8, start=True):
@@ -62,7 +67,7 @@ def test_time_that_calls_share_is_counted_once(spans, seconds):
 
 def test_each_call_is_counted_once_whenever_it_ends():
     recorder = FlightRecorder(8)
-    sampler = Sampler(0, recorder, threading.get_ident(), lambda: AT)
+    sampler = Sampler(recorder, threading.get_ident(), Alone())
     record(recorder).end(None)
     slow = record(recorder, "h", 100)
     first = sampler.take()
@@ -81,7 +86,7 @@ def test_each_call_is_counted_once_whenever_it_ends():
 
 def test_a_call_that_has_not_had_its_turn_takes_no_time():
     recorder = FlightRecorder(8)
-    sampler = Sampler(0, recorder, threading.get_ident(), lambda: AT)
+    sampler = Sampler(recorder, threading.get_ident(), Alone())
     record(recorder, start=False)
     taken = sampler.take()
     assert (taken.inside, taken.open_calls[0].state) == (0.0, "queued")
@@ -89,7 +94,7 @@ def test_a_call_that_has_not_had_its_turn_takes_no_time():
 
 def test_where_the_record_forgets_the_time_begins_later():
     recorder = FlightRecorder(4)
-    sampler = Sampler(0, recorder, threading.get_ident(), lambda: AT)
+    sampler = Sampler(recorder, threading.get_ident(), Alone())
     record(recorder).end(None)
     sampler.take()
     made = [record(recorder) for _ in range(6)]
@@ -103,7 +108,7 @@ def test_where_the_record_forgets_the_time_begins_later():
 
 def test_a_loop_that_says_where_its_steps_end_is_believed():
     recorder = FlightRecorder(8)
-    sampler = Sampler(0, recorder, threading.get_ident(), lambda: AT)
+    sampler = Sampler(recorder, threading.get_ident(), Alone())
     recorder.steps.mark(10.0, 41)
     assert sampler.take().step is None
     recorder.steps.mark(10.5, 42)
@@ -119,7 +124,7 @@ def test_a_sample_is_read_as_it_was_written():
             mesh["tp"].all_reduce(np.ones(10))
             dist.barrier()
         world = current_world()
-        sampler = Sampler(world.rank, world.recorder, 0, world.seen.standpoint)
+        sampler = Sampler(world.recorder, 0, world.progress)
         taken = sampler.take()
         assert Sample.unpack(taken.pack()) == taken
         return taken
@@ -137,7 +142,7 @@ def test_a_dim_over_all_ranks_is_called_by_its_name():
         mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         mesh["tp"].all_reduce(np.ones(10))
         world = current_world()
-        return [t.name for t in Sampler(0, world.recorder, 0, world.seen.standpoint).take().traffic]
+        return [t.name for t in Sampler(world.recorder, 0, world.progress).take().traffic]
 
     assert run_ranks(program, 2) == [["tp"]] * 2
 
@@ -155,7 +160,7 @@ def test_who_waits_for_a_call_that_was_issued_before_stands_still():
     def program():
         world = current_world()
         if dist.get_rank() == 0:
-            sampler = Sampler(0, world.recorder, world.thread_id, world.seen.standpoint)
+            sampler = Sampler(world.recorder, world.thread_id, world.progress)
             work = dist.all_reduce(np.ones(3), async_op=True)
             with ThreadPoolExecutor(1) as other:
                 told.append(other.submit(sampler.take).result().open_calls[0].blocking)

@@ -5,7 +5,7 @@ import time
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.job.current import adopt_thread, current_world
+from meshlib.job.current import current_world
 from meshlib.rpc.worker import current_worker
 from meshlib.testing import run_ranks
 
@@ -36,7 +36,7 @@ def start_thread(fn):
     world = current_world()
 
     def body():
-        adopt_thread(world)
+        world.adopt_thread()
         fn()
 
     thread = threading.Thread(target=body, daemon=True)

@@ -41,7 +41,7 @@ def descend(depth):
 
 
 def descend_twice(to, depth):
-    both = rpc.collect_all([rpc.rpc_async(to, descend, (depth,)) for _ in range(2)])
+    both = dist.collect_all([rpc.rpc_async(to, descend, (depth,)) for _ in range(2)])
     return [done.wait() for done in both.wait()]
 
 
@@ -188,7 +188,7 @@ def test_thousands_of_calls_from_one_caller_all_end():
     def program():
         futures = [rpc.rpc_async(i % 3, add, (i, i)) for i in range(3000)]
         assert rpc.wait_all(futures) == [2 * i for i in range(3000)]
-        together = rpc.collect_all(
+        together = dist.collect_all(
             [rpc.rpc_async(1, add, (1,)), rpc.rpc_async(2, fail, (KeyError(),))]
         )
         good, bad = together.wait()

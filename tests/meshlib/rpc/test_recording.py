@@ -66,7 +66,7 @@ def dumps_of(folder, size, program, **options):
         pending = program() if me == 0 else None
         assert inside.wait(60)
         dist.barrier()
-        current_world().dump(folder)
+        current_world().flight_record.write(folder)
         dist.barrier()
         gate.set()
         if pending is not None:
@@ -123,7 +123,7 @@ def test_methods_and_calls_that_wait_for_their_turn_are_told(tmp_path):
         until = time.monotonic() + 60
         while len(agents[1].execution.calls) < 2 and time.monotonic() < until:
             time.sleep(0.001)
-        return rpc.collect_all([busy, after])
+        return dist.collect_all([busy, after])
 
     said = lines(dumps_of(tmp_path, 2, program, num_worker_threads=1))
     assert said[1:] == [
@@ -177,7 +177,7 @@ def test_a_good_run_counts_its_calls(tmp_path, capsys):
                 rpc.rpc_sync(1, int)
         dist.barrier()
         rpc.shutdown()
-        current_world().dump(tmp_path)  # also of what was before the end of RPC
+        current_world().flight_record.write(tmp_path)  # also of what was before the end of RPC
 
     run_ranks(rank, 2)
     said = "All 1 collectives and 3 remote calls in the records ended well."
@@ -207,7 +207,9 @@ def test_a_late_call_has_both_ends_write_their_records(tmp_path, monkeypatch):
         until = time.monotonic() + 60
         while len(list(tmp_path.glob("rank*.json"))) < 2 and time.monotonic() < until:
             time.sleep(0.001)
-        current_world().dump(tmp_path)  # its own once more, now that the call has ended for it
+        current_world().flight_record.write(
+            tmp_path
+        )  # its own once more, now that the call has ended for it
         gate.set()
 
     workers(2, program)

@@ -14,6 +14,7 @@ from certificates import LONG_AGO, Authority, tls_of_the_tests
 import meshlib as dist
 from meshlib import rpc
 from meshlib.job.current import current_world
+from meshlib.recording.call_report import report_calls
 from meshlib.rpc.messages import Kind
 from meshlib.rpc.worker import current_worker
 from meshlib.testing import run_ranks
@@ -303,7 +304,10 @@ def test_a_worker_with_a_wrong_certificate_is_not_talked_to(tmp_path, which):
         with pytest.raises(DistError) as caught:
             rpc.rpc_sync(1, explode)
         assert "worker 'w1' (rank 1)" in str(caught.value)
-        assert [record.state for record in current_world().calls.records()] == ["failed"]
+        assert [
+            call.state
+            for call in report_calls(current_world().flight_record.remote_calls.records())
+        ] == ["failed"]
         assert not exploded.is_set()
         assert rpc.rpc_sync(0, abs, (-3,)) == 3
         assert rpc.rpc_sync(2, abs, (-3,)) == 3

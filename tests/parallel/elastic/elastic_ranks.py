@@ -77,7 +77,7 @@ class ThreadJob:
                 backends=self._backends,
                 timeout=self.timeout,
                 joining=joining,
-            )
+            ).join()
             install(world, thread_only=True)
             self.results[rank] = self._program(self)
         except KilledError:

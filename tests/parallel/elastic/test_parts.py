@@ -15,13 +15,13 @@ from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
 from parallel.elastic import transfer as transfer_module
-from parallel.elastic.choice import Choice, Standing, choose
+from parallel.elastic.choice import Choice, MemberReport, choose
 from parallel.elastic.state import ManagedState
 from parallel.elastic.transfer import transfer
 
 
 def said(committed, ranks, *, voted=0, fresh=False):
-    values = asdict(Standing(committed, 10 * committed, voted, fresh))
+    values = asdict(MemberReport(committed, 10 * committed, voted, fresh))
     return dict.fromkeys(ranks, values)
 
 

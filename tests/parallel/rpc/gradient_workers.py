@@ -6,7 +6,7 @@ import time
 from rpc_workers import workers
 
 from meshlib import rpc
-from meshlib.job.current import adopt_thread, current_world
+from meshlib.job.current import current_world
 from parallel.rpc import dist_autograd
 from parallel.rpc.contexts import keeper
 
@@ -19,7 +19,7 @@ def in_thread(fn, *args):
     world, outcome = current_world(), []
 
     def run():
-        adopt_thread(world)
+        world.adopt_thread()
         try:
             outcome.append((fn(*args), None))
         except BaseException as error:  # noqa: BLE001 (it is raised again)

@@ -137,7 +137,7 @@ def replace_rpc() -> types.ModuleType:
     for name, value in (
         ("Future", rpc.Future),
         ("wait_all", rpc.wait_all),
-        ("collect_all", rpc.collect_all),
+        ("collect_all", dist.collect_all),
     ):
         setattr(torch.futures, name, value)
     return shim

@@ -1,16 +1,16 @@
-"""``Seen``: what this rank shows those who watch the job, when they ask."""
+"""``Progress``: what this rank shows to monitors of the job, when they ask."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshlib.calls.failures.statements import put_stacks
 from meshlib.events.events import StackAsked, Watched
-from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
+from meshlib.job.registry import GroupRegistry
 from meshlib.recording.recorder import FlightRecorder
 from transport.errors import DistStoreError
 from transport.store.base import Store
@@ -18,25 +18,25 @@ from transport.store.base import Store
 if TYPE_CHECKING:
     from meshlib.diagnosis.sampling.posting import Posting
     from meshlib.diagnosis.sampling.sample import Coordinate
-    from meshlib.diagnosis.sampling.sampler import Standpoint
+    from meshlib.diagnosis.sampling.sampler import RankStatus
 
 
-class Seen:
-    """Of the rank of ``membership``, whose own thread has the number ``main_thread``."""
+class Progress:
+    """Shows the calls of the rank of ``membership``, whose main thread is ``main_thread``."""
 
     def __init__(
         self,
         store: Store,
         recorder: FlightRecorder,
         membership: JobMembership,
-        groups: Callable[[], Sequence[ProcessGroup]],
+        registry: GroupRegistry,
         main_thread: int,
     ) -> None:
-        self.coordinates: tuple[Coordinate, ...] = ()
-        """Where the rank is on the largest mesh."""
+        self.coordinates: Sequence[Coordinate] = ()
+        """The rank's place on the largest mesh."""
         self._store = store
         self._membership = membership
-        self._groups = groups
+        self._registry = registry
         self._main_thread = main_thread
         self._recorder = recorder
         self._posting: Posting | None = None
@@ -44,7 +44,7 @@ class Seen:
         self._lock = threading.Lock()
 
     def hear(self, wish: Watched | StackAsked) -> None:
-        """Do what somebody wants who watches."""
+        """Do what a monitor asks for."""
         if isinstance(wish, Watched):
             with self._lock:
                 if not self._closed:
@@ -53,13 +53,15 @@ class Seen:
             with suppress(DistStoreError):
                 put_stacks(self._store, wish.rank, self._main_thread, wish.ticket)
 
-    def standpoint(self) -> Standpoint:
-        """Return where the rank is now."""
-        from meshlib.diagnosis.sampling.sampler import Standpoint
+    def status(self) -> RankStatus:
+        """Return the rank's groups, and its place in the job and on a mesh."""
+        from meshlib.diagnosis.sampling.sampler import RankStatus
 
-        groups = {group.id: group.members for group in self._groups()}
-        epoch, place = self._membership.epoch, self._membership.place
-        return Standpoint(groups, epoch.number, place, epoch.size, self.coordinates)
+        groups = {group.id: group.members for group in self._registry.all()}
+        membership, epoch = self._membership, self._membership.epoch
+        return RankStatus(
+            membership.rank, groups, epoch.number, membership.place, epoch.size, self.coordinates
+        )
 
     def close(self) -> None:
         """Show nothing any more."""
@@ -74,7 +76,6 @@ class Seen:
             from meshlib.diagnosis.sampling.posting import Posting
             from meshlib.diagnosis.sampling.sampler import Sampler
 
-            rank = self._membership.rank
-            sampler = Sampler(rank, self._recorder, self._main_thread, self.standpoint)
-            self._posting = Posting(rank, self._store, sampler.take)
+            sampler = Sampler(self._recorder, self._main_thread, self)
+            self._posting = Posting(self._membership.rank, self._store, sampler)
         return self._posting

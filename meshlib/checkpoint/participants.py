@@ -1,4 +1,4 @@
-"""What the ranks of a save or load tell each other: an error of one is raised on all."""
+"""The ranks that save or load together; an error of one is raised on all."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from meshlib.job.current import Group, find_world
 T = TypeVar("T")
 
 
-class Party:
-    """The ranks that save or load together: a group, or this process alone where there is no job.
+class Participants:
+    """The members of a group, or this process alone where there is no job.
 
-    ``group`` is a mesh or a process group; None is the default group. Raises TypeError for what
-    is neither, ValueError on a rank outside.
+    ``group`` is a mesh or a process group; None is the default group. Raises TypeError for
+    anything else, ValueError on a rank outside.
     """
 
     def __init__(self, group: Group) -> None:
@@ -34,7 +34,7 @@ class Party:
         self.place: int = 0 if found is None else found.rank()
         self.rank: int = self.ranks[self.place]
 
-    def apart(self) -> Party:
+    def with_own_group(self) -> Participants:
         """Return the same ranks with a group of their own, for calls at another pace."""
         world = find_world()
         if self.group is None or world is None:
@@ -42,30 +42,30 @@ class Party:
         own = world.registry.new_group(
             self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False
         )
-        return Party(own)
+        return Participants(own)
 
-    def leave(self) -> None:
-        """Give back the group that ``apart`` made."""
+    def release(self) -> None:
+        """Close the group that ``with_own_group`` made."""
         world = find_world()
         if self.group is not None and world is not None:
             world.registry.forget(self.group)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that does what one has to do for all."""
+        """Whether this is the rank that acts for all."""
         return self.place == 0
 
     def gather(self, make: Callable[[], T]) -> list[T]:
-        """Return what ``make()`` returns on each rank. Where it raises, all ranks raise that."""
+        """Return the values of ``make()`` on all ranks. If it raises on one, all ranks raise."""
         return gathered(self.group, make, CheckpointError)
 
     def of_first(self, make: Callable[[], T]) -> T:
-        """Return what ``make()`` returns on the first rank, which alone calls it."""
+        """Return the value of ``make()`` on the first rank, which alone calls it."""
         return self.gather(lambda: make() if self.is_first else None)[0]  # type: ignore[return-value]
 
 
 def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> str | None:
-    """Return in what a rank's lines by path differ from the first rank's; None if in nothing."""
+    """Return the first difference between a rank's lines and the first rank's; None if alike."""
     mine = told[0]
     for rank, other in zip(ranks, told, strict=True):
         if other == mine:
