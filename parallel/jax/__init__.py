@@ -1,8 +1,8 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
+from parallel.jax import fsdp
 from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
-from parallel.jax.fully_sharded import FullyShardedDataParallel
 from parallel.jax.local_devices import DataParallel
 from parallel.jax.pipeline import PipelineStage
 from parallel.jax.tensor_parallel import (
@@ -17,9 +17,9 @@ from parallel.jax.tensor_parallel import (
 __all__ = [
     "DataParallel",
     "DistributedDataParallel",
-    "FullyShardedDataParallel",
     "PipelineStage",
     "copy_to_region",
+    "fsdp",
     "gather_from_region",
     "reduce_from_region",
     "ring_attention",

@@ -1,4 +1,4 @@
-"""Where whole arrays lie in one flat array, and where in it each rank's parts of them."""
+"""Parts of arrays: which rows a rank has, and which parts share a collective."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Layout:
         self._packed_ends = list(itertools.accumulate(lengths, initial=self._begins[-1]))
 
     @property
+    def row_sizes(self) -> list[int]:
+        """How many elements the packed parts of each rank have together."""
+        return [end - begin for begin, end in itertools.pairwise(self._packed_ends)]
+
+    @property
     def count(self) -> int:
         """How many elements the flat array has."""
         return self._packed_ends[-1]
@@ -73,6 +78,12 @@ class Layout:
 def rows_of(shape: Sequence[int], size: int, rank: int) -> slice:
     """Return which rows of an array of ``shape`` rank ``rank`` of ``size`` has: as a Sharding."""
     return slice(*block(shape[0], [size], [rank]))
+
+
+def row_counts(length: int, size: int) -> list[int]:
+    """Return how many of ``length`` rows each of ``size`` ranks has."""
+    rows = [rows_of((length,), size, rank) for rank in range(size)]
+    return [own.stop - own.start for own in rows]
 
 
 def _ends(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
