@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 
@@ -51,6 +52,12 @@ def all_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
     map_leaves(note, value, path=path)
     return found
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether ``pattern`` means ``path``: both are names with dots, ``*`` stands for one name."""
+    ours, theirs = path.split("."), pattern.split(".")
+    return len(ours) == len(theirs) and all(map(fnmatchcase, ours, theirs))
 
 
 def _differs(path: str, expected: str, got: Any) -> ValueError:

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.arrays import Array, is_floating, namespace, placement
-from parallel.fsdp.layout import rows_of
+from parallel.core.shards import rows_of
 from parallel.fsdp.movement import Gather, Homes, Pool, Reduction
 from parallel.fsdp.part import Part
 from parallel.groups import same_dims

@@ -10,7 +10,7 @@ import numpy as np
 from meshlib import ProcessGroup, ReduceOp, Work
 from parallel.arrays import Array, namespace, placement
 from parallel.core.buckets import allocate, put
-from parallel.fsdp.layout import Layout
+from parallel.core.shards import Layout
 from parallel.fsdp.part import Part
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshlib import DeviceMesh
 from meshlib.sharding import Sharding
 from parallel.arrays import Array, namespace
-from parallel.fsdp.layout import rows_of
+from parallel.core.shards import rows_of
 from parallel.nn.parameter import Parameter
 
 

@@ -1,5 +1,6 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
+from parallel.jax import fsdp
 from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
 from parallel.jax.fully_sharded import FullyShardedDataParallel
@@ -20,6 +21,7 @@ __all__ = [
     "FullyShardedDataParallel",
     "PipelineStage",
     "copy_to_region",
+    "fsdp",
     "gather_from_region",
     "reduce_from_region",
     "ring_attention",

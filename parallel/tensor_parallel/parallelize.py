@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
 
 from parallel.checks import check_instance, describe
 from parallel.groups import Ranks
+from parallel.nested import matches
 from parallel.nn.layers.attention import MultiHeadAttention
 from parallel.nn.module import Module
 from parallel.tensor_parallel.parts import Parts
@@ -80,21 +80,16 @@ def _matched(module: Module, plan: Any) -> dict[str, ParallelStyle]:
     for name, style in cast(Mapping[Any, Any], plan).items():
         check_instance(name, str, f"the name {name!r} in plan")
         check_instance(style, ParallelStyle, f"plan[{name!r}]", "ColwiseParallel()")
-        matches = [path for path in paths if _matches(path, name)]
-        if not matches:
+        meant_paths = [path for path in paths if matches(path, name)]
+        if not meant_paths:
             raise ValueError(f"plan names {name!r}, which no module has{_near(name, paths)}")
-        for path in matches:
+        for path in meant_paths:
             if path in styles:
                 raise ValueError(
                     f"plan means {path!r} by both {meant[path]!r} and {name!r}; expected one name"
                 )
             styles[path], meant[path] = style, name
     return styles
-
-
-def _matches(path: str, pattern: str) -> bool:
-    ours, theirs = path.split("."), pattern.split(".")
-    return len(ours) == len(theirs) and all(map(fnmatchcase, ours, theirs))
 
 
 def _near(name: str, paths: Iterable[str]) -> str:

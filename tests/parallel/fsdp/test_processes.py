@@ -66,21 +66,16 @@ import jax
 jax.config.update("jax_enable_x64", True)
 import numpy as np
 import meshlib as dist
-from parallel.jax import FullyShardedDataParallel
-from jit_training import alone, assert_close, tokens_batch, train
-from jit_training import transformer_loss, transformer_params
+from jit_training import alone, assert_close, train_sharded
 
 mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
-fsdp = FullyShardedDataParallel(transformer_params(np.random.default_rng(0)), mesh)
-step = fsdp.value_and_grad(transformer_loss)
-params = train(step, fsdp.params, tokens_batch, dist.get_rank(), 4)
-whole = jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+whole = train_sharded("transformer", mesh)
 if dist.get_rank() == 0:
-    expected = alone("transformer")
+    expected = jax.tree_util.tree_leaves(alone("transformer")[0])
 else:
     expected = jax.tree_util.tree_leaves(whole)
 expected = [dist.broadcast(np.array(x), src=0) for x in expected]
-assert_close(whole, expected)
+assert_close(jax.tree_util.tree_leaves(whole), expected)
 print(f"rank {{dist.get_rank()}} agrees")
 dist.destroy_process_group()
 """

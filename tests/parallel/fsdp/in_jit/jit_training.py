@@ -1,6 +1,7 @@
 """Models in plain JAX, trained sharded or by one process alone."""
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,8 +13,23 @@ from jax_settings import jax_settings  # noqa: E402
 
 from parallel.jax import (  # noqa: E402
     copy_to_region,
+    fsdp,
     reduce_from_region,
 )
+
+STEPS = 20
+
+
+class How(NamedTuple):
+    """How a model gathers its parameters."""
+
+    gather: Any
+    layer: Any
+
+
+WHOLE = How(lambda params: params, lambda fn: fn)
+SHARDED = How(fsdp.gather, fsdp.layer)
+REMAT = How(fsdp.gather, functools.partial(fsdp.layer, policy=None))
 
 
 def mlp_params(rng):
@@ -24,26 +40,32 @@ def mlp_params(rng):
         ],
         "scale": np.float64(1.5) * np.ones(()),
         "unused": np.ones(5),
-        "steps": 3,
     }
 
 
-def mlp_loss(params, batch):
+def mlp_loss(params, batch, how):
     x, y = batch
-    for layer in params["layers"][:-1]:
-        x = jax.nn.gelu(x @ layer["w"] + layer["b"])
-    last = params["layers"][-1]
-    scores = params["scale"] * (x @ last["w"] + last["b"])
+    rest = how.gather({"scale": params["scale"], "unused": params["unused"]})
+
+    def dense(layer, x):
+        return jax.nn.gelu(x @ layer["w"] + layer["b"])
+
+    for layer in params["layers"]:
+        x = how.layer(dense)(layer, x)
+    return cross_entropy(rest["scale"] * x, y)
+
+
+def cross_entropy(scores, y):
     return -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y].mean()
 
 
 def mlp_batch(step, rank=0, world=1):
     rng = np.random.default_rng([7, step])
-    x, y = rng.normal(size=(16, 6)), rng.integers(0, 3, 16)
+    x, y = rng.normal(size=(24, 6)), rng.integers(0, 3, 24)
     return x[rank::world], y[rank::world]
 
 
-def transformer_params(rng, width=8, blocks=1):
+def transformer_params(rng, width=8, blocks=2):
     def matrix(a, b):
         return rng.normal(size=(a, b)) / np.sqrt(a)
 
@@ -62,7 +84,13 @@ def transformer_params(rng, width=8, blocks=1):
     }
 
 
-def block(x, p, tp=None):
+def stacked_params(rng):
+    params = transformer_params(rng, blocks=3)
+    blocks = params["blocks"]
+    return params | {"blocks": jax.tree_util.tree_map(lambda *each: np.stack(each), *blocks)}
+
+
+def block(p, x, tp=None):
     def norm(x):
         return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p["norm"]
 
@@ -73,120 +101,88 @@ def block(x, p, tp=None):
     return x + (inner if tp is None else reduce_from_region(inner, tp))
 
 
-def transformer_loss(params, batch, tp=None, remat=False):
+def transformer_loss(params, batch, how, tp=None):
     tokens, y = batch
-    one = functools.partial(block, tp=tp)
-    x = params["embedding"][tokens]
-    for p in params["blocks"]:
-        x = (jax.checkpoint(one) if remat else one)(x, p)
-    scores = x[:, -1] @ params["embedding"].T
-    return -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y].mean()
+    one = how.layer(functools.partial(block, tp=tp))
+    embedding = how.gather(params["embedding"])
+    x = embedding[tokens]
+    if isinstance(params["blocks"], list):
+        for p in params["blocks"]:
+            x = one(p, x)
+    else:
+        x, _ = jax.lax.scan(lambda x, p: (one(p, x), None), x, params["blocks"])
+    return cross_entropy(x[:, -1] @ embedding.T, y)
 
 
 def tokens_batch(step, rank=0, world=1):
     rng = np.random.default_rng([8, step])
-    x = rng.integers(0, 11, (16, 5))
+    x = rng.integers(0, 11, (24, 5))
     return x[rank::world], ((x[:, 0] + x[:, -1]) % 11)[rank::world]
 
 
 MODELS = {
     "mlp": (mlp_params, mlp_loss, mlp_batch),
     "transformer": (transformer_params, transformer_loss, tokens_batch),
-    "remat": (transformer_params, functools.partial(transformer_loss, remat=True), tokens_batch),
+    "stacked": (stacked_params, transformer_loss, tokens_batch),
 }
 
 
-def adam(params):
-    zeros = lambda x: np.zeros(x.shape, x.dtype)  # noqa: E731
-    return jax.tree_util.tree_map(lambda x: (zeros(x), zeros(x)), floats(params))
-
-
-def floats(tree):
-    return jax.tree_util.tree_map(lambda x: x if hasattr(x, "dtype") else None, tree)
-
-
-def update(params, grads, state, step):
+def adam(param, grad, mean, square, step):
     """Adam, leaf by leaf: on parts as on wholes."""
-
-    def one(p, g, s):
-        mean, square = 0.9 * s[0] + 0.1 * g, 0.999 * s[1] + 0.001 * g * g
-        corrected = jnp.sqrt(square / (1 - 0.999**step)) + 1e-8
-        return p - 0.01 * mean / (1 - 0.9**step) / corrected, (mean, square)
-
-    leaves, tree = jax.tree_util.tree_flatten(params)
-    of = iter(zip(jax.tree_util.tree_leaves(grads), pairs(state), strict=True))
-    results = [one(p, *next(of)) if hasattr(p, "dtype") else (p, None) for p in leaves]
-    new = jax.tree_util.tree_unflatten(tree, [p for p, _ in results])
-    return new, [s for _, s in results if s is not None]
+    mean, square = 0.9 * mean + 0.1 * grad, 0.999 * square + 0.001 * grad * grad
+    corrected = jnp.sqrt(square / (1 - 0.999**step)) + 1e-8
+    return param - 0.01 * mean / (1 - 0.9**step) / corrected, mean, square
 
 
-def pairs(state):
-    if isinstance(state, list):
-        return state
-    return jax.tree_util.tree_leaves(state, is_leaf=lambda x: isinstance(x, tuple))
+def start(params):
+    zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
+    return params, zeros, zeros
 
 
-def train(value_and_grad, params, batches, rank=0, world=1, steps=3):
-    @jax.jit
-    def step_of(arrays, state, batch, step):
-        params = jax.tree_util.tree_unflatten(tree, merged(arrays))
-        value, grads = value_and_grad(params, batch)
-        params, state = update(params, grads, state, step)
-        return [x for x in jax.tree_util.tree_leaves(params) if hasattr(x, "dtype")], state, value
-
-    leaves, tree = jax.tree_util.tree_flatten(params)
-
-    def merged(arrays):
-        rest = iter(arrays)
-        return [next(rest) if hasattr(x, "dtype") else x for x in leaves]
-
-    arrays, state = [x for x in leaves if hasattr(x, "dtype")], pairs(adam(params))
-    for step in range(steps):
-        arrays, state, _ = step_of(arrays, state, batches(step, rank, world), step + 1.0)
-    return jax.tree_util.tree_unflatten(tree, merged(arrays))
-
-
-def in_jit(function, tree):
-    """Return ``function(tree)`` with NumPy arrays, from one program: op by op it would be many.
-
-    Leaves that are no arrays stay as they are.
-    """
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-
-    def merged(arrays):
-        rest = iter(arrays)
-        whole = [next(rest) if hasattr(x, "dtype") else x for x in leaves]
-        return jax.tree_util.tree_unflatten(structure, whole)
+def train(loss, state, batches, rank=0, world=1, steps=range(STEPS)):
+    """Return ``state``, as ``start`` makes it, after ``steps``, and the losses."""
 
     @jax.jit
-    def of(arrays):
-        result = jax.tree_util.tree_leaves(function(merged(arrays)))
-        return [x for x in result if hasattr(x, "dtype")]
+    def step_of(state, batch, number):
+        value, grads = jax.value_and_grad(loss)(state[0], batch)
+        leaves, tree = zip(*map(jax.tree_util.tree_flatten, (*state, grads)), strict=True)
+        new = [adam(p, g, m, s, number) for p, m, s, g in zip(*leaves, strict=True)]
+        return tuple(tree[0].unflatten(x) for x in zip(*new, strict=True)), value
 
-    return merged(map(np.asarray, of([x for x in leaves if hasattr(x, "dtype")])))
+    losses = []
+    for step in steps:
+        state, value = step_of(state, batches(step, rank, world), step + 1.0)
+        losses.append(float(value))
+    return state, losses
 
 
 @functools.cache
 def alone(name):
+    """Return the parameters after training on one process, and the losses."""
     make, loss, batches = MODELS[name]
     with jax_settings(jax_enable_x64=True):
-        params = make(np.random.default_rng(0))
-
-        def value_and_grad(params, batch):
-            leaves, tree = jax.tree_util.tree_flatten(params)
-            which = [i for i, x in enumerate(leaves) if hasattr(x, "dtype")]
-
-            def of(arrays):
-                full = list(leaves)
-                for i, x in zip(which, arrays, strict=True):
-                    full[i] = x
-                return loss(jax.tree_util.tree_unflatten(tree, full), batch)
-
-            return jax.value_and_grad(of)([leaves[i] for i in which])
-
-        return jax.tree_util.tree_leaves(train(value_and_grad, params, batches))
+        params = jax.tree_util.tree_map(jnp.asarray, make(np.random.default_rng(0)))
+        state, losses = train(functools.partial(loss, how=WHOLE), start(params), batches)
+        return jax.tree_util.tree_map(np.asarray, state[0]), losses
 
 
-def assert_close(got, expected):
-    for a, b in zip(jax.tree_util.tree_leaves(got), expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+def train_sharded(name, mesh, how=SHARDED, **options):
+    """Return the whole parameters after training on ``mesh``."""
+    make, loss, batches = MODELS[name]
+    if name == "stacked":
+        options["stacked"] = ["blocks"]
+    parts = fsdp.shard(make(np.random.default_rng(0)), mesh, **options)
+    loss = functools.partial(loss, how=how)
+    state, _ = train(loss, start(parts), batches, mesh.process_group.rank(), mesh.size())
+    return whole(state[0])
+
+
+def whole(parts):
+    """Return the whole arrays of parts, NumPy's, by one program: op by op it would be many."""
+    return jax.tree_util.tree_map(np.asarray, jax.jit(fsdp.gather)(parts))
+
+
+def assert_close(got, expected, atol=1e-9):
+    got, expected = map(jax.tree_util.tree_leaves, (got, expected))
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)

@@ -1,4 +1,4 @@
-"""Where whole arrays lie in one flat array, and where in it each rank's parts of them."""
+"""Parts of arrays: which rows a rank has, and which parts share a collective."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class Layout:
             for rank in range(size)
         ]
         self._packed_ends = list(itertools.accumulate(lengths, initial=self._begins[-1]))
+
+    @property
+    def row_sizes(self) -> list[int]:
+        """How many elements the packed parts of each rank have together."""
+        return [end - begin for begin, end in itertools.pairwise(self._packed_ends)]
 
     @property
     def count(self) -> int:

@@ -1,0 +1,255 @@
+"""Fully sharded training inside ``jax.jit``, by functions on pytrees.
+
+    parts = fsdp.shard(params, mesh["dp_shard"])
+
+    def loss(parts, batch):
+        x = fsdp.gather(parts["embedding"])[batch.tokens]
+        for block in parts["blocks"]:
+            x = fsdp.layer(apply_block)(block, x)
+        ...
+
+    value, grads = jax.value_and_grad(loss)(parts, batch)
+
+Each array becomes a ``Part``: a node of the pytree that holds this rank's rows of it. ``gather``
+returns the whole arrays; its derivative is this rank's rows of the average over all ranks. Optax,
+``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` work on trees of parts as on trees of arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from meshlib import DArray, DeviceMesh, Sharding, jit
+from parallel.checks import to_floating
+from parallel.core.replicas import told_to_all
+from parallel.groups import check_shard_mesh
+from parallel.jax.gathering import Split, gather_arrays
+from parallel.jax.paths import leaves_below, path_of
+from parallel.jax.trees import TreeOfParameters, check_same_tree, is_trained
+
+Tree = Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["split"])
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of an array: a node of a pytree, whose one leaf is ``array``."""
+
+    array: Any
+    split: Split
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self.split.whole_shape(self.array.shape)
+
+
+def is_part(node: Any) -> bool:
+    """Whether a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
+    return isinstance(node, Part)
+
+
+def shard(
+    params: Tree,
+    mesh: DeviceMesh,
+    *,
+    stacked: Iterable[str] = (),
+    param_dtype: npt.DTypeLike | None = None,
+    reduce_dtype: npt.DTypeLike | None = None,
+    init_sync: bool = True,
+) -> Tree:
+    """Return ``params`` with this rank's ``Part`` in place of each floating point array.
+
+    Arrays are split along their first axis, by ceiling division. Those without axes are on all
+    ranks, and leaves that are no floating point arrays stay what they are. All ranks call.
+
+    Args:
+        params: a pytree, the same on all ranks: each keeps its part of its own values.
+        mesh: a slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
+            over the first and sharded over the second.
+        stacked: paths of layers that are stacked along the first axis for ``jax.lax.scan``, such as
+            ``"blocks"`` or ``"decoder.*"``; below them arrays are split along their second axis.
+        param_dtype: what arrays are gathered and computed in; None: their own dtype.
+        reduce_dtype: what gradients are reduced in; None: the dtype of the parts.
+        init_sync: compare the ranks' trees (paths, shapes, dtypes). Without it an error of one rank
+            is raised on that rank only.
+
+    Raises:
+        TypeError: for what is no mesh; on every rank, for what is no dtype.
+        ValueError: for a mesh of more dims or without this rank; on every rank, for a tree without
+            floating point arrays, a path in ``stacked`` that no array has, and when the ranks'
+            trees or options differ, naming the first that does.
+    """
+    where = check_shard_mesh(mesh)
+    with told_to_all(mesh.process_group if init_sync else None):
+        described = TreeOfParameters.of(params)
+        if not described.trained():
+            raise ValueError(
+                f"{where}: params has no array of floating point numbers to train; expected a"
+                f" pytree of parameters, got {type(params).__qualname__}"
+            )
+        below = leaves_below(params, list(stacked), f"{where}: stacked")
+        dtypes = [
+            None if dtype is None else to_floating(dtype, f"{where}: {name}")
+            for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype))
+        ]
+    if init_sync:
+        options = {"stacked": below, "param_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
+        check_same_tree(described, mesh.process_group, **options)
+
+    def part_of(path: Any, leaf: Any) -> Any:
+        if not is_trained(leaf):
+            return leaf
+        first = int(path_of(path) in below)
+        split = first < leaf.ndim
+        axis, length = (first - leaf.ndim, leaf.shape[first]) if split else (None, 0)
+        lies = Split(mesh, axis, length, dtypes[0], dtypes[1])
+        # A copy: a slice of a JAX array on the CPU could keep the whole alive.
+        return Part(jnp.array(lies.part_of(leaf)), lies)
+
+    return jax.tree_util.tree_map_with_path(part_of, params)
+
+
+def gather(parts: Tree, *, after: Any = None) -> Tree:
+    """Return ``parts`` with the whole array in place of each ``Part``. All ranks call.
+
+    The derivative by the parts is this rank's parts of the average over all ranks of the mesh.
+    Small arrays share a call. Under ``jax.checkpoint`` arrays are gathered again in backward.
+
+    Args:
+        parts: a pytree; leaves that are no parts stay what they are.
+        after: an array that is there before the gather begins. Without it XLA may gather the
+            arrays of all layers of a Python loop at once. With the layer's own input one layer is
+            whole at a time; with the input of the layer before, two are, and the second one comes
+            while the first one computes.
+    """
+    nodes, structure = jax.tree_util.tree_flatten(parts, is_leaf=is_part)
+    places = [i for i, node in enumerate(nodes) if is_part(node)]
+    arrays = gather_arrays(
+        [nodes[i].array for i in places], [nodes[i].split for i in places], after
+    )
+    for i, whole in zip(places, arrays, strict=True):
+        nodes[i] = whole
+    return jax.tree_util.tree_unflatten(structure, nodes)
+
+
+_LAYOUTS = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "expand_dims",
+        "reshape",
+        "rev",
+        "slice",
+        "squeeze",
+        "transpose",
+    }
+)
+
+
+def save_results(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Policy for ``jax.checkpoint``: save what was computed, and not what was only laid out anew.
+
+    So a gathered parameter's transpose does not keep the parameter alive until backward.
+    """
+    return primitive.name not in _LAYOUTS
+
+
+def layer(
+    fn: Callable[..., Any], *, policy: Callable[..., bool] | None = save_results
+) -> Callable[..., Any]:
+    """Return a function like ``fn``, of a tree of parts in place of its first argument.
+
+    ``fn(params, *inputs)`` gets whole arrays: gathered when the first array of ``inputs`` is there,
+    and again in backward. ``policy`` says what ``jax.checkpoint`` saves in between: by default the
+    results of all other operations, with None nothing but the inputs.
+    """
+
+    def gathered(parts: Tree, *inputs: Any, **options: Any) -> Any:
+        return fn(gather(parts, after=_first_array(inputs)), *inputs, **options)
+
+    return functools.wraps(fn)(jax.checkpoint(gathered, policy=policy))  # pyright: ignore[reportUnknownMemberType, reportPrivateImportUsage]
+
+
+def _first_array(inputs: Any) -> Any:
+    leaves = jax.tree_util.tree_leaves(inputs)
+    return next((leaf for leaf in leaves if isinstance(leaf, jax.Array) and leaf.size), None)
+
+
+def global_norm(grads: Tree) -> jax.Array:
+    """Return the norm of the whole arrays of which ``grads`` has the parts. All ranks call.
+
+    For clipping inside ``jit``: multiply by ``jnp.minimum(1, most / norm)``. In at least single
+    precision.
+    """
+    squares: dict[DeviceMesh | None, jax.Array] = {None: jnp.zeros(())}
+    for part in jax.tree_util.tree_leaves(grads, is_leaf=is_part):
+        array, over = (part.array, part.split) if is_part(part) else (part, None)
+        if not is_trained(array):
+            continue
+        key = None if over is None or over.axis is None else over.shards
+        wide = jnp.promote_types(array.dtype, np.float32)
+        square = jnp.sum(jnp.abs(array.astype(wide)) ** 2)
+        squares[key] = squares.get(key, jnp.zeros(())) + square
+    sums = [
+        total if mesh is None else jit.all_reduce(total, group=mesh)
+        for mesh, total in squares.items()
+    ]
+    return jnp.sqrt(functools.reduce(jnp.add, sums))
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def to_global(tree: Tree) -> Tree:
+    """Return DArrays of NumPy arrays for the parts in ``tree``. Not inside ``jit``.
+
+    For checkpoints, of optimizer states, too. An array that is on all ranks becomes a NumPy array.
+    """
+
+    def whole(node: Any) -> Any:
+        if not is_part(node):
+            return node
+        local, split = np.asarray(node.array), node.split
+        if split.axis is None:
+            return local
+        return DArray(local, _sharding(split, local.ndim), node.shape, local.dtype)
+
+    return jax.tree_util.tree_map(whole, tree, is_leaf=is_part)
+
+
+def from_global(tree: Tree, like: Tree) -> Tree:
+    """Return the parts of ``to_global``'s result. All ranks call.
+
+    ``like`` is a tree of parts that says how they lie: on another mesh, too. ``tree`` has DArrays
+    in any sharding, or whole arrays.
+    """
+
+    def part(node: Any, value: Any) -> Any:
+        if not is_part(node):
+            return value
+        split = node.split
+        if isinstance(value, DArray):
+            value = value.redistribute(_sharding(split, len(value.shape))).local
+        else:
+            value = split.part_of(value)
+        return Part(jnp.array(value), split)
+
+    return jax.tree_util.tree_map(part, like, tree, is_leaf=is_part)
+
+
+def _sharding(split: Split, ndim: int) -> Sharding:
+    dims: list[tuple[int, ...]] = [()] * ndim
+    if split.axis is not None:
+        dims[split.axis] = (split.mesh.ndim - 1,)
+    return Sharding.of_positions(split.mesh, dims)

@@ -1,0 +1,223 @@
+"""Gathering arrays inside a program, with the derivative that sharded training wants.
+
+Forward gathers, backward averages the gradients and scatters them. Under ``jax.checkpoint`` arrays
+are gathered again in backward, whatever its policy saves. JAX runs an operation with an effect once
+and saves its result, so the gather is a primitive with rules of its own for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from meshlib import DeviceMesh, ProcessGroup, jit
+from parallel.core.shards import Layout, rows_of
+
+_Arrays = Sequence[jax.Array]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How an array is split over the last dim of ``mesh``; the same on all its ranks.
+
+    The ``axis`` counts from the end, so that it stays what it is when a loop takes layers off a
+    stack of them. It has ``length`` elements in all. None: each rank has the whole array.
+    """
+
+    mesh: DeviceMesh
+    axis: int | None
+    length: int
+    param_dtype: np.dtype[Any] | None = None
+    reduce_dtype: np.dtype[Any] | None = None
+
+    @property
+    def shards(self) -> DeviceMesh:
+        """The ranks that have the parts."""
+        return self.mesh[self.mesh.ndim - 1]
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the array of which a part has ``shape``."""
+        whole = list(shape)
+        if self.axis is not None:
+            whole[self.axis] = self.length
+        return tuple(whole)
+
+    def part_of(self, array: Any) -> Any:
+        """Return this rank's part of the whole ``array``, as a view where that can be."""
+        if self.axis is None:
+            return array
+        shards = self.shards
+        rows = rows_of((self.length,), shards.size(), shards.get_local_rank())
+        index = [slice(None)] * array.ndim
+        index[self.axis] = rows
+        return array[tuple(index)]
+
+
+def gather_arrays(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[jax.Array]:
+    """Return the whole arrays of ``parts``, in their ``param_dtype``; see ``fsdp.gather``."""
+    wholes = list(parts)
+    numbers: dict[DeviceMesh, list[int]] = {}
+    for number, split in enumerate(splits):
+        numbers.setdefault(split.mesh, []).append(number)
+    anchors = () if after is None else (_anchor(jax.lax.stop_gradient(after)),)
+    for places in numbers.values():
+        own = tuple(parts[i] for i in places)
+        results: Any = _gather(tuple(splits[i] for i in places), own, anchors)
+        for i, whole in zip(places, results, strict=True):
+            wholes[i] = whole
+    return wholes
+
+
+@jax.custom_batching.custom_vmap
+def _anchor(array: jax.Array) -> jax.Array:
+    """Return an element of ``array``, or none: what depends on it comes after ``array``."""
+    return array.reshape(-1)[:1]
+
+
+@_anchor.def_vmap  # pyright: ignore[reportUntypedFunctionDecorator]
+def _anchor_of_batch(_: int, __: Any, array: jax.Array) -> tuple[jax.Array, bool]:  # pyright: ignore[reportUnusedFunction]
+    # No batch of anchors: the gather would be made for each element of the batch.
+    return _anchor(array), False
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> list[jax.Array]:
+    return _gather_p.bind(*parts, *anchors, splits=splits)
+
+
+def _forward(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> Any:
+    return _gather_p.bind(*parts, *anchors, splits=splits), (parts, anchors)
+
+
+def _backward(splits: tuple[Split, ...], saved: Any, gradients: _Arrays) -> Any:
+    """Average the gradients of the wholes over all ranks; this rank gets those of its parts."""
+    parts, anchors = saved
+    wide = [split.reduce_dtype or part.dtype for split, part in zip(splits, parts, strict=True)]
+    given = [grad.astype(dtype) for grad, dtype in zip(gradients, wide, strict=True)]
+    like = [
+        jax.ShapeDtypeStruct(part.shape, dtype) for part, dtype in zip(parts, wide, strict=True)
+    ]
+    mesh = splits[0].mesh
+
+    def join(*own: jax.Array) -> list[jax.Array]:
+        return _join(own, splits)
+
+    sums: list[jax.Array] = list(jax.linear_transpose(join, *like)(given))
+    whole = [i for i, split in enumerate(splits) if split.axis is None]
+    rest = [i for i, split in enumerate(splits) if split.axis is not None]
+    for places, over in ((whole, mesh), (rest, mesh[0] if mesh.ndim > 1 else None)):
+        if places and over is not None:
+            summed = jit.all_reduce([sums[i] for i in places], group=over)
+            for i, total in zip(places, summed, strict=True):
+                sums[i] = total
+    averages = [
+        (total / mesh.size()).astype(part.dtype) for total, part in zip(sums, parts, strict=True)
+    ]
+    return tuple(averages), tuple(jnp.zeros_like(anchor) for anchor in anchors)
+
+
+_gather.defvjp(_forward, _backward)
+
+
+def _call(*operands: jax.Array, splits: tuple[Split, ...]) -> list[jax.Array]:
+    parts, anchors = operands[: len(splits)], operands[len(splits) :]
+    cast = [
+        part if split.param_dtype is None else part.astype(split.param_dtype)
+        for part, split in zip(parts, splits, strict=True)
+    ]
+    return _join(cast, splits, *anchors)
+
+
+def _join(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[jax.Array]:
+    """Return the whole arrays of parts on one mesh: calls in the order of the arrays."""
+    wholes = list(parts)
+    group = splits[0].shards.process_group
+    by_dtype: dict[Any, list[int]] = {}
+    for i, split in enumerate(splits):
+        if split.axis is not None and group.size() > 1:
+            by_dtype.setdefault(parts[i].dtype, []).append(i)
+    for dtype, places in by_dtype.items():
+        axes = [splits[i].axis or 0 for i in places]
+        rows = [jnp.moveaxis(parts[i], axis, 0) for i, axis in zip(places, axes, strict=True)]
+        shapes = [(splits[i].length, *own.shape[1:]) for i, own in zip(places, rows, strict=True)]
+        layout = Layout(shapes, dtype.itemsize, group.size())
+        joined = _join_rows(rows, layout, group, after)
+        for i, axis, whole in zip(places, axes, joined, strict=True):
+            wholes[i] = jnp.moveaxis(whole, 0, axis)
+    return wholes
+
+
+def _join_rows(parts: _Arrays, layout: Layout, group: ProcessGroup, after: Any) -> _Arrays:
+    """Return whole arrays of which ``parts`` are this rank's rows, each or packed in one call."""
+    wholes = list(parts)
+    gather = partial(jit.all_gather, group=group, tiled=True, after=after)
+    if layout.packed:
+        own = jnp.concatenate([parts[i].reshape(-1) for i in layout.packed])
+        sizes = layout.row_sizes
+        rows = jnp.split(gather(own, sizes=sizes), np.cumsum(sizes)[:-1])
+        pieces: dict[int, list[jax.Array]] = {i: [] for i in layout.packed}
+        for rank, row in enumerate(rows):
+            for i, piece in layout.in_row(row, rank):
+                pieces[i].append(piece)
+        for i, own_pieces in pieces.items():
+            wholes[i] = jnp.concatenate(own_pieces).reshape(layout.shapes[i])
+    for i in layout.direct:
+        length, size = layout.shapes[i][0], group.size()
+        rows = [rows_of((length,), size, rank) for rank in range(size)]
+        wholes[i] = gather(parts[i], sizes=[own.stop - own.start for own in rows])
+    return wholes
+
+
+_gather_p = Primitive("meshlib_gather_parts")
+_gather_p.multiple_results = True
+_program = jax.jit(_call, static_argnames="splits")
+
+
+@_gather_p.def_impl
+def _run(*operands: jax.Array, splits: tuple[Split, ...]) -> list[jax.Array]:  # pyright: ignore[reportUnusedFunction]
+    return _program(*operands, splits=splits)
+
+
+@_gather_p.def_effectful_abstract_eval  # pyright: ignore[reportUntypedFunctionDecorator]
+def _abstract_eval(*operands: Any, splits: tuple[Split, ...]) -> Any:  # pyright: ignore[reportUnusedFunction]
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    traced = jax.make_jaxpr(partial(_call, splits=splits))(*like)
+    return traced.out_avals, traced.effects
+
+
+def _batch(operands: Any, dims: Any, *, splits: tuple[Split, ...]) -> tuple[Any, Any]:
+    """Gather a batch of parts in one call: axes count from the end."""
+    moved = [
+        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)
+    ]
+    wholes = _gather_p.bind(*moved, splits=splits)
+    return wholes, [None if dim is None else 0 for dim in dims[: len(splits)]]
+
+
+def _partial_eval(_: Any, unknown: Sequence[bool], __: Any, eqn: Any) -> Any:
+    """Under ``jax.checkpoint``: gather in forward, save nothing, gather again in backward."""
+    many = len(eqn.outvars)
+    if any(unknown):
+        return None, eqn, [True] * many, [True] * many, []
+    return eqn, eqn, [False] * many, [True] * many, []
+
+
+def _drop_unused(used: Sequence[bool], eqn: Any) -> Any:
+    """Drop a gather whose arrays nothing uses: all ranks run the same program."""
+    needed = any(used)
+    return [needed] * len(eqn.invars), eqn if needed else None
+
+
+batching.primitive_batchers[_gather_p] = _batch
+mlir.register_lowering(_gather_p, mlir.lower_fun(_call, multiple_results=True))
+pe.partial_eval_jaxpr_custom_rules[_gather_p] = _partial_eval
+pe.dce_rules[_gather_p] = _drop_unused
