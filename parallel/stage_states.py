@@ -20,6 +20,7 @@ from meshlib.sharding import DArray, P, Sharding
 from parallel.arrays import is_array
 from parallel.groups import gathered
 from parallel.nested import map_leaves
+from parallel.nn.global_part import as_global
 from parallel.nn.module import Module
 from parallel.optim.optimizer import Optimizer
 
@@ -137,12 +138,12 @@ class StageStates:
         """Return this stage's arrays and the states of its parameters, by path, as global ones."""
         parameters = dict(self._model.named_parameters())
         model = {
-            path: parameters[path].whole_of(value) if path in parameters else value
+            path: as_global(parameters[path], value) if path in parameters else value
             for path, value in self._model.state_dict().items()
         }
         optimizer = {
             path: {
-                name: parameter.whole_of(parameter.as_global(value))
+                name: as_global(parameter, value)
                 for name, value in self._optimizer.state[parameter].items()
             }
             for path, parameter in parameters.items()

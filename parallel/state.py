@@ -12,6 +12,7 @@ from typing import Any
 
 from meshlib.sharding import DArray, Sharding
 from parallel.checks import check_instance, check_state_dict
+from parallel.nn.global_part import as_global
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.optim.optimizer import Optimizer
@@ -35,7 +36,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
     parameters = _by_path(model)
     state: dict[str, Any] = {
         "model": {
-            path: parameters[path].whole_of(array) if path in parameters else array
+            path: as_global(parameters[path], array) if path in parameters else array
             for path, array in model.state_dict().items()
         }
     }
@@ -47,7 +48,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
         state["optimizer"] = {
             **told,
             "state": {
-                number: {name: numbered[number].whole_of(value) for name, value in values.items()}
+                number: {name: as_global(numbered[number], value) for name, value in values.items()}
                 for number, values in told["state"].items()
             },
         }
@@ -121,10 +122,11 @@ def _by_path(model: Module) -> dict[str, Parameter]:
 
 
 def _part(value: Any, parameter: Parameter | None) -> Any:
-    """Return the inverse of ``Parameter.whole_of``."""
-    if parameter is None or parameter.sharding is not None or parameter.split is None:
+    """Return this rank's part of a ``value`` that lies as a layer has split ``parameter``."""
+    part = None if parameter is None else parameter.global_part
+    if part is None or part.kept:
         return value
-    is_split = isinstance(value, DArray) and value.sharding == parameter.split[0]
+    is_split = isinstance(value, DArray) and value.sharding == part.sharding
     return value.local if is_split else value
 
 
@@ -139,7 +141,7 @@ def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ..
         parameter = numbered[number]
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             return optimizer.state_sharding(parameter, shape)
-        lies = parameter.layout
-        return lies[0] if lies is not None and lies[1] == shape else ...
+        lies = parameter.global_part
+        return lies.sharding if lies is not None and lies.shape == shape else ...
 
     return layout

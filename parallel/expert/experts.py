@@ -13,6 +13,7 @@ from meshlib.sharding import Sharding
 from parallel.arrays import Array, namespace
 from parallel.checks import check_generator, check_instance, to_count, to_floating
 from parallel.groups import Ranks, resolve
+from parallel.nn.global_part import GlobalPart
 from parallel.nn.layers.activations import GELU
 from parallel.nn.layers.linear import check_input, uniform_init
 from parallel.nn.module import Module
@@ -164,7 +165,7 @@ class Experts(Module):
             (self.up, (hidden, self.count, dim), [over_tp, over_ep]),
             (self.down, (dim, self.count, hidden), [(), over_ep, over_tp]),
         ):
-            layer.weight.split = Sharding.of_positions(mesh, dims), shape
+            layer.weight.global_part = GlobalPart(Sharding.of_positions(mesh, dims), shape)
 
     def forward(self, x: Array, counts: list[int]) -> Array:
         """Map rows (n, dim), ``counts[e]`` of them the e-th expert's here, to the same shape."""

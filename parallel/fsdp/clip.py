@@ -91,9 +91,9 @@ def clip_grad_norm_(
 
 def _split_over(parameter: Parameter) -> ProcessGroup | None:
     """Return the ranks that have other parts of the same values; None where nobody has."""
-    if parameter.layout is None:
+    if parameter.global_part is None:
         return None
-    sharding, _ = parameter.layout
+    sharding = parameter.global_part.sharding
     dims = sorted({i for dim in sharding.dims for i in dim})
     return sharding.mesh[dims].process_group if dims else None
 

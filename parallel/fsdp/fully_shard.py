@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -13,6 +14,7 @@ from parallel.core.replicas import check_same, describe_options, told_to_all
 from parallel.ddp.models import describe_parameters
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
+from parallel.fsdp.part import Part
 from parallel.fsdp.state import ModuleState
 from parallel.groups import check_shard_mesh
 from parallel.nn.module import Module
@@ -109,7 +111,7 @@ def fully_shard(
         " %s",
         mesh,
         type(module).__qualname__,
-        sum(p.whole.size for _, p in own),
+        sum(math.prod(part.whole_shape) for part in group.parts),
         len(own),
         reshard_after_forward,
         policy,
@@ -137,9 +139,9 @@ def _managed(
             if not isinstance(parameter, Parameter) or parameter in own or parameter in ignored:
                 continue
             path_of = f"{path}.{name}" if path else name
-            if isinstance(parameter.owner, ParameterGroup):
-                if parameter.owner not in borrowed:
-                    borrowed.append(parameter.owner)
+            if isinstance(parameter.global_part, Part):
+                if parameter.global_part.group not in borrowed:
+                    borrowed.append(parameter.global_part.group)
             elif not parameter.shape:
                 raise ValueError(
                     f"{where}: parameter {path_of} is a single number, which cannot be split over"

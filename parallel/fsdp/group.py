@@ -9,8 +9,8 @@ import numpy as np
 
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.arrays import Array, is_floating, namespace, placement
+from parallel.core.shard_calls import Gather, GradientBuffer, Pool, Reduction
 from parallel.core.shards import rows_of
-from parallel.fsdp.movement import Gather, Homes, Pool, Reduction
 from parallel.fsdp.part import Part
 from parallel.groups import same_dims
 from parallel.nn.parameter import Parameter
@@ -31,9 +31,7 @@ class ParameterGroup:
     ) -> None:
         self._spread(mesh)
         self.policy = policy
-        self.parts: list[Part] = [Part(parameter, mesh) for parameter in parameters]
-        for part in self.parts:
-            part.parameter.owner = self
+        self.parts: list[Part] = [Part(parameter, mesh, self) for parameter in parameters]
         if self.replicas is not None:
             for part in self.parts:
                 self.replicas.broadcast(part.array, group_src=0)
@@ -52,8 +50,9 @@ class ParameterGroup:
         """Those under way, with the places in ``parts`` of what they gather."""
         self._whole = False
         self._between: list[Array] | None = None
-        self._homes: list[Homes] = []
-        self._reductions: list[Reduction] = []
+        self._buffers: list[tuple[list[Part], GradientBuffer]] = []
+        """Where gradients live until they are reduced, with the parts whose they are."""
+        self._reductions: list[tuple[list[Part], Reduction]] = []
         self._not_averaged: list[Array] | None = None
 
     def _spread(self, mesh: DeviceMesh) -> None:
@@ -79,7 +78,7 @@ class ParameterGroup:
         assert group is not None
         arrays = [part.array for part in self.parts] if between is None else between
         for dtype, places in self._batches(self._computed_dtype):
-            shapes = [self.parts[i].shape for i in places]
+            shapes = [self.parts[i].whole_shape for i in places]
             gather = Gather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
             self._gathers.append((places, gather))
 
@@ -103,7 +102,7 @@ class ParameterGroup:
                 size, rank = self.forward_group.size(), self.forward_group.rank()
                 self._between = [
                     namespace(part.array).array(
-                        part.parameter.data[rows_of(part.shape, size, rank)], order="C"
+                        part.parameter.data[rows_of(part.whole_shape, size, rank)], order="C"
                     )
                     for part in self.parts
                 ]
@@ -122,12 +121,13 @@ class ParameterGroup:
 
     def prepare_backward(self) -> None:
         """Make place for the gradients of the parameters, which are whole."""
-        if not self._homes:
-            for _, places in self._batches(self._own_dtype, self._trained()):
+        if not self._buffers:
+            for dtype, places in self._batches(self._own_dtype, self._trained()):
                 parts = [self.parts[i] for i in places]
-                self._homes.append(Homes(parts, self.shards, parts[0].array.dtype, self.pool))
-        for homes in self._homes:
-            homes.offer()
+                self._buffers.append((parts, self._new_buffer(parts, dtype)))
+        for parts, buffer in self._buffers:
+            for part, view in zip(parts, buffer.views, strict=True):
+                part.parameter.set_grad_home(view)
 
     @property
     def is_complete(self) -> bool:
@@ -138,26 +138,32 @@ class ParameterGroup:
     def begin_reduce(self) -> None:
         """Begin to average the gradients over the ranks."""
         reduce_dtype = self.policy.dtype("reduce_dtype")
-        offered = {id(part): homes for homes in self._homes for part in homes.parts}
         for dtype, places in self._batches(self._own_dtype, self._trained()):
             parts = [self.parts[i] for i in places]
-            homes = offered.get(id(parts[0]))
             wanted = dtype if reduce_dtype is None or not is_floating(dtype) else reduce_dtype
-            if homes is None or homes.parts != parts or wanted != homes.flat.dtype:
-                homes = Homes(parts, self.shards, wanted, self.pool)
-            else:
-                self._homes.remove(homes)
-            homes.collect()
+            offered = [
+                pair for pair in self._buffers if pair[0] == parts and pair[1].flat.dtype == wanted
+            ]
+            if offered:
+                self._buffers.remove(offered[0])
+            buffer = offered[0][1] if offered else self._new_buffer(parts, wanted)
+            buffer.collect([part.whole_grad for part in parts])
+            for part in parts:
+                part.whole_grad = None
             replicas = self.replicas if self.all_reduce else None
-            self._reductions.append(Reduction(homes, self.shards, replicas))
+            self._reductions.append((parts, Reduction(buffer, self.shards, replicas)))
         self.forget_gradients()
+
+    def _new_buffer(self, parts: Sequence[Part], dtype: Any) -> GradientBuffer:
+        shapes, like = [part.whole_shape for part in parts], parts[0].array
+        return GradientBuffer(shapes, like, self.shards, dtype, self.pool)
 
     def scattered(self) -> None:
         """Wait until the averages over the shards are there; begin those over the replicas."""
         earlier = self._not_averaged or [None] * len(self._reductions)
         results = [
             reduction.scattered(before)
-            for reduction, before in zip(self._reductions, earlier, strict=True)
+            for (_, reduction), before in zip(self._reductions, earlier, strict=True)
         ]
         self._not_averaged = None
         if self.replicas is not None and not self.all_reduce:
@@ -165,8 +171,9 @@ class ParameterGroup:
 
     def finish_reduce(self) -> None:
         """Wait for the averages, and add them to the gradients of the parts."""
-        for reduction in self._reductions:
-            reduction.finish()
+        for parts, reduction in self._reductions:
+            for part, grad in zip(parts, reduction.finish(), strict=True):
+                part.add_grad(grad)
         self._reductions = []
 
     def forget_gradients(self) -> None:
@@ -175,9 +182,9 @@ class ParameterGroup:
             part.whole_grad = None
             if part.lent:
                 part.parameter.set_grad_home(None)
-        for homes in self._homes:
-            homes.release()
-        self._homes = []
+        for _, buffer in self._buffers:
+            buffer.release()
+        self._buffers = []
 
     def abandon(self, pool: Pool) -> None:
         """Be as before the first forward, after an error: memory that may be in use is let go.

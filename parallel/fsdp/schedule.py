@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from parallel.core.shard_calls import Pool
 from parallel.fsdp.group import ParameterGroup
-from parallel.fsdp.movement import Pool
 from parallel.nn.module import Module, others_wait
 
 if TYPE_CHECKING:

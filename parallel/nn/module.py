@@ -25,6 +25,7 @@ from typing import Any, Self, TypeVar
 
 from parallel.arrays import Array
 from parallel.checks import check_array, check_state_dict
+from parallel.nn.global_part import from_kept
 from parallel.nn.parameter import Buffer, Parameter
 
 _Kind = TypeVar("_Kind", Parameter, Buffer)
@@ -265,7 +266,7 @@ class Module:
             if parameter is None:
                 array[...] = state[path]
             else:
-                parameter.master[...] = parameter.part_of(state[path], copy=False)
+                parameter.master[...] = from_kept(parameter, state[path], copy=False)
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
         """Replace the array of each parameter and buffer by ``function(array)``; return self.

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.sharding import DArray, Sharding
+from meshlib.sharding import DArray
 from parallel.arrays import Array, is_floating, namespace, written
 from parallel.checks import check_array, check_callable
+from parallel.nn.global_part import GlobalPart, kept_part
 
 GradHook = Callable[["Parameter"], None]
 """``hook(parameter)``: called when the gradient of the parameter has been accumulated."""
@@ -41,26 +42,17 @@ class Parameter:
     its hooks once, after the last contribution; with several forward passes outstanding they fire
     once as well, in the last backward pass.
 
-    **Parts.** A parameter may be kept as this rank's part of a global array: ``data`` and ``grad``
-    are that part then (what optimizers work on), ``value`` is the global array. Modules that
-    compute with it need the whole: whoever cut it up lends it to them (``lend``, ``take_back``).
-
     Raises TypeError for ``data`` that is no array.
     """
 
-    sharding: Sharding | None = None
-    """How the global array lies on its mesh, None for a parameter that is kept whole."""
-    split: tuple[Sharding, tuple[int, ...]] | None = None
-    """Of what global array, in which sharding, the array that modules compute with is a part.
-
-    A layer that splits its parameters (tensor parallel) says it here; None: it is the global one.
-    """
+    global_part: GlobalPart | None = None
+    """Of what global array ``data`` is this rank's part; None: each rank has all of it."""
 
     on_contribution: Callable[[Array], Array] | None = None
     """Called with each contribution to the gradient; returns the array to add. None: itself."""
 
-    owner: object = None
-    """Who keeps the parameter as parts, and lends the whole: None for one that is kept whole."""
+    trained_dtype: Any = None
+    """The dtype of gradients, where it is not that of ``master``."""
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
         namespace(data, "data")  # refuses what is not an array
@@ -73,8 +65,6 @@ class Parameter:
         self._master: Array | None = None
         self.grad_home: Array | None = None
         """Where gradients live (``set_grad_home``), None: in arrays of their own."""
-        self._whole: Array | None = None
-        self._global_shape: tuple[int, ...] = ()
         self._hooks: dict[object, GradHook] = {}
 
     def __repr__(self) -> str:
@@ -94,7 +84,7 @@ class Parameter:
 
     @property
     def master(self) -> Array:
-        """The array that is trained: ``data``, unless that is a substitute in lower precision."""
+        """The array that modules were given: ``data`` is a substitute for it, or itself."""
         return self.data if self._master is None else self._master
 
     def substitute(self, data: Array | None) -> Array | None:
@@ -111,88 +101,16 @@ class Parameter:
         self.data = master if data is None else data
         return before
 
-    # Parts of global arrays
-
-    def keep_part(self, part: Array, sharding: Sharding, shape: tuple[int, ...]) -> None:
-        """Keep ``part``: this rank's of a global array of ``shape``, in ``sharding``."""
-        self.grad_home = self.grad = self._master = None
-        self.data = part
-        self.sharding = sharding
-        self._global_shape = shape
-
-    @property
-    def layout(self) -> tuple[Sharding, tuple[int, ...]] | None:
-        """How the global array lies on its mesh, and its shape; None where each rank has it all."""
-        return self.split if self.sharding is None else (self.sharding, self._global_shape)
-
-    def lend(self, whole: Array, grad: Array | None) -> None:
-        """Let modules compute with ``whole`` in place of the part, and add to ``grad``."""
-        self._master = self.master
-        self.data = self._whole = whole
-        self.grad = grad
-
-    def take_back(self, grad: Array | None) -> Array | None:
-        """End ``lend``: ``grad`` is the part's gradient. Returns that of the whole."""
-        of_whole = self.grad
-        self.data, self._master = self.master, None
-        self._whole = self.grad_home = None
-        self.grad = grad
-        return of_whole
-
-    @property
-    def whole(self) -> Array:
-        """The array that modules compute with, in no lower precision than they were given it."""
-        return self.master if self._whole is None else self._whole
-
     @property
     def value(self) -> Array | DArray:
-        """The array that is trained: where it is kept as parts, the global one."""
-        return self.as_global(self.master)
-
-    def as_global(self, array: Array) -> Array | DArray:
-        """Return an array like ``master`` (an optimizer's state) as the global array it is part of.
-
-        Where the parameter is kept whole, and for an array of another shape, that is itself.
-        """
-        if self.sharding is None or getattr(array, "shape", None) != self.master.shape:
-            return array
-        return DArray(array, self.sharding, self._global_shape, array.dtype)
-
-    def whole_of(self, array: Any) -> Any:
-        """Return an array like ``data`` as the part that it is where a layer has ``split`` this.
-
-        Itself where none has, where the parameter is kept as parts, and for what is of another
-        shape (a count of steps) or a DArray already.
-        """
-        if self.split is None or self.sharding is not None or isinstance(array, DArray):
-            return array
-        sharding, shape = self.split
-        if getattr(array, "shape", None) != sharding.local_shape(shape):
-            return array
-        return DArray(array, sharding, shape, array.dtype)
-
-    def part_of(self, value: Any, *, copy: bool = True) -> Any:
-        """Return the inverse of ``as_global``: of an array, as many values as ``master`` has.
-
-        ``value`` is a DArray in any sharding (all its ranks call then), or an array with all of the
-        values; what is no array is returned as it is.
-        """
-        if isinstance(value, DArray):
-            if self.sharding is None:
-                return value.full_array()
-            local = value.redistribute(self.sharding).local
-            return local.copy() if copy and value.sharding == self.sharding else local
-        if not hasattr(value, "dtype"):
-            return value
-        if self.sharding is not None and value.shape == self._global_shape:
-            value = value[self.sharding.slices(self._global_shape)]
-        return value.copy() if copy else value
+        """The array that is trained: where ``fully_shard`` keeps parts, the global one."""
+        part = kept_part(self)
+        return self.master if part is None else part.as_global(part.array)
 
     def takes(self, dtype: Any) -> bool:
         """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
 
-        It has the dtype of ``data`` then; while that is not the dtype of ``master``, any floating
-        one.
+        It has the dtype of ``data`` then; while gradients have another dtype, any floating one.
         """
         own = self.data.dtype
         if dtype == own:
@@ -204,9 +122,14 @@ class Parameter:
         return together == own or (self._in_other_precision and is_floating(together))
 
     @property
+    def grad_dtype(self) -> Any:
+        """The dtype of gradients: that of what is trained."""
+        return self.master.dtype if self.trained_dtype is None else self.trained_dtype
+
+    @property
     def _in_other_precision(self) -> bool:
         """Whether modules compute in another dtype than that of what is trained."""
-        return self.master.dtype != self.data.dtype
+        return self.grad_dtype != self.data.dtype
 
     def expect_grad(self) -> None:
         """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
@@ -219,8 +142,8 @@ class Parameter:
     def accumulate_grad(self, contribution: Array) -> None:
         """Add ``contribution`` to ``grad``; fire the hooks when it was the last one expected.
 
-        It has the shape and dtype of ``data`` (any floating dtype while ``master`` has another);
-        ``grad`` has the dtype of ``master``. The parameter takes the array over: the caller must
+        It has the shape and dtype of ``data`` (any floating dtype while ``grad_dtype`` is another);
+        ``grad`` has the dtype ``grad_dtype``. The parameter takes the array over: the caller must
         not use its memory again. Raises ValueError for another shape or dtype, RuntimeError when
         no use was announced.
         """
@@ -233,7 +156,7 @@ class Parameter:
                 f"gradient of {self!r} must have its shape and dtype, got {written(contribution)}"
             )
         if self.requires_grad:
-            contribution = contribution.astype(self.master.dtype, copy=False)
+            contribution = contribution.astype(self.grad_dtype, copy=False)
             if self.on_contribution is not None:
                 contribution = self.on_contribution(contribution)
             if self.grad is not None:
@@ -252,7 +175,7 @@ class Parameter:
             and self.grad is None
             and self.grad_home is not None
             and self.on_contribution is None
-            and self.master.dtype == self.data.dtype
+            and not self._in_other_precision
         ):
             namespace(self.data).matmul(left, right, out=self.grad_home)
             self.grad = self.grad_home
@@ -284,13 +207,13 @@ class Parameter:
     def set_grad_home(self, home: Array | None) -> None:
         """Make gradients live in ``home`` from now on; what ``grad`` holds moves there.
 
-        ``home`` is an array of the shape and dtype of ``master``, for example a view of a larger
+        ``home`` is an array of the shape and dtype of gradients, for example a view of a larger
         buffer. While ``grad`` is None its content has no meaning. None ends the arrangement.
         Raises ValueError for another shape or dtype, TypeError for what is no array.
         """
         if home is not None:
             check_array(home, "home")
-        if home is not None and (home.shape != self.shape or home.dtype != self.master.dtype):
+        if home is not None and (home.shape != self.shape or home.dtype != self.grad_dtype):
             raise ValueError(f"home of {self!r} must have its shape and dtype, got {written(home)}")
         if self.grad is not None and self.grad is not home:
             if home is None:

@@ -38,7 +38,7 @@ class Casting:
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""
         first = next(self.module.parameters(), None)
-        own = self.dtype if first is None else first.master.dtype
+        own = self.dtype if first is None else first.grad_dtype
         outside = first_dtype([args, kwargs]) or own
         with self._lowered():
             output = self.module(*cast(args, self.dtype), **cast(kwargs, self.dtype))
@@ -58,7 +58,7 @@ class Casting:
     def _lowered(self) -> Generator[None]:
         # Copies are made each time: an optimizer may have stepped, and keeping them takes memory.
         before = [
-            (p, p.substitute(p.whole.astype(self.dtype, copy=False)))
+            (p, p.substitute(p.master.astype(self.dtype, copy=False)))
             for p in self.module.parameters()
             if is_floating(p.master.dtype)
         ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, check_state_dict, describe
+from parallel.nn.global_part import as_kept, from_kept
 from parallel.nn.parameter import Parameter
 
 ParamGroup = dict[str, Any]
@@ -111,7 +112,7 @@ class Optimizer(ABC):
         numbers = self._numbers()
         return {
             "state": {
-                numbers[p]: {name: p.as_global(value) for name, value in values.items()}
+                numbers[p]: {name: as_kept(p, value) for name, value in values.items()}
                 for p, values in self.state.items()
             },
             "param_groups": [
@@ -135,7 +136,7 @@ class Optimizer(ABC):
         self._load_options(state)
         self.state = {
             numbered[number]: {
-                name: numbered[number].part_of(value) for name, value in values.items()
+                name: from_kept(numbered[number], value) for name, value in values.items()
             }
             for number, values in state["state"].items()
         }

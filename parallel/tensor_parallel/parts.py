@@ -6,6 +6,7 @@ from meshlib import DeviceMesh, ProcessGroup
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, namespace
 from parallel.groups import Ranks, resolve
+from parallel.nn.global_part import GlobalPart, kept_part
 from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.regions import gather, own_part, part_size
 
@@ -28,12 +29,12 @@ class Parts:
         """
         if dim is not None:
             part_size(size, self.group, what)
-        if parameter.owner is not None:
+        if kept_part(parameter) is not None:
             raise ValueError(
                 f"{what} belongs to a parameter that fully_shard keeps as parts; expected one that"
                 " is whole: parallelize first, fully_shard then"
             )
-        if parameter.split is not None and parameter not in self._dims:
+        if parameter.global_part is not None and parameter not in self._dims:
             raise ValueError(f"{what} belongs to a parameter that is split already")
 
     def cut(self, parameter: Parameter, dim: int | None) -> None:
@@ -56,7 +57,8 @@ class Parts:
             parameter.data = own_part(parameter.data, self.group, dim).copy()
         if self.mesh is not None:  # a group has no dims that could be named
             dims = [] if dim is None else [*[()] * dim, tuple(range(self.mesh.ndim))]
-            parameter.split = Sharding.of_positions(self.mesh, dims), shape
+            sharding = Sharding.of_positions(self.mesh, dims)
+            parameter.global_part = GlobalPart(sharding, shape)
 
     def sum(self, contribution: Array) -> Array:
         """Return the sum of the ranks' contributions to a gradient. A collective."""

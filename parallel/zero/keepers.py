@@ -34,9 +34,9 @@ def described(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def whole_nbytes(parameter: Parameter) -> int:
     """Return the bytes of a parameter, or of the global array that it is a part of."""
-    if parameter.split is None:
+    if parameter.global_part is None:
         return parameter.data.nbytes
-    return prod(parameter.split[1]) * parameter.data.dtype.itemsize
+    return prod(parameter.global_part.shape) * parameter.data.dtype.itemsize
 
 
 class Keepers:
@@ -61,9 +61,8 @@ class Keepers:
 
     def sharding(self, parameter: Parameter, shape: tuple[int, ...]) -> Sharding:
         """Return how a state of ``parameter`` lies that has ``shape`` as a global array."""
-        split = None
-        if parameter.split is not None and parameter.split[1] == shape:
-            split = parameter.split[0]
+        part = parameter.global_part
+        split = part.sharding if part is not None and part.shape == shape else None
         own_device = "cpu" if isinstance(parameter.data, np.ndarray) else "cuda"
         return self._made(self._owner(parameter), split, self._device or own_device)
 
@@ -105,8 +104,8 @@ class Keepers:
 
     def _array(self, parameter: Parameter, told: Described, local: Any) -> DArray:
         shape = told.shape
-        if parameter.split is not None and shape == tuple(parameter.shape):
-            shape = parameter.split[1]
+        if parameter.global_part is not None and shape == tuple(parameter.shape):
+            shape = parameter.global_part.shape
         return DArray(local, self.sharding(parameter, shape), shape, told.dtype)
 
     def take(self, parameter: Parameter, values: Mapping[str, Any]) -> dict[str, Any]:

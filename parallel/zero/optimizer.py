@@ -15,6 +15,7 @@ from parallel.core.replicas import check_same, told_to_all
 from parallel.groups import Ranks, gathered, resolve
 from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook
+from parallel.nn.global_part import kept_part
 from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
@@ -105,7 +106,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             f"parameter {number} {written(parameter.data)}"
             for number, parameter in enumerate(parameters, len(self._owners))
         ]
-        in_parts = [p for p in parameters if p.sharding is not None]
+        in_parts = [p for p in parameters if kept_part(p) is not None]
         check_same(
             ValueError(
                 f"{in_parts[0]!r} is kept in parts by fully_shard, and so are its states with any"

@@ -8,6 +8,7 @@ from meshlib.checkpoint import load, save
 from meshlib.mesh.spec import MeshDimError
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
+from parallel.nn.global_part import as_kept
 from parallel.pipeline import split
 from parallel.stage_states import StageStates
 
@@ -43,7 +44,7 @@ def whole(part, optimizer):
             name: value for name, value in optimizer.state[p].items() if np.ndim(value)
         }
         for name, array in arrays.items():
-            value = p.as_global(array)
+            value = as_kept(p, array)
             found[path, name] = value.full_array() if isinstance(value, dist.DArray) else value
     return found
 

@@ -1,5 +1,7 @@
 """What sharding adds to a training step, with meshlib and with torch's FSDP2 on Gloo, in one run.
 
+Of modules of NumPy arrays, and, where JAX is installed, of a jitted step.
+
     meshrun --nproc-per-node 2 tests/benchmarks/beside_torch/fsdp.py \
         [rounds] [layers] [width] [rows]
 
@@ -65,6 +67,52 @@ def meshlib_steps(mesh, world):
     return steps
 
 
+def jax_steps(mesh, world):
+    """Return steps of the same model inside ``jax.jit``; nothing where there is no JAX."""
+    try:
+        import jax
+    except ImportError:
+        return {}
+    from parallel.jax import fsdp
+
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5
+    x = np.ones((ROWS, WIDTH), np.float32)
+
+    def dense(w, x):
+        return x @ w
+
+    def step_of(params, layer=lambda fn: fn):
+        def loss(params):
+            y = x
+            if isinstance(params, list):
+                for w in params:
+                    y = layer(dense)(w, y)
+            else:
+                y, _ = jax.lax.scan(lambda y, w: (layer(dense)(w, y), None), y, params)
+            return (y * y).sum() / 2
+
+        program = jax.jit(jax.grad(loss))
+        return lambda: jax.block_until_ready(program(params))
+
+    def kept(fn):
+        return lambda part, x: fn(fsdp.gather(part, after=x), x)
+
+    parts = fsdp.shard(list(weights), mesh["dp"])
+    stack = fsdp.shard(weights, mesh["dp"], stacked=[""])
+    steps = {
+        "jax alone": step_of(list(map(jax.numpy.asarray, weights))),
+        "jax fully_shard": step_of(parts, fsdp.layer),
+        "jax fully_shard, kept": step_of(parts, kept),
+        "jax scan alone": step_of(jax.numpy.asarray(weights)),
+        "jax scan fully_shard": step_of(stack, fsdp.layer),
+    }
+    if world % 2 == 0:
+        two = mesh["dp"].unflatten(0, (2, world // 2), ("dp_replicate", "dp_shard"))
+        steps["jax hsdp"] = step_of(fsdp.shard(list(weights), two), fsdp.layer)
+    return steps
+
+
 def torch_steps(mesh, world):
     """Return the same in torch, over Gloo; nothing where there is no torch."""
     try:
@@ -127,7 +175,7 @@ def torch_steps(mesh, world):
 def main():
     mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
     world = dist.get_world_size()
-    steps = meshlib_steps(mesh, world) | torch_steps(mesh, world)
+    steps = meshlib_steps(mesh, world) | jax_steps(mesh, world) | torch_steps(mesh, world)
     times = {name: [] for name in steps}
     for i in range(ROUNDS + 3):
         # Each is the first of a round as often as the others.
@@ -148,7 +196,7 @@ def main():
         )
         for kind in ("fully_shard", "fully_shard, kept", "hsdp"):
             added = {}
-            for library in ("meshlib", "torch"):
+            for library in ("meshlib", "jax", "jax scan", "torch"):
                 if f"{library} {kind}" not in medians:
                     continue
                 whole, alone = medians[f"{library} {kind}"], medians[f"{library} alone"]
@@ -157,8 +205,8 @@ def main():
                     f"{library:8} {kind:18} {1e3 * whole:8.1f} ms  alone {1e3 * alone:8.1f} ms"
                     f"  adds {1e3 * (whole - alone):8.1f} ms"
                 )
-            if len(added) == 2:
-                print(f"{'ratio':8} {kind:18} {added['meshlib'] / added['torch']:8.2f}")
+            for library in added if "torch" in added else ():
+                print(f"{library:8} {kind:18} {added[library] / added['torch']:8.2f} of torch's")
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -138,7 +138,7 @@ def build(kind, mesh):
 
 def values_of(model):
     return [
-        np.array(p.value.full_array() if p.sharding is not None else p.data)
+        np.array(p.value.full_array() if p.global_part is not None else p.data)
         for p in model.parameters()
     ]
 

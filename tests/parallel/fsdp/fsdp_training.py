@@ -6,6 +6,7 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import ColumnParallelLinear, RowParallelLinear, nn, optim
 from parallel.fsdp import fully_shard
+from parallel.nn.global_part import as_kept, kept_part
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 16, 5, 8, 11
 
@@ -172,7 +173,7 @@ def on_mesh(program, n, names=("dp_shard",), shape=None):
 
 def gradients(model):
     return {
-        path: p.as_global(p.grad).full_array() if p.sharding else p.grad.copy()
+        path: p.grad.copy() if kept_part(p) is None else as_kept(p, p.grad).full_array()
         for path, p in model.named_parameters()
     }
 

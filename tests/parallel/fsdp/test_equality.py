@@ -69,7 +69,7 @@ def test_fsdp_with_tensor_parallel(shape, alone):
         mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp_shard", "tp"))
         model = shard(make(tp=mesh["tp"]), mesh["dp_shard"])
         train(model, batches, mesh.get_local_rank("dp_shard"), shape[0])
-        assert model[1][1].inner[1].weight.sharding.spec == dist.P(("tp", "dp_shard"))
+        assert model[1][1].inner[1].weight.global_part.sharding.spec == dist.P(("tp", "dp_shard"))
         return whole(model.state_dict())
 
     for got in run_ranks(program, n):
@@ -105,7 +105,7 @@ def test_one_group_for_the_whole_model(alone):
 
 
 def test_large_parameters_go_by_themselves(monkeypatch, alone):
-    monkeypatch.setattr("parallel.fsdp.layout.DIRECT_BYTES", 200)
+    monkeypatch.setattr("parallel.core.shards.DIRECT_BYTES", 200)
     make, batches = MODELS["transformer"]
 
     def program():

@@ -32,8 +32,8 @@ def test_each_rank_keeps_its_rows_and_nothing_else():
         before = dict(make_mlp().named_parameters())
         for path, p in model.named_parameters():
             whole = before[path].data
-            assert p.sharding == dist.Sharding(mesh, dist.P("dp_shard"))
-            mine = p.sharding.slices(whole.shape)
+            assert p.global_part.sharding == dist.Sharding(mesh, dist.P("dp_shard"))
+            mine = p.global_part.sharding.slices(whole.shape)
             np.testing.assert_array_equal(p.data, whole[mine])
             assert p.data.base is None  # a part of its own, not a view that keeps the whole
         return [p.data.shape[0] for p in model.parameters()]
@@ -150,7 +150,7 @@ def test_a_forward_that_was_not_meant_for_training():
         model(mlp_batch(0)[0])
         model.discard_saved()
         model.eval()(mlp_batch(0)[0])
-        assert all(p.data.shape == p.master.shape for p in model.parameters())
+        assert not any(p.global_part.lent for p in model.parameters())
         model.train()
         backward(model, dist.get_rank(), 2)
         return gradients(model)
@@ -260,7 +260,7 @@ def test_ignored_parameters_stay_whole_and_are_not_reduced():
         own = make_mlp()
         backward(own, dist.get_rank(), 2)
         for path, p in model.named_parameters():
-            assert (p.sharding is None) == (p in ignored)
+            assert (p.global_part is None) == (p in ignored)
             if p in ignored:
                 np.testing.assert_array_equal(p.grad, dict(own.named_parameters())[path].grad)
         return gradients(model)
@@ -283,7 +283,7 @@ def test_inside_of_a_meshs_block_the_mesh_may_be_left_out():
         with dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",)) as mesh:
             fully_shard(model)
         assert model.weight.data.shape == (2, 4)
-        assert model.weight.sharding.mesh == mesh
+        assert model.weight.global_part.sharding.mesh == mesh
         np.testing.assert_array_equal(model(x), expected)
 
     run_ranks(rank, 2)

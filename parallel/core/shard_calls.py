@@ -1,4 +1,4 @@
-"""What moves: the parts of one batch of parameters to wholes, gradients of wholes to parts."""
+"""Moving arrays of one dtype: parts to wholes, gradients of wholes to parts; and their memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from meshlib import ProcessGroup, ReduceOp, Work
 from parallel.arrays import Array, namespace, placement
 from parallel.core.buckets import allocate, put
 from parallel.core.shards import Layout
-from parallel.fsdp.part import Part
 
 
 class Pool:
@@ -104,46 +103,48 @@ class Gather:
             self._flat = None
 
 
-class Homes:
-    """Memory for the gradients of the wholes of some parts of one dtype."""
+class GradientBuffer:
+    """Flat memory for the gradients of whole arrays of ``shapes``, of one dtype.
 
-    def __init__(self, parts: Sequence[Part], group: ProcessGroup, dtype: Any, pool: Pool) -> None:
-        self.parts: list[Part] = list(parts)
-        self.layout: Layout = Layout(
-            [part.shape for part in parts], np.dtype(dtype).itemsize, group.size()
-        )
+    Its ``views`` have these shapes. ``release`` gives the memory back.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        like: Array,
+        group: ProcessGroup,
+        dtype: Any,
+        pool: Pool,
+    ) -> None:
+        self.layout: Layout = Layout(shapes, np.dtype(dtype).itemsize, group.size())
         self._group, self._pool = group, pool
-        like = parts[0].array
         self.flat: Array = pool.take(group, self.layout.count, like, dtype)
-        self.views = [self.layout.whole(self.flat, i) for i in range(len(self.parts))]
+        self.views: list[Array] = [self.layout.whole(self.flat, i) for i in range(len(shapes))]
 
-    def offer(self) -> None:
-        """Make the gradients of the wholes, which are lent, live here."""
-        for part, view in zip(self.parts, self.views, strict=True):
-            part.parameter.set_grad_home(view)
-
-    def collect(self) -> None:
+    def collect(self, grads: Sequence[Array | None]) -> None:
         """Bring the gradients here, wherever they are; what is not there is zero."""
-        for part, view in zip(self.parts, self.views, strict=True):
-            put(view, part.whole_grad)
-            part.whole_grad = None
+        for view, grad in zip(self.views, grads, strict=True):
+            put(view, grad)
 
     def release(self) -> None:
         """Give the memory back."""
-        self.views: list[Array] = []
+        self.views = []
         self._pool.give(self._group, self.flat)
 
 
 class Reduction:
-    """Averages the gradients in ``homes`` over ``group``, each rank its parts of them.
+    """Averages the gradients in ``buffer`` over ``group``, each rank its parts of them.
 
     Then, with ``replicas``, the parts over those. ``earlier`` is what a pass without replicas has
     left, to be added before that.
     """
 
-    def __init__(self, homes: Homes, group: ProcessGroup, replicas: ProcessGroup | None) -> None:
-        self._homes, self._replicas = homes, replicas
-        layout, flat, me = homes.layout, homes.flat, group.rank()
+    def __init__(
+        self, buffer: GradientBuffer, group: ProcessGroup, replicas: ProcessGroup | None
+    ) -> None:
+        self._buffer, self._replicas = buffer, replicas
+        layout, flat, me = buffer.layout, buffer.flat, group.rank()
         sizes = layout.part_sizes(me)
         self._packed = sum(sizes[i] for i in layout.packed)
         self._result: Array = namespace(flat).empty(sum(sizes), dtype=flat.dtype)
@@ -174,7 +175,7 @@ class Reduction:
         there are any. Returns the parts' gradients, flat.
         """
         self._wait()
-        self._homes.release()
+        self._buffer.release()
         if earlier is not None:
             self._result += earlier
         if self._replicas is not None and self._replicas.size() > 1:
@@ -182,11 +183,10 @@ class Reduction:
             self._works.append(work)
         return self._result
 
-    def finish(self) -> None:
-        """Wait for the averages, and add them to the gradients of the parts."""
+    def finish(self) -> list[Array]:
+        """Wait for the averages; return those of this rank's parts, flat."""
         self._wait()
-        for i, part in enumerate(self._homes.parts):
-            part.add_grad(self._grads[i])
+        return [self._grads[i] for i in range(len(self._grads))]
 
     def _wait(self) -> None:
         for work in self._works:
