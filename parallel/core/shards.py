@@ -80,6 +80,12 @@ def rows_of(shape: Sequence[int], size: int, rank: int) -> slice:
     return slice(*block(shape[0], [size], [rank]))
 
 
+def row_counts(length: int, size: int) -> list[int]:
+    """Return how many of ``length`` rows each of ``size`` ranks has."""
+    rows = [rows_of((length,), size, rank) for rank in range(size)]
+    return [own.stop - own.start for own in rows]
+
+
 def _ends(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
     rows, width = rows_of(shape, size, rank), math.prod(shape[1:])
     return rows.start * width, rows.stop * width

@@ -3,7 +3,6 @@
 from parallel.jax import fsdp
 from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
-from parallel.jax.fully_sharded import FullyShardedDataParallel
 from parallel.jax.local_devices import DataParallel
 from parallel.jax.pipeline import PipelineStage
 from parallel.jax.tensor_parallel import (
@@ -18,7 +17,6 @@ from parallel.jax.tensor_parallel import (
 __all__ = [
     "DataParallel",
     "DistributedDataParallel",
-    "FullyShardedDataParallel",
     "PipelineStage",
     "copy_to_region",
     "fsdp",

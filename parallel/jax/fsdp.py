@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from meshlib import DArray, DeviceMesh, Sharding, jit
+from meshlib import DArray, DeviceMesh, jit
 from parallel.checks import to_floating
 from parallel.core.replicas import told_to_all
 from parallel.groups import check_shard_mesh
 from parallel.jax.gathering import Split, gather_arrays
-from parallel.jax.paths import leaves_below, path_of
+from parallel.jax.paths import leaves_below, map_nodes, path_of
 from parallel.jax.trees import TreeOfParameters, check_same_tree, is_trained
 
 Tree = Any
@@ -52,15 +52,36 @@ class Part:
         return self.split.whole_shape(self.array.shape)
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=[])
+@dataclass(frozen=True)
+class ShardedLayer:
+    """A layer of which this rank has ``parts``: a call gathers them, and calls the whole layer."""
+
+    parts: Tree
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return what the layer returns."""
+
+        def call(whole: Any, *inputs: Any, **options: Any) -> Any:
+            return whole(*inputs, **options)
+
+        return layer(call)(self.parts, *inputs, **options)
+
+
 def is_part(node: Any) -> bool:
     """Whether a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
     return isinstance(node, Part)
+
+
+def _is_gathered_apart(node: Any) -> bool:
+    return isinstance(node, Part | ShardedLayer)
 
 
 def shard(
     params: Tree,
     mesh: DeviceMesh,
     *,
+    layers: Iterable[str] = (),
     stacked: Iterable[str] = (),
     param_dtype: npt.DTypeLike | None = None,
     reduce_dtype: npt.DTypeLike | None = None,
@@ -75,6 +96,9 @@ def shard(
         params: a pytree, the same on all ranks: each keeps its part of its own values.
         mesh: a slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
             over the first and sharded over the second.
+        layers: paths of layers that are called, such as an equinox model's ``"layers.*"``: ``*``
+            stands for one name. Each becomes a ``ShardedLayer``, which ``gather`` leaves alone and
+            which gathers its parts when it is called.
         stacked: paths of layers that are stacked along the first axis for ``jax.lax.scan``, such as
             ``"blocks"`` or ``"decoder.*"``; below them arrays are split along their second axis.
         param_dtype: what arrays are gathered and computed in; None: their own dtype.
@@ -83,10 +107,11 @@ def shard(
             is raised on that rank only.
 
     Raises:
-        TypeError: for what is no mesh; on every rank, for what is no dtype.
+        TypeError: for what is no mesh; on every rank, for what is no dtype, and for one of
+            ``layers`` that cannot be called.
         ValueError: for a mesh of more dims or without this rank; on every rank, for a tree without
-            floating point arrays, a path in ``stacked`` that no array has, and when the ranks'
-            trees or options differ, naming the first that does.
+            floating point arrays, a path in ``layers`` or ``stacked`` that the tree does not have,
+            and when the ranks' trees or options differ, naming the first that does.
     """
     where = check_shard_mesh(mesh)
     with told_to_all(mesh.process_group if init_sync else None):
@@ -97,13 +122,16 @@ def shard(
                 f" pytree of parameters, got {type(params).__qualname__}"
             )
         below = leaves_below(params, list(stacked), f"{where}: stacked")
+        patterns = list(layers)
+        leaves_below(params, patterns, f"{where}: layers")
+        map_nodes(lambda path, node: _check_layer(path, node, f"{where}: layers"), params, patterns)
         dtypes = [
             None if dtype is None else to_floating(dtype, f"{where}: {name}")
             for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype))
         ]
     if init_sync:
-        options = {"stacked": below, "param_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
-        check_same_tree(described, mesh.process_group, **options)
+        options = {"param_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
+        check_same_tree(described, mesh.process_group, layers=patterns, stacked=below, **options)
 
     def part_of(path: Any, leaf: Any) -> Any:
         if not is_trained(leaf):
@@ -115,7 +143,16 @@ def shard(
         # A copy: a slice of a JAX array on the CPU could keep the whole alive.
         return Part(jnp.array(lies.part_of(leaf)), lies)
 
-    return jax.tree_util.tree_map_with_path(part_of, params)
+    parts = jax.tree_util.tree_map_with_path(part_of, params)
+    return map_nodes(lambda _, layer: ShardedLayer(layer), parts, patterns)
+
+
+def _check_layer(path: str, layer: Any, what: str) -> None:
+    if not callable(layer):
+        raise TypeError(
+            f"{what}: {path} is a {type(layer).__qualname__}, which cannot be called; expected a"
+            " module. Elsewhere call gather, or layer(fn), where the layer begins"
+        )
 
 
 def gather(parts: Tree, *, after: Any = None) -> Tree:
@@ -123,6 +160,7 @@ def gather(parts: Tree, *, after: Any = None) -> Tree:
 
     The derivative by the parts is this rank's parts of the average over all ranks of the mesh.
     Small arrays share a call. Under ``jax.checkpoint`` arrays are gathered again in backward.
+    A ``ShardedLayer`` stays what it is.
 
     Args:
         parts: a pytree; leaves that are no parts stay what they are.
@@ -131,7 +169,7 @@ def gather(parts: Tree, *, after: Any = None) -> Tree:
             whole at a time; with the input of the layer before, two are, and the second one comes
             while the first one computes.
     """
-    nodes, structure = jax.tree_util.tree_flatten(parts, is_leaf=is_part)
+    nodes, structure = jax.tree_util.tree_flatten(parts, is_leaf=_is_gathered_apart)
     places = [i for i, node in enumerate(nodes) if is_part(node)]
     arrays = gather_arrays(
         [nodes[i].array for i in places], [nodes[i].split for i in places], after
@@ -139,6 +177,18 @@ def gather(parts: Tree, *, after: Any = None) -> Tree:
     for i, whole in zip(places, arrays, strict=True):
         nodes[i] = whole
     return jax.tree_util.tree_unflatten(structure, nodes)
+
+
+def unshard(parts: Tree) -> Tree:
+    """Return the tree that ``shard`` was given, with the values that ``parts`` have now.
+
+    A ``ShardedLayer`` becomes the whole layer. All ranks call.
+    """
+
+    def bare(node: Any) -> Any:
+        return node.parts if isinstance(node, ShardedLayer) else node
+
+    return gather(jax.tree_util.tree_map(bare, parts, is_leaf=_is_gathered_apart))
 
 
 _LAYOUTS = frozenset(
@@ -223,7 +273,7 @@ def to_global(tree: Tree) -> Tree:
         local, split = np.asarray(node.array), node.split
         if split.axis is None:
             return local
-        return DArray(local, _sharding(split, local.ndim), node.shape, local.dtype)
+        return DArray(local, split.sharding(local.ndim), node.shape, local.dtype)
 
     return jax.tree_util.tree_map(whole, tree, is_leaf=is_part)
 
@@ -240,16 +290,9 @@ def from_global(tree: Tree, like: Tree) -> Tree:
             return value
         split = node.split
         if isinstance(value, DArray):
-            value = value.redistribute(_sharding(split, len(value.shape))).local
+            value = value.redistribute(split.sharding(len(value.shape))).local
         else:
             value = split.part_of(value)
         return Part(jnp.array(value), split)
 
     return jax.tree_util.tree_map(part, like, tree, is_leaf=is_part)
-
-
-def _sharding(split: Split, ndim: int) -> Sharding:
-    dims: list[tuple[int, ...]] = [()] * ndim
-    if split.axis is not None:
-        dims[split.axis] = (split.mesh.ndim - 1,)
-    return Sharding.of_positions(split.mesh, dims)

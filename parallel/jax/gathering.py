@@ -19,8 +19,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from meshlib import DeviceMesh, ProcessGroup, jit
-from parallel.core.shards import Layout, rows_of
+from meshlib import DeviceMesh, ProcessGroup, Sharding, jit
+from parallel.core.shards import Layout, row_counts, rows_of
 
 _Arrays = Sequence[jax.Array]
 
@@ -61,20 +61,18 @@ class Split:
         index[self.axis] = rows
         return array[tuple(index)]
 
+    def sharding(self, ndim: int) -> Sharding:
+        """Return how the whole array of ``ndim`` axes lies on the mesh."""
+        dims: list[tuple[int, ...]] = [()] * ndim
+        if self.axis is not None:
+            dims[self.axis] = (self.mesh.ndim - 1,)
+        return Sharding.of_positions(self.mesh, dims)
 
-def gather_arrays(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[jax.Array]:
+
+def gather_arrays(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> Any:
     """Return the whole arrays of ``parts``, in their ``param_dtype``; see ``fsdp.gather``."""
-    wholes = list(parts)
-    numbers: dict[DeviceMesh, list[int]] = {}
-    for number, split in enumerate(splits):
-        numbers.setdefault(split.mesh, []).append(number)
     anchors = () if after is None else (_anchor(jax.lax.stop_gradient(after)),)
-    for places in numbers.values():
-        own = tuple(parts[i] for i in places)
-        results: Any = _gather(tuple(splits[i] for i in places), own, anchors)
-        for i, whole in zip(places, results, strict=True):
-            wholes[i] = whole
-    return wholes
+    return _gather(tuple(splits), tuple(parts), anchors)
 
 
 @jax.custom_batching.custom_vmap
@@ -101,28 +99,31 @@ def _forward(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> Any
 def _backward(splits: tuple[Split, ...], saved: Any, gradients: _Arrays) -> Any:
     """Average the gradients of the wholes over all ranks; this rank gets those of its parts."""
     parts, anchors = saved
-    wide = [split.reduce_dtype or part.dtype for split, part in zip(splits, parts, strict=True)]
-    given = [grad.astype(dtype) for grad, dtype in zip(gradients, wide, strict=True)]
-    like = [
-        jax.ShapeDtypeStruct(part.shape, dtype) for part, dtype in zip(parts, wide, strict=True)
-    ]
-    mesh = splits[0].mesh
+    like, wide = [], []
+    for split, part, grad in zip(splits, parts, gradients, strict=True):
+        dtype = split.reduce_dtype or part.dtype
+        like.append(jax.ShapeDtypeStruct(part.shape, dtype))
+        wide.append(grad.astype(dtype))
 
     def join(*own: jax.Array) -> list[jax.Array]:
         return _join(own, splits)
 
-    sums: list[jax.Array] = list(jax.linear_transpose(join, *like)(given))
-    whole = [i for i, split in enumerate(splits) if split.axis is None]
-    rest = [i for i, split in enumerate(splits) if split.axis is not None]
-    for places, over in ((whole, mesh), (rest, mesh[0] if mesh.ndim > 1 else None)):
-        if places and over is not None:
-            summed = jit.all_reduce([sums[i] for i in places], group=over)
-            for i, total in zip(places, summed, strict=True):
-                sums[i] = total
-    averages = [
-        (total / mesh.size()).astype(part.dtype) for total, part in zip(sums, parts, strict=True)
-    ]
-    return tuple(averages), tuple(jnp.zeros_like(anchor) for anchor in anchors)
+    sums: list[jax.Array] = list(jax.linear_transpose(join, *like)(wide))
+    replicas: dict[DeviceMesh, list[int]] = {}
+    for i, split in enumerate(splits):
+        if split.axis is None:  # not summed by the transpose of a gather
+            replicas.setdefault(split.mesh, []).append(i)
+        elif split.mesh.ndim > 1:
+            replicas.setdefault(split.mesh[0], []).append(i)
+    for mesh, places in replicas.items():
+        summed = jit.all_reduce([sums[i] for i in places], group=mesh)
+        for i, total in zip(places, summed, strict=True):
+            sums[i] = total
+    averages = tuple(
+        (total / split.mesh.size()).astype(part.dtype)
+        for total, split, part in zip(sums, splits, parts, strict=True)
+    )
+    return averages, tuple(jnp.zeros_like(anchor) for anchor in anchors)
 
 
 _gather.defvjp(_forward, _backward)
@@ -130,50 +131,48 @@ _gather.defvjp(_forward, _backward)
 
 def _call(*operands: jax.Array, splits: tuple[Split, ...]) -> list[jax.Array]:
     parts, anchors = operands[: len(splits)], operands[len(splits) :]
-    cast = [
-        part if split.param_dtype is None else part.astype(split.param_dtype)
-        for part, split in zip(parts, splits, strict=True)
-    ]
-    return _join(cast, splits, *anchors)
+    pairs = zip(parts, splits, strict=True)
+    return _join(
+        [part.astype(split.param_dtype or part.dtype) for part, split in pairs], splits, *anchors
+    )
 
 
 def _join(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[jax.Array]:
-    """Return the whole arrays of parts on one mesh: calls in the order of the arrays."""
+    """Return the whole arrays of ``parts``: the calls of each mesh and dtype together."""
     wholes = list(parts)
-    group = splits[0].shards.process_group
-    by_dtype: dict[Any, list[int]] = {}
+    together: dict[Any, list[int]] = {}
     for i, split in enumerate(splits):
-        if split.axis is not None and group.size() > 1:
-            by_dtype.setdefault(parts[i].dtype, []).append(i)
-    for dtype, places in by_dtype.items():
-        axes = [splits[i].axis or 0 for i in places]
-        rows = [jnp.moveaxis(parts[i], axis, 0) for i, axis in zip(places, axes, strict=True)]
-        shapes = [(splits[i].length, *own.shape[1:]) for i, own in zip(places, rows, strict=True)]
-        layout = Layout(shapes, dtype.itemsize, group.size())
-        joined = _join_rows(rows, layout, group, after)
-        for i, axis, whole in zip(places, axes, joined, strict=True):
-            wholes[i] = jnp.moveaxis(whole, 0, axis)
+        if split.axis is not None and split.shards.size() > 1:
+            together.setdefault((split.shards, parts[i].dtype), []).append(i)
+    for (mesh, _), places in together.items():
+        rows = [jnp.moveaxis(parts[i], splits[i].axis or 0, 0) for i in places]
+        lengths = [splits[i].length for i in places]
+        joined = _join_rows(rows, lengths, mesh.process_group, after)
+        for i, whole in zip(places, joined, strict=True):
+            wholes[i] = jnp.moveaxis(whole, 0, splits[i].axis or 0)
     return wholes
 
 
-def _join_rows(parts: _Arrays, layout: Layout, group: ProcessGroup, after: Any) -> _Arrays:
-    """Return whole arrays of which ``parts`` are this rank's rows, each or packed in one call."""
-    wholes = list(parts)
+def _join_rows(
+    parts: _Arrays, lengths: Sequence[int], group: ProcessGroup, after: Any
+) -> list[jax.Array]:
+    """Return arrays of ``lengths`` rows of which ``parts`` are this rank's.
+
+    Each has a call of its own, or, if it is small, one with the others.
+    """
+    shapes = [(length, *part.shape[1:]) for part, length in zip(parts, lengths, strict=True)]
+    layout = Layout(shapes, parts[0].dtype.itemsize, group.size())
     gather = partial(jit.all_gather, group=group, tiled=True, after=after)
+    wholes = list(parts)
+    for i in layout.direct:
+        wholes[i] = gather(parts[i], sizes=row_counts(lengths[i], group.size()))
     if layout.packed:
         own = jnp.concatenate([parts[i].reshape(-1) for i in layout.packed])
         sizes = layout.row_sizes
         rows = jnp.split(gather(own, sizes=sizes), np.cumsum(sizes)[:-1])
-        pieces: dict[int, list[jax.Array]] = {i: [] for i in layout.packed}
-        for rank, row in enumerate(rows):
-            for i, piece in layout.in_row(row, rank):
-                pieces[i].append(piece)
-        for i, own_pieces in pieces.items():
-            wholes[i] = jnp.concatenate(own_pieces).reshape(layout.shapes[i])
-    for i in layout.direct:
-        length, size = layout.shapes[i][0], group.size()
-        rows = [rows_of((length,), size, rank) for rank in range(size)]
-        wholes[i] = gather(parts[i], sizes=[own.stop - own.start for own in rows])
+        found = [dict(layout.in_row(row, rank)) for rank, row in enumerate(rows)]
+        for i in layout.packed:
+            wholes[i] = jnp.concatenate([row[i] for row in found]).reshape(shapes[i])
     return wholes
 
 

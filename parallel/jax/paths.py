@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,3 +30,15 @@ def leaves_below(tree: Any, patterns: Sequence[str], what: str) -> list[str]:
             raise ValueError(f"{what} has {pattern!r}, which no leaf is below; leaves are {paths}")
         found |= dict.fromkeys(own)
     return list(found)
+
+
+def map_nodes(function: Callable[[str, Any], Any], tree: Any, patterns: Sequence[str]) -> Any:
+    """Return ``tree`` with ``function(path, node)`` for the nodes that ``patterns`` mean."""
+
+    def is_meant(path: Any, _: Any) -> bool:
+        return any(matches(path_of(path), pattern) for pattern in patterns)
+
+    def place(path: Any, node: Any) -> Any:
+        return function(path_of(path), node) if is_meant(path, node) else node
+
+    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=is_meant, is_leaf_takes_path=True)

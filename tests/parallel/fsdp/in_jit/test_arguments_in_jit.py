@@ -8,7 +8,7 @@ from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
-from parallel.jax import FullyShardedDataParallel, fsdp  # noqa: E402
+from parallel.jax import fsdp  # noqa: E402
 
 ONES = {"w": np.ones((4, 2), np.float32)}
 
@@ -38,20 +38,13 @@ def test_wrong_meshes_and_trees():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
         with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
             fsdp.shard(ONES, "dp_shard")
-        sharded = FullyShardedDataParallel(ONES, mesh)
-
-        def loss(params, x):
-            return (params["w"] * x).sum(), {"whole": params["w"].sum()}
-
-        both = sharded.value_and_grad(loss, has_aux=True)
-        (value, aux), grads = jax.jit(both)(sharded.params, 2.0)
-        assert (float(value), float(aux["whole"])) == (16.0, 8.0)
-        np.testing.assert_array_equal(grads["w"].array, np.full((2, 2), 2.0))
-        with pytest.raises(ValueError, match=r"params differs .* \['w'\] float32\[4, 2\]"):
-            sharded.value_and_grad(loss)(ONES, 2.0)
-        with pytest.raises(TypeError, match=r"rank \d: layers: w is a Part, which cannot be call"):
-            FullyShardedDataParallel(ONES, mesh, layers=["w"])
-        with pytest.raises(ValueError, match=r"rank \d: layers has 'v.\*', which no leaf is below"):
-            FullyShardedDataParallel(ONES, mesh, layers=["v.*"])
+        with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
+            fsdp.shard(ONES, None)
+        for layers, kind, text in [
+            (["w"], TypeError, r"rank \d: layers: w is a ndarray, which cannot be called"),
+            (["v.*"], ValueError, r"rank \d: layers has 'v.\*', which no leaf is below"),
+        ]:
+            with pytest.raises(kind, match=text):
+                fsdp.shard(ONES, mesh, layers=layers)
 
     run_ranks(program, 2)

@@ -13,8 +13,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 from jit_training import assert_close  # noqa: E402
 
-from parallel.jax import FullyShardedDataParallel, fsdp  # noqa: E402
-from parallel.jax.fully_sharded import ShardedLayer  # noqa: E402
+from parallel.jax import fsdp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -44,7 +43,7 @@ def check(train, arrays):
 def trained(step, model, xs, ys):
     for x, y in zip(xs, ys, strict=True):
         model = step(model, x, y)
-    return jax.tree.leaves(jax.jit(fsdp.gather)(model))
+    return jax.tree.leaves(jax.jit(fsdp.unshard)(model))
 
 
 def test_equinox_layers_by_path():
@@ -53,21 +52,22 @@ def test_equinox_layers_by_path():
     def train(mesh, xs, ys):
         # Beside arrays it has functions for leaves: the activations.
         model = eqx.nn.MLP(3, 1, 16, 2, key=jax.random.key(0), dtype=jnp.float64)
-        sharded = FullyShardedDataParallel(model, mesh, layers=["layers.*"])
-        assert all(isinstance(layer, ShardedLayer) for layer in sharded.params.layers)
+        model = fsdp.shard(model, mesh, layers=["layers.*"])
+        assert all(isinstance(layer, fsdp.ShardedLayer) for layer in model.layers)
 
         def loss(model, x, y):
-            return ((jax.vmap(model)(x) - y) ** 2).mean()
+            return ((jax.vmap(fsdp.gather(model))(x) - y) ** 2).mean()
 
         @eqx.filter_jit
         def step(model, x, y):
-            _, grads = sharded.value_and_grad(loss)(model, x, y)
+            grads = eqx.filter_grad(loss)(model, x, y)
             return eqx.apply_updates(model, jax.tree.map(lambda grad: -0.1 * grad, grads))
 
-        model = sharded.params
         for x, y in zip(xs, ys, strict=True):
             model = step(model, x, y)
-        return jax.tree.leaves(jax.jit(fsdp.gather)(eqx.filter(model, eqx.is_inexact_array)))
+        whole = fsdp.unshard(model)
+        assert whole.activation is jax.nn.relu
+        return jax.tree.leaves(eqx.filter(whole, eqx.is_inexact_array))
 
     check(train, 6)
 
@@ -161,17 +161,16 @@ def test_flax_nnx_layers_by_path():
             def __call__(self, x):
                 return self.last(jnp.tanh(self.first(x)))
 
-        sharded = FullyShardedDataParallel(Model(), mesh, layers=["first"])
-        assert isinstance(sharded.params.first, ShardedLayer)
+        model = fsdp.shard(Model(), mesh, layers=["first"])
+        assert isinstance(model.first, fsdp.ShardedLayer)
 
         def loss(model, x, y):
-            return ((model(x) - y) ** 2).mean()
+            return ((fsdp.gather(model)(x) - y) ** 2).mean()
 
         @jax.jit
         def step(model, x, y):
-            _, grads = sharded.value_and_grad(loss)(model, x, y)
-            return jax.tree.map(descend, model, grads)
+            return jax.tree.map(descend, model, jax.grad(loss)(model, x, y))
 
-        return trained(step, sharded.params, xs, ys)
+        return trained(step, model, xs, ys)
 
     check(train, 4)
