@@ -31,9 +31,23 @@ from meshlib import DArray, DeviceMesh, jit
 from parallel.checks import to_floating
 from parallel.core.replicas import told_to_all
 from parallel.groups import check_shard_mesh
-from parallel.jax.gathering import Split, gather_arrays
+from parallel.jax.gathering import Split, gather_arrays, save_results
 from parallel.jax.paths import leaves_below, map_nodes, path_of
 from parallel.jax.trees import TreeOfParameters, check_same_tree, is_trained
+
+__all__ = [
+    "Part",
+    "ShardedLayer",
+    "Split",
+    "from_global",
+    "gather",
+    "global_norm",
+    "layer",
+    "save_results",
+    "shard",
+    "to_global",
+    "unshard",
+]
 
 Tree = Any
 
@@ -189,30 +203,6 @@ def unshard(parts: Tree) -> Tree:
         return node.parts if isinstance(node, ShardedLayer) else node
 
     return gather(jax.tree_util.tree_map(bare, parts, is_leaf=_is_gathered_apart))
-
-
-_LAYOUTS = frozenset(
-    {
-        "broadcast_in_dim",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "expand_dims",
-        "reshape",
-        "rev",
-        "slice",
-        "squeeze",
-        "transpose",
-    }
-)
-
-
-def save_results(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Policy for ``jax.checkpoint``: save what was computed, and not what was only laid out anew.
-
-    So a gathered parameter's transpose does not keep the parameter alive until backward.
-    """
-    return primitive.name not in _LAYOUTS
 
 
 def layer(

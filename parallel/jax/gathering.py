@@ -220,3 +220,27 @@ batching.primitive_batchers[_gather_p] = _batch
 mlir.register_lowering(_gather_p, mlir.lower_fun(_call, multiple_results=True))
 pe.partial_eval_jaxpr_custom_rules[_gather_p] = _partial_eval
 pe.dce_rules[_gather_p] = _drop_unused
+
+
+_LAYOUTS = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "expand_dims",
+        "reshape",
+        "rev",
+        "slice",
+        "squeeze",
+        "transpose",
+    }
+)
+
+
+def save_results(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Policy for ``jax.checkpoint``: save what was computed, and not what was only laid out anew.
+
+    So a gathered parameter's transpose does not keep the parameter alive until backward.
+    """
+    return primitive.name not in _LAYOUTS

@@ -141,10 +141,13 @@ def test_mesh_tour(tmp_path):
     assert per_rank in out
 
 
-def test_ddp_jax(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("ddp_jax", "dp=2"), ("fsdp_jax", "dp_shard=2"), ("fsdp_jax", "dp_replicate=2,dp_shard=1")],
+)
+def test_digits_in_jit(tmp_path, name, mesh):
     pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
-    arguments = ("--mesh", "dp=2", EXAMPLES / "ddp_jax.py", "--epochs", 6)
-    out = meshrun(tmp_path, *arguments)
+    out = meshrun(tmp_path, "--mesh", mesh, EXAMPLES / f"{name}.py", "--epochs", 6)
     losses = [float(value) for value in re.findall(r"epoch +\d+: loss (\d\.\d+)", out)]
     assert len(losses) == 6
     assert losses[-1] < losses[0] / 4

@@ -21,4 +21,3 @@ def make_model():
 x, y = np.ones((4, 8), np.float32), np.zeros(4, np.int64)
 batches = [SimpleNamespace(x=x, y=y)] * 2
 loss = nn.CrossEntropyLoss()
-params = {"w": np.ones((8, 3), np.float32)}
