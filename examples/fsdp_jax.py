@@ -10,6 +10,7 @@ of two dims parameters are replicated over the first and sharded over the second
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import jax
@@ -73,7 +74,7 @@ def main() -> None:
     def step(parts, state, x, y):
         loss, grads = jax.value_and_grad(loss_fn)(parts, x, y)
         scale = jnp.minimum(1, 1.0 / fsdp.global_norm(grads))  # clipping
-        grads = jax.tree.map(lambda grad: scale * grad, grads)
+        grads = jax.tree.map(partial(jnp.multiply, scale), grads)
         updates, state = optimizer.update(grads, state, parts)
         return optax.apply_updates(parts, updates), state, loss
 

@@ -16,9 +16,9 @@ from parallel.core.shards import Layout
 class Pool:
     """Flat arrays for wholes and their gradients, used one after the other: those not in use now.
 
-    Making such an array anew for each use would cost more than filling it: the system hands out
-    zeroed pages one by one, and symmetric memory is agreed on with a message. All ranks take and
-    give in the same order, so they all make, or use again, the same array.
+    A new array for each use would cost more than filling it. The system hands out zeroed pages one
+    by one, and ranks agree on symmetric memory by a message. All ranks take and give in the same
+    order, so they make, or use again, the same array.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class GradientBuffer:
         self.views: list[Array] = [self.layout.whole(self.flat, i) for i in range(len(shapes))]
 
     def collect(self, grads: Sequence[Array | None]) -> None:
-        """Bring the gradients here, wherever they are; what is not there is zero."""
+        """Bring the gradients here, wherever they are. A missing one is zero."""
         for view, grad in zip(self.views, grads, strict=True):
             put(view, grad)
 

@@ -10,8 +10,8 @@
 
     value, grads = jax.value_and_grad(loss)(parts, batch)
 
-Each array becomes a ``Part``: a node of the pytree that holds this rank's rows of it. ``gather``
-returns the whole arrays; its derivative is this rank's rows of the average over all ranks. Optax,
+Each array becomes a ``Part``, a node of the pytree that holds this rank's rows. ``gather`` returns
+the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
 ``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` work on trees of parts as on trees of arrays.
 """
 
@@ -107,25 +107,25 @@ def shard(
     ranks, and leaves that are no floating point arrays stay what they are. All ranks call.
 
     Args:
-        params: a pytree, the same on all ranks: each keeps its part of its own values.
-        mesh: a slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
-            over the first and sharded over the second.
-        layers: paths of layers that are called, such as an equinox model's ``"layers.*"``: ``*``
-            stands for one name. Each becomes a ``ShardedLayer``, which ``gather`` leaves alone and
-            which gathers its parts when it is called.
-        stacked: paths of layers that are stacked along the first axis for ``jax.lax.scan``, such as
-            ``"blocks"`` or ``"decoder.*"``; below them arrays are split along their second axis.
-        param_dtype: what arrays are gathered and computed in; None: their own dtype.
-        reduce_dtype: what gradients are reduced in; None: the dtype of the parts.
-        init_sync: compare the ranks' trees (paths, shapes, dtypes). Without it an error of one rank
+        params: A pytree, the same on all ranks.
+        mesh: A slice of one dim, over which to shard. Or one of two (HSDP): parameters are
+            replicated over the first and sharded over the second.
+        layers: Paths of layers that are called, such as an equinox model's ``"layers.*"``, where
+            ``*`` stands for one name. Each becomes a ``ShardedLayer``: ``gather`` leaves it alone,
+            and a call gathers its parts.
+        stacked: Paths of layers that are stacked along the first axis for ``jax.lax.scan``, such as
+            ``"blocks"``. Below them arrays are split along their second axis.
+        param_dtype: The dtype to gather and compute in. None: that of each array.
+        reduce_dtype: The dtype to reduce gradients in. None: that of the parts.
+        init_sync: Compare the ranks' trees (paths, shapes, dtypes). Without it an error of one rank
             is raised on that rank only.
 
     Raises:
-        TypeError: for what is no mesh; on every rank, for what is no dtype, and for one of
-            ``layers`` that cannot be called.
-        ValueError: for a mesh of more dims or without this rank; on every rank, for a tree without
-            floating point arrays, a path in ``layers`` or ``stacked`` that the tree does not have,
-            and when the ranks' trees or options differ, naming the first that does.
+        TypeError: For ``mesh`` of another type. On every rank: for no dtype, and for a layer that
+            cannot be called.
+        ValueError: For a mesh of more dims or without this rank. On every rank: for a tree without
+            floating point arrays, and for paths that the tree does not have. Also on every rank
+            when trees or options differ, naming the first that does.
     """
     where = check_shard_mesh(mesh)
     with told_to_all(mesh.process_group if init_sync else None):
@@ -177,11 +177,11 @@ def gather(parts: Tree, *, after: Any = None) -> Tree:
     A ``ShardedLayer`` stays what it is.
 
     Args:
-        parts: a pytree; leaves that are no parts stay what they are.
-        after: an array that is there before the gather begins. Without it XLA may gather the
+        parts: A pytree. Other leaves stay what they are.
+        after: An array that is there before the gather begins. Without it XLA may gather the
             arrays of all layers of a Python loop at once. With the layer's own input one layer is
-            whole at a time; with the input of the layer before, two are, and the second one comes
-            while the first one computes.
+            whole at a time. With the input of the layer before two are: XLA may gather the second
+            one while the first one computes.
     """
     nodes, structure = jax.tree_util.tree_flatten(parts, is_leaf=_is_gathered_apart)
     places = [i for i, node in enumerate(nodes) if is_part(node)]
@@ -210,9 +210,9 @@ def layer(
 ) -> Callable[..., Any]:
     """Return a function like ``fn``, of a tree of parts in place of its first argument.
 
-    ``fn(params, *inputs)`` gets whole arrays: gathered when the first array of ``inputs`` is there,
-    and again in backward. ``policy`` says what ``jax.checkpoint`` saves in between: by default the
-    results of all other operations, with None nothing but the inputs.
+    ``fn(params, *inputs)`` gets whole arrays. They are gathered when the first array of ``inputs``
+    is there, and again in backward. In between ``jax.checkpoint`` saves what ``policy`` says: by
+    default the results of all other operations, with None the inputs only.
     """
 
     def gathered(parts: Tree, *inputs: Any, **options: Any) -> Any:

@@ -74,7 +74,7 @@ def as_global(parameter: Any, array: Any) -> Any:
 
 
 def from_kept(parameter: Any, value: Any, *, copy: bool = True) -> Any:
-    """Return the inverse of ``as_kept``; what is no array is returned as it is.
+    """Return the inverse of ``as_kept``. A value that is no array is returned as it is.
 
     ``value`` may be a DArray in any sharding (all its ranks call then), or have all of the values.
     """
