@@ -222,8 +222,10 @@ def layer(
 
 
 def _first_array(inputs: Any) -> Any:
-    leaves = jax.tree_util.tree_leaves(inputs)
-    return next((leaf for leaf in leaves if isinstance(leaf, jax.Array) and leaf.size), None)
+    for leaf in jax.tree_util.tree_leaves(inputs):
+        if isinstance(leaf, jax.Array) and leaf.size and jnp.issubdtype(leaf.dtype, jnp.number):
+            return leaf
+    return None
 
 
 def global_norm(grads: Tree) -> jax.Array:

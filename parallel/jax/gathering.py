@@ -93,12 +93,11 @@ def _gather(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> list
 
 
 def _forward(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> Any:
-    return _gather_p.bind(*parts, *anchors, splits=splits), (parts, anchors)
+    return _gather_p.bind(*parts, *anchors, splits=splits), parts
 
 
-def _backward(splits: tuple[Split, ...], saved: Any, gradients: _Arrays) -> Any:
+def _backward(splits: tuple[Split, ...], parts: _Arrays, gradients: _Arrays) -> Any:
     """Average the gradients of the wholes over all ranks; this rank gets those of its parts."""
-    parts, anchors = saved
     like, wide = [], []
     for split, part, grad in zip(splits, parts, gradients, strict=True):
         dtype = split.reduce_dtype or part.dtype
@@ -123,7 +122,7 @@ def _backward(splits: tuple[Split, ...], saved: Any, gradients: _Arrays) -> Any:
         (total / split.mesh.size()).astype(part.dtype)
         for total, split, part in zip(sums, splits, parts, strict=True)
     )
-    return averages, tuple(jnp.zeros_like(anchor) for anchor in anchors)
+    return averages, None
 
 
 _gather.defvjp(_forward, _backward)
@@ -202,12 +201,11 @@ def _batch(operands: Any, dims: Any, *, splits: tuple[Split, ...]) -> tuple[Any,
     return wholes, [None if dim is None else 0 for dim in dims[: len(splits)]]
 
 
-def _partial_eval(_: Any, unknown: Sequence[bool], __: Any, eqn: Any) -> Any:
-    """Under ``jax.checkpoint``: gather in forward, save nothing, gather again in backward."""
-    many = len(eqn.outvars)
-    if any(unknown):
-        return None, eqn, [True] * many, [True] * many, []
-    return eqn, eqn, [False] * many, [True] * many, []
+def _partial_eval(_: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any) -> Any:
+    """Under ``jax.checkpoint``: gather in forward, save no results, gather again in backward."""
+    many, again = len(eqn.outvars), any(unknown)
+    saved = [x for x, in_backward in zip(eqn.invars, there, strict=True) if not in_backward]
+    return None if again else eqn, eqn, [again] * many, [True] * many, saved
 
 
 def _drop_unused(used: Sequence[bool], eqn: Any) -> Any:

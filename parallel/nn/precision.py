@@ -119,7 +119,24 @@ def _is_floating_array(leaf: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class MixedPrecision:
+class _Dtypes:
+    param_dtype: npt.DTypeLike | None = None
+    reduce_dtype: npt.DTypeLike | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+            value = getattr(self, name, None)
+            if value is not None:
+                object.__setattr__(self, name, to_floating(value, name))
+
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """Return the option ``name``, one of the dtypes, as a dtype, or None."""
+        value = getattr(self, name)
+        return None if value is None else np.dtype(value)
+
+
+@dataclass(frozen=True)
+class MixedPrecision(_Dtypes):
     """In which dtypes a model computes and averages, while it is trained in that of its parameters.
 
     ``param_dtype`` is that of forward and backward, as by ``nn.ComputeIn`` around the whole module
@@ -129,18 +146,9 @@ class MixedPrecision:
     Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
     """
 
-    param_dtype: npt.DTypeLike | None = None
-    reduce_dtype: npt.DTypeLike | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("param_dtype", "reduce_dtype"):
-            dtype = getattr(self, name)
-            if dtype is not None:
-                to_floating(dtype, name)
-
 
 @dataclass(frozen=True)
-class MixedPrecisionPolicy:
+class MixedPrecisionPolicy(_Dtypes):
     """The dtypes of one ``fully_shard``: None leaves things as they are.
 
     Args:
@@ -154,18 +162,5 @@ class MixedPrecisionPolicy:
     Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
     """
 
-    param_dtype: npt.DTypeLike | None = None
-    reduce_dtype: npt.DTypeLike | None = None
     output_dtype: npt.DTypeLike | None = None
     cast_forward_inputs: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("param_dtype", "reduce_dtype", "output_dtype"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, to_floating(value, name))
-
-    def dtype(self, name: str) -> np.dtype[Any] | None:
-        """Return ``param_dtype``, ``reduce_dtype`` or ``output_dtype`` as a dtype, or None."""
-        value = getattr(self, name)
-        return None if value is None else np.dtype(value)

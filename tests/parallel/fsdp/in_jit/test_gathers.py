@@ -248,3 +248,47 @@ def test_a_batch_of_samples_shares_a_gather_and_so_does_a_batch_of_models():
         return jax.vmap(dense)(w, xs).sum()
 
     run_ranks(program, 2)
+
+
+def test_a_layer_may_have_inputs_of_any_kind():
+    """Tokens come before anything with a gradient, and random keys before the tokens."""
+
+    def embed(table, key, tokens):
+        return table[tokens] + jax.random.normal(key, (3, 1))
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        part = fsdp.shard(np.ones((5, 4), np.float32), mesh)
+        tokens = jnp.array([0, 4, 4])
+
+        @jax.jit
+        def step(part, key, tokens):
+            return jax.grad(lambda part: fsdp.layer(embed)(part, key, tokens).sum())(part)
+
+        grads = step(part, jax.random.key(0), tokens)
+        return np.asarray(jax.jit(fsdp.gather)(grads))
+
+    for got in run_ranks(program, 2):
+        np.testing.assert_array_equal(got, np.array([1, 0, 0, 0, 2])[:, None].repeat(4, 1))
+
+
+def test_parts_may_be_computed_inside_of_a_checkpoint():
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        part = fsdp.shard(np.full((4, 4), 0.5, np.float32), mesh)
+
+        @jax.jit
+        def step(part, x):
+            def one(part, x):
+                doubled = jax.tree_util.tree_map(lambda rows: jnp.tanh(2 * rows), part)
+                return jnp.sin(x @ fsdp.gather(doubled, after=jnp.cos(x)))
+
+            policy = jax.checkpoint_policies.everything_saveable
+            return jax.grad(lambda part: jax.checkpoint(one, policy=policy)(part, x).sum())(part)
+
+        return np.asarray(jax.jit(fsdp.gather)(step(part, jnp.ones(4))))
+
+    w = np.full((4, 4), 0.5, np.float32)
+    expected = jax.grad(lambda w: jnp.sin(jnp.ones(4) @ jnp.tanh(2 * w)).sum())(w)
+    for got in run_ranks(program, 2):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
