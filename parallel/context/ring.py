@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array, namespace
-from parallel.context.sequence import half_of, positions_of
+from parallel.core.attention.dot_product import attend, attend_backward, component_along, merge
+from parallel.core.attention.places import half_of, positions_of
 from parallel.groups import Ranks, resolve
 from parallel.nn.layers.attention import DotProductAttention
-from parallel.nn.layers.dot_product import attend, attend_backward, component_along, merge
 
 _KEYS, _GRADIENTS = 0, 1  # tags: what one rank sends the next in a step
 _BEGUN = 2  # and, added to these, that it has begun with the step

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
 from parallel.context.ring import Block, block_of
-from parallel.context.sequence import half_of
+from parallel.core.attention.places import half_of
 
 Group = ProcessGroup | DeviceMesh | None
 

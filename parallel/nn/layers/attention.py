@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import to_count, to_generator
-from parallel.nn.layers.dot_product import attend, attend_backward, component_along
+from parallel.core.attention.dot_product import attend, attend_backward, component_along
 from parallel.nn.layers.linear import Linear, check_last
 from parallel.nn.layers.rotary import RotaryEmbedding
 from parallel.nn.module import Module

@@ -23,9 +23,9 @@ import numpy as np
 from meshlib import ProcessGroup, Work
 from meshlib.extend import Record, recorded
 from parallel.arrays import Array
-from parallel.pipeline.stages.stage import Specs, Stage
-from parallel.pipeline.tables.simulation import Transfer
-from parallel.pipeline.tables.table import Action, Kind, Table
+from parallel.core.pipeline.simulation import Transfer
+from parallel.core.pipeline.stage import Specs, Stage
+from parallel.core.pipeline.table import Action, Kind, Table
 
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
@@ -35,7 +35,7 @@ SMALL = 256 << 10
 """A message of up to so many bytes is received when it is needed."""
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """What stage ``stage`` needs for a microbatch: its input, or its output's gradient."""
 
     stage: int
@@ -43,25 +43,25 @@ class Message(NamedTuple):
     microbatch: int
 
 
-def message_for(action: Action, table: Table) -> Message | None:
+def message_for(action: Action, table: Table) -> StageMessage | None:
     """Return what another stage gives ``action``, on whichever rank that is."""
     forward = action.kind is Kind.FORWARD
     alone = 0 if forward else table.stages - 1
     if action.stage == alone or not (forward or action.kind.sends_back):
         return None
-    return Message(action.stage, not forward, action.microbatch)
+    return StageMessage(action.stage, not forward, action.microbatch)
 
 
-def message_of(action: Action, table: Table) -> Message | None:
+def message_of(action: Action, table: Table) -> StageMessage | None:
     """Return what ``action`` gives another stage, on whichever rank that is."""
     forward = action.kind is Kind.FORWARD
     stage = action.stage + (1 if forward else -1)
     if not 0 <= stage < table.stages or not (forward or action.kind.sends_back):
         return None
-    return Message(stage, not forward, action.microbatch)
+    return StageMessage(stage, not forward, action.microbatch)
 
 
-class Plan:
+class RankPlan:
     """One rank's part of a table; without ``training``, of its forwards alone. Made once.
 
     ``row`` are its actions, ``last`` for each stage the one with which its gradients are complete,
@@ -81,8 +81,8 @@ class Plan:
         self.last: dict[int, Action] = {
             a.stage: a for a in self.row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)
         }
-        self.needed: dict[Action, Message] = {}
-        self.coming: dict[int, tuple[Message, ...]] = {
+        self.needed: dict[Action, StageMessage] = {}
+        self.coming: dict[int, tuple[StageMessage, ...]] = {
             source: tuple(
                 message
                 for action in done(actions)
@@ -99,7 +99,7 @@ class Plan:
 
 
 @dataclass
-class Agreement:
+class StageShapes:
     """What is known of the inputs and outputs of this rank's stages, and what others were told.
 
     Completed with the first microbatch, and kept from step to step.
@@ -110,7 +110,7 @@ class Agreement:
     told: set[int] = field(default_factory=set[int])
 
 
-class Messages:
+class StageMessages:
     """The messages of one rank in one step.
 
     This rank's ``stages`` make the arrays to receive into.
@@ -118,18 +118,18 @@ class Messages:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RankPlan,
         group: ProcessGroup,
-        agreement: Agreement,
+        shapes: StageShapes,
         stages: Mapping[int, Stage],
     ) -> None:
         self._table, self._rank = plan.table, plan.rank
         self._needed = plan.needed
         self._group, self._stages = group, stages
-        self._inputs, self._outputs = agreement.inputs, agreement.outputs
-        self._told = agreement.told
-        self._arrived: dict[Message, tuple[list[Array], list[Work[Any]]]] = {}
-        self._here: dict[Message, tuple[Array | None, ...]] = {}
+        self._inputs, self._outputs = shapes.inputs, shapes.outputs
+        self._told = shapes.told
+        self._arrived: dict[StageMessage, tuple[list[Array], list[Work[Any]]]] = {}
+        self._here: dict[StageMessage, tuple[Array | None, ...]] = {}
         self._sends: deque[Work[Any]] = deque()
         self._from = {source: deque(messages) for source, messages in plan.coming.items()}
 
@@ -157,10 +157,10 @@ class Messages:
         specs = self._outputs[message.stage]
         return tuple(next(coming) if spec.is_trained else None for spec in specs)
 
-    def _source(self, message: Message) -> int:
+    def _source(self, message: StageMessage) -> int:
         return self._table.rank_of[message.stage + (1 if message.is_gradient else -1)]
 
-    def _post(self, message: Message, *, early: bool) -> None:
+    def _post(self, message: StageMessage, *, early: bool) -> None:
         """Begin the receive of ``message``, and of those that come before it from there.
 
         ``early``: not of small ones, for which it would wait, and what comes behind them.
@@ -187,7 +187,7 @@ class Messages:
                 works.append(self._group.irecv(array, tag=_PAYLOAD, group_src=source))
             self._arrived[following] = arrays, works
 
-    def _specs(self, message: Message, may_ask: bool) -> Specs | None:
+    def _specs(self, message: StageMessage, may_ask: bool) -> Specs | None:
         if message.is_gradient:
             outputs = self._outputs.get(message.stage)
             return None if outputs is None else tuple(s for s in outputs if s.is_trained)
@@ -195,7 +195,7 @@ class Messages:
             self._inputs[message.stage] = self._ask(message)
         return self._inputs.get(message.stage)
 
-    def _ask(self, message: Message) -> Specs:
+    def _ask(self, message: StageMessage) -> Specs:
         source = self._source(message)
         size = np.zeros(1, np.int64)
         self._group.recv(size, tag=_SPECS + message.stage, group_src=source)
@@ -239,7 +239,7 @@ class Messages:
             self._sends.popleft().wait()
 
 
-class Passage(NamedTuple):
+class MessageEnd(NamedTuple):
     """One end of a message: another rank's array that came, or an own one that was sent."""
 
     is_sent: bool
@@ -250,29 +250,29 @@ class Passage(NamedTuple):
 
 
 @contextmanager
-def watched(group: ProcessGroup) -> Generator[list[Passage]]:
+def watched(group: ProcessGroup) -> Generator[list[MessageEnd]]:
     """Within this context, note when activations and gradients were sent and came.
 
     The list is filled at the end, in the order in which the calls were issued.
     """
-    passages: list[Passage] = []
+    ends: list[MessageEnd] = []
     records: list[Record] = []
     try:
         with recorded(group) as records:
-            yield passages
+            yield ends
     finally:
-        passages += [
-            Passage(record.kind == "send", record.peer, record.nbytes, record.issued, record.ended)
-            for record in records
-            if record.kind in ("send", "recv") and record.header.extra == _PAYLOAD
+        ends += [
+            MessageEnd(one.kind == "send", one.peer, one.nbytes, one.issued, one.ended)
+            for one in records
+            if one.kind in ("send", "recv") and one.header.extra == _PAYLOAD
         ]
 
 
-def joined(passages: Sequence[Sequence[Passage]]) -> list[Transfer]:
+def joined(ends: Sequence[Sequence[MessageEnd]]) -> list[Transfer]:
     """Return the messages of which each rank has noted its ends: those of two ranks keep order."""
-    sent: dict[tuple[int, int], list[Passage]] = {}
-    came: dict[tuple[int, int], list[Passage]] = {}
-    for rank, own in enumerate(passages):
+    sent: dict[tuple[int, int], list[MessageEnd]] = {}
+    came: dict[tuple[int, int], list[MessageEnd]] = {}
+    for rank, own in enumerate(ends):
         for one in own:
             pair = (rank, one.peer) if one.is_sent else (one.peer, rank)
             (sent if one.is_sent else came).setdefault(pair, []).append(one)
@@ -283,6 +283,6 @@ def joined(passages: Sequence[Sequence[Passage]]) -> list[Transfer]:
     ]
 
 
-def _transfer(pair: tuple[int, int], leaving: Passage, arriving: Passage) -> Transfer:
+def _transfer(pair: tuple[int, int], leaving: MessageEnd, arriving: MessageEnd) -> Transfer:
     lay = (leaving.end, arriving.begin) if leaving.end < arriving.begin else None
     return Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end, lay)

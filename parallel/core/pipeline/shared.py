@@ -9,14 +9,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array, namespace, written
 from parallel.groups import gathered
-from parallel.nn.parameter import Parameter
 
 _TAG = 0x7069_7065 - 1
+
+
+class SharedParameter(Protocol):
+    """A parameter that stages share, on the rank of one of them."""
+
+    grad: Array | None
+    """The sum of the gradients since it was None, of the shape and dtype of ``master``."""
+
+    @property
+    def master(self) -> Array:
+        """The values that the optimizer updates."""
+        ...
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained."""
+        ...
 
 
 class _Holder(NamedTuple):
@@ -32,10 +48,12 @@ class SharedParameters:
     parameters of other shapes or dtypes.
     """
 
-    def __init__(self, own: Sequence[tuple[str, int, Parameter]], group: ProcessGroup) -> None:
+    def __init__(
+        self, own: Sequence[tuple[str, int, SharedParameter]], group: ProcessGroup
+    ) -> None:
         self._group = group
         rank = group.rank()
-        self._own: dict[str, dict[int, Parameter]] = {}
+        self._own: dict[str, dict[int, SharedParameter]] = {}
         for name, stage, parameter in own:
             mine = self._own.setdefault(name, {})
             if not any(parameter is other for other in mine.values()):  # shared here already
@@ -104,7 +122,7 @@ class SharedParameters:
             self._add_up(name, mine, coming)
 
     def _add_up(
-        self, name: str, mine: dict[int, Parameter], coming: dict[tuple[str, int], Array]
+        self, name: str, mine: dict[int, SharedParameter], coming: dict[tuple[str, int], Array]
     ) -> None:
         total = _like(mine)
         total[...] = 0
@@ -118,7 +136,7 @@ class SharedParameters:
             grad[...] = total if before is None else total + before
 
 
-def _like(mine: dict[int, Parameter]) -> Array:
+def _like(mine: dict[int, SharedParameter]) -> Array:
     array = next(iter(mine.values())).master
     return namespace(array).empty_like(array)
 
@@ -129,6 +147,6 @@ def _check(name: str, holders: Sequence[_Holder]) -> None:
         raise ValueError(f"shared parameter {name!r} is not the same everywhere: {each}")
 
 
-def _describe(parameter: Parameter) -> str:
+def _describe(parameter: SharedParameter) -> str:
     frozen = "" if parameter.requires_grad else " (frozen)"
     return f"{written(parameter.master)}{frozen}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from parallel.pipeline.schedules.whole import check_counts, rounds_of
-from parallel.pipeline.tables.table import Action, Kind, Table
+from parallel.core.pipeline.table import Action, Kind, Table
+from parallel.core.pipeline.whole import check_counts, rounds_of
 
 _F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 

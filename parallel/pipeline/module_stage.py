@@ -11,12 +11,11 @@ import numpy as np
 
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, describe
+from parallel.core.pipeline.stage import Spec, Stage, as_tuple
 from parallel.ddp.data_parallel import DistributedDataParallel
 from parallel.fsdp.module import FSDPModule
 from parallel.groups import Ranks
 from parallel.nn.module import Module, SavedContexts, Work, do_all
-from parallel.nn.parameter import Parameter
-from parallel.pipeline.stages.stage import Spec, Stage, as_tuple
 
 _Synchronising = DistributedDataParallel | FSDPModule
 
@@ -68,9 +67,7 @@ class PipelineStage(Stage):
         for name, path in self.shared.items():
             if path not in paths:
                 raise KeyError(f"shared[{name!r}] is {path!r}; {self!r} has {sorted(paths)}")
-        self.shared_parameters: dict[str, Parameter] = {
-            name: paths[path] for name, path in self.shared.items()
-        }
+        self.shared_parameters = {name: paths[path] for name, path in self.shared.items()}
         self._synchronising = list(_outermost(submodule))
         self._contexts: dict[int, SavedContexts] = {}
         self._weights: dict[int, list[Work]] = {}

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from parallel.checks import check_instance, to_count
-from parallel.pipeline.schedule import PipelineSchedule, agree, as_stages
-from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
-from parallel.pipeline.schedules.whole import (
+from parallel.core.pipeline.halves import dual_pipe_v, zbv, zero_bubble
+from parallel.core.pipeline.schedule import PipelineSchedule, agree, as_stages
+from parallel.core.pipeline.stage import Stage
+from parallel.core.pipeline.table import Table
+from parallel.core.pipeline.whole import (
     eager_1f1b,
     gpipe,
     interleaved_1f1b,
     one_f_one_b,
 )
-from parallel.pipeline.stages.stage import Stage
-from parallel.pipeline.tables.table import Table
 
 
 class NamedSchedule(PipelineSchedule):

@@ -9,11 +9,11 @@ from time import monotonic
 from typing import Any
 
 from parallel.arrays import Array
+from parallel.core.pipeline.messages import AHEAD, RankPlan, StageMessages, StageShapes
+from parallel.core.pipeline.simulation import Span
+from parallel.core.pipeline.stage import Stage, check_like, specs_of
+from parallel.core.pipeline.table import Action, Kind
 from parallel.nested import map_leaves
-from parallel.pipeline.running.messages import AHEAD, Agreement, Messages, Plan
-from parallel.pipeline.stages.stage import Stage, check_like, specs_of
-from parallel.pipeline.tables.simulation import Span
-from parallel.pipeline.tables.table import Action, Kind
 
 
 def rows_of(array: Any, i: int, count: int, name: str) -> Array:
@@ -63,7 +63,7 @@ def cut_target(target: Any, count: int) -> list[Any]:
 
 
 @dataclass
-class Batch:
+class Microbatches:
     """What a rank brings to a step, cut into microbatches, and what it gets out of it.
 
     ``args`` on the rank with the first stage, ``targets`` on that with the last.
@@ -76,7 +76,7 @@ class Batch:
     outputs: dict[int, tuple[Array, ...]] | None = None
 
 
-class Step:
+class PipelineStep:
     """One step of one rank: the actions of its plan, in their order. ``run`` once.
 
     ``loss`` is called with the last stage's outputs, where there is one; its gradient is multiplied
@@ -85,18 +85,18 @@ class Step:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RankPlan,
         stages: Mapping[int, Stage],
-        agreement: Agreement,
-        batch: Batch,
+        shapes: StageShapes,
+        batch: Microbatches,
         loss: Any,
         scale: float,
     ) -> None:
         self._plan, self._stages = plan, stages
-        self._agreement, self._batch = agreement, batch
+        self._shapes, self._batch = shapes, batch
         self._loss, self._scale, self._training = loss, scale, plan.training
         group = next(iter(stages.values())).group
-        self._messages = Messages(plan, group, agreement, stages)
+        self._messages = StageMessages(plan, group, shapes, stages)
         self._loss_grads: dict[int, tuple[Array, ...]] = {}
         self.spans: list[Span] = []
 
@@ -141,7 +141,7 @@ class Step:
 
     def _forward(self, stage: Stage, microbatch: int, inputs: Sequence[Any]) -> tuple[Array, ...]:
         outputs = stage.forward(microbatch, inputs, self._batch.kwargs[microbatch])
-        known = self._agreement.outputs.setdefault(stage.stage_index, specs_of(outputs))
+        known = self._shapes.outputs.setdefault(stage.stage_index, specs_of(outputs))
         check_like(outputs, known, f"the output of {stage!r} for microbatch {microbatch}")
         if stage.is_last:
             self._end_forward(stage, microbatch, outputs)
@@ -164,7 +164,7 @@ class Step:
 
     def _checked(self, stage: Stage, grads: Sequence[Array | None]) -> tuple[Array | None, ...]:
         """Return the gradients of the inputs: of those that have one, in their shape and dtype."""
-        specs = self._agreement.inputs[stage.stage_index]
+        specs = self._shapes.inputs[stage.stage_index]
         if len(grads) != len(specs):
             raise ValueError(
                 f"backward of {stage!r} returned {len(grads)} gradients for {len(specs)} inputs"

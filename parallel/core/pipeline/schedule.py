@@ -9,15 +9,14 @@ from typing import Any, cast
 from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import check_instance
+from parallel.core.pipeline.executor import Microbatches, PipelineStep, cut, cut_kwargs, cut_target
+from parallel.core.pipeline.messages import MessageEnd, RankPlan, StageShapes, joined, watched
+from parallel.core.pipeline.shared import SharedParameters
+from parallel.core.pipeline.simulation import Span, Timing
+from parallel.core.pipeline.stage import Stage, check_like, specs_of
+from parallel.core.pipeline.table import Action, Table
 from parallel.core.replicas import describe_options, first_difference
 from parallel.groups import gathered
-from parallel.pipeline.running.executor import Batch, Step, cut, cut_kwargs, cut_target
-from parallel.pipeline.running.messages import Agreement, Passage, Plan, joined, watched
-from parallel.pipeline.stages.module_stage import PipelineStage
-from parallel.pipeline.stages.shared import SharedParameters
-from parallel.pipeline.stages.stage import Stage, check_like, specs_of
-from parallel.pipeline.tables.simulation import Span, Timing
-from parallel.pipeline.tables.table import Action, Table
 
 
 class PipelineSchedule:
@@ -57,10 +56,10 @@ class PipelineSchedule:
         self.scale_grads: bool = bool(scale_grads)
         self._loss = loss_fn
         self._stages = {stage.stage_index: stage for stage in listed}
-        self._agreement = Agreement()
+        self._shapes = StageShapes()
         self._failed = False
         self._spans: list[Span] = []
-        self._passages: list[Passage] = []
+        self._ends: list[MessageEnd] = []
         options = describe_options(
             schedule=table.name,
             n_microbatches=table.microbatches,
@@ -71,12 +70,11 @@ class PipelineSchedule:
         )
         agree(self.group, self._mistake(listed), options)
         rank = self.group.rank()
-        self._plans = {training: Plan(table, rank, training) for training in (True, False)}
+        self._plans = {training: RankPlan(table, rank, training) for training in (True, False)}
         self._shared = SharedParameters(
             [
                 (name, stage.stage_index, parameter)
                 for stage in listed
-                if isinstance(stage, PipelineStage)
                 for name, parameter in stage.shared_parameters.items()
             ],
             self.group,
@@ -195,9 +193,9 @@ class PipelineSchedule:
             batch.outputs = {}
         scale = 1 / self.n_microbatches if self.scale_grads else 1.0
         plan = self._plans[training]
-        step = Step(plan, self._stages, self._agreement, batch, self._loss, scale)
+        step = PipelineStep(plan, self._stages, self._shapes, batch, self._loss, scale)
         try:
-            with watched(self.group) as passages:
+            with watched(self.group) as ends:
                 for stage in self._stages.values():
                     stage.begin(training)
                 if training:
@@ -212,7 +210,7 @@ class PipelineSchedule:
             for stage in self._stages.values():
                 stage.end(failed=True)
             raise
-        self._spans, self._passages = step.spans, passages
+        self._spans, self._ends = step.spans, ends
         if losses is not None:
             losses[:] = [batch.losses[i] for i in sorted(batch.losses)]
         if batch.outputs is None or last is None:
@@ -221,7 +219,7 @@ class PipelineSchedule:
 
     def _batch(
         self, args: Sequence[Array], kwargs: dict[str, Any], target: Any, training: bool
-    ) -> Batch:
+    ) -> Microbatches:
         """Check what this rank was given, and cut it; no byte has moved by then."""
         count = self.n_microbatches
         cut_args: list[tuple[Array, ...]] = []
@@ -229,7 +227,7 @@ class PipelineSchedule:
             if not args:
                 raise ValueError("step needs the batch on the rank of the first stage, got none")
             cut_args = cut(args, count, "args")
-            known = self._agreement.inputs.setdefault(0, specs_of(cut_args[0]))
+            known = self._shapes.inputs.setdefault(0, specs_of(cut_args[0]))
             check_like(cut_args[0], known, "a microbatch")
         targets = None
         if self.table.stages - 1 in self._stages and self._loss is not None:
@@ -237,7 +235,7 @@ class PipelineSchedule:
                 targets = cut_target(target, count)
             elif training:
                 raise ValueError("step needs the target on the rank of the last stage, got None")
-        return Batch(cut_args, cut_kwargs(kwargs, count), targets)
+        return Microbatches(cut_args, cut_kwargs(kwargs, count), targets)
 
     # ------------------------------------------------------------------ times
 
@@ -246,10 +244,10 @@ class PipelineSchedule:
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """
-        reports: list[tuple[list[Span], list[Passage]]]
-        reports = gathered((self._spans, self._passages), self.group)
+        reports: list[tuple[list[Span], list[MessageEnd]]]
+        reports = gathered((self._spans, self._ends), self.group)
         spans = sorted((span for own, _ in reports for span in own), key=lambda span: span.begin)
-        transfers = joined([passages for _, passages in reports])
+        transfers = joined([ends for _, ends in reports])
         return Timing(self.group.size(), tuple(spans), tuple(transfers))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from meshlib import ProcessGroup
 from meshlib.extend import to_whole_number
 from parallel.arrays import Array, is_floating, written
 from parallel.checks import describe, to_count
+from parallel.core.pipeline.shared import SharedParameter
 from parallel.groups import Ranks, resolve
 
 
@@ -87,6 +88,8 @@ class Stage(ABC):
                 f" is {self.num_stages}"
             )
         self.group: ProcessGroup = resolve(mesh, "mesh")
+        self.shared_parameters: Mapping[str, SharedParameter] = {}
+        """By name, the parameters that other stages have as well."""
 
     @property
     def is_first(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallel.checks import to_count
-from parallel.pipeline.tables.table import Action, Kind, Table
+from parallel.core.pipeline.table import Action, Kind, Table
 
 _F, _B = Kind.FORWARD, Kind.BACKWARD
 

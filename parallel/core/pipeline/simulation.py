@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parallel.pipeline.tables.table import Action, Kind, Table
+from parallel.core.pipeline.table import Action, Kind, Table
 
 Costs = Mapping[Kind, float] | Callable[[Action], float]
 """What an action takes: by its kind, or by itself."""
