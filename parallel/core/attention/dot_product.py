@@ -115,10 +115,10 @@ def _scores(xp: Namespace, q: Array, k: Array, first: int | None) -> Array:
     queries, keys = _by_head(q, q.shape[2] // k.shape[2]), _transposed(_by_group(k))
     scores = queries.astype(dtype) @ keys.astype(dtype)
     scores *= q.shape[-1] ** -0.5
-    if first is None:
-        return scores
-    rows, columns = xp.arange(scores.shape[-2]), xp.arange(scores.shape[-1])
-    return xp.where(columns > rows[:, None] + first, -xp.inf, scores)
+    if first is not None:
+        rows, columns = xp.arange(scores.shape[-2]), xp.arange(scores.shape[-1])
+        scores += xp.where(columns > rows[:, None] + first, -xp.inf, 0).astype(scores.dtype)
+    return scores
 
 
 def _exp(xp: Namespace, x: Array) -> Array:
