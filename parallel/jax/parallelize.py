@@ -36,7 +36,7 @@ from parallel.tensor_parallel.styles import (
 )
 
 _T = TypeVar("_T")
-Style = ColwiseParallel | RowwiseParallel
+Style = ColwiseParallel | RowwiseParallel | Shard
 
 
 @partial(
@@ -49,7 +49,8 @@ class SplitWeight:
     """This rank's part of a matrix, along ``axis``: a node of a pytree, whose leaf is ``array``.
 
     ``x @ w``, ``w @ x`` and ``w[indices]`` are what they would be with the whole matrix, but for
-    the layouts that the ``style`` gives.
+    the layouts that the ``style`` gives. An array that a plan splits by ``Shard(axis)``, of any
+    shape, has no products: the model takes its ``array``.
     """
 
     array: Any
@@ -87,6 +88,8 @@ class SplitWeight:
     def _check(self, product: str, columns: int, rows: int) -> None:
         ndim = self.array.ndim
         wanted = columns if isinstance(self.style, ColwiseParallel) else rows
+        if isinstance(self.style, Shard):
+            raise TypeError(f"{product} with a weight that is split by {self.style}: use its array")
         if ndim != 2 or self.axis % ndim != wanted % ndim:
             raise TypeError(
                 f"{product} with a weight of shape {self.shape}, split along axis {self.axis} by"
@@ -98,12 +101,14 @@ class SplitWeight:
         """Return the input ``x`` as the product with this rank's part takes it."""
         if isinstance(x, _Entered):
             return x.array
+        assert not isinstance(self.style, Shard), "it was checked"
         x, layout = jnp.asarray(x), self.style.input_layouts
         if isinstance(self.style, ColwiseParallel):
             return copy_to_region(x, self.mesh, _sequence(layout))
         return scatter_to_region(x, self.mesh) if isinstance(layout, Replicate) else x
 
     def _leave(self, y: jax.Array, features: int) -> jax.Array:
+        assert not isinstance(self.style, Shard), "it was checked"
         layout = self.style.output_layouts
         if isinstance(self.style, RowwiseParallel):
             return reduce_from_region(y, self.mesh, _sequence(layout))
@@ -160,7 +165,7 @@ def share_input(x: jax.Array, *weights: Any) -> Any:
 def parallelize(
     params: _T,
     mesh: DeviceMesh,
-    plan: Mapping[str, ParallelStyle],
+    plan: Mapping[str, ParallelStyle | Shard],
     *,
     features_first: bool = False,
 ) -> _T:
@@ -177,7 +182,9 @@ def parallelize(
     The styles are those of ``parallel.parallelize``. A path means a leaf, or all leaves below a
     node: a bias there, an array of one axis, is split with the columns, and stays whole where the
     rows are split. Matrices become ``SplitWeight``s, of which ``x @ w``, ``w @ x`` and
-    ``w[indices]`` work as before. Gradients, optimizers and ``fsdp.shard`` take the tree as it is.
+    ``w[indices]`` work as before. ``Shard(axis)`` in the place of a style splits an array of any
+    shape, such as experts, and leaves it to the model what it does with its part. Gradients,
+    optimizers and ``fsdp.shard`` take the tree as it is; another ``parallelize`` splits parts again.
 
     Args:
         params: a pytree, the same on all ranks: dicts, equinox modules.
@@ -230,6 +237,8 @@ def _cut(leaf: Any, path: str, style: ParallelStyle, mesh: DeviceMesh, features_
 
 def _own_part(leaf: Any, path: str, axis: int, mesh: DeviceMesh) -> jax.Array:
     size, rank = get_world_size(mesh), get_rank(mesh)
+    if not -leaf.ndim <= axis < leaf.ndim:
+        raise ValueError(f"{path!r} has shape {leaf.shape}, and so no axis {axis}")
     width, rest = divmod(leaf.shape[axis], size)
     if rest:
         raise ValueError(
@@ -240,12 +249,15 @@ def _own_part(leaf: Any, path: str, axis: int, mesh: DeviceMesh) -> jax.Array:
     return jnp.array(jax.lax.slice_in_dim(leaf, rank * width, (rank + 1) * width, axis=axis))
 
 
-def _styles_of(paths: list[str], plan: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:
+def _styles_of(
+    paths: list[str], plan: Mapping[str, ParallelStyle | Shard]
+) -> dict[str, ParallelStyle | Shard]:
     """Return the style of each leaf that ``plan`` means, by its path."""
-    styles: dict[str, ParallelStyle] = {}
+    styles: dict[str, ParallelStyle | Shard] = {}
     meant: dict[str, str] = {}
     for name, style in plan.items():
-        check_instance(style, ParallelStyle, f"plan[{name!r}]", "ColwiseParallel()")
+        if not isinstance(style, Shard):
+            check_instance(style, ParallelStyle, f"plan[{name!r}]", "ColwiseParallel()")
         own = [path for path in paths if any(matches(node, name) for node in _nodes(path))]
         if not own:
             known = sorted({node for path in paths for node in _nodes(path)})
