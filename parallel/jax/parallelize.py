@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from meshlib import DeviceMesh, get_rank, get_world_size
 from meshlib.sharding import Replicate, Shard
 from parallel.checks import check_instance
+from parallel.jax.paths import path_of
 from parallel.jax.tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -201,7 +202,7 @@ def parallelize(
     """
     check_instance(mesh, DeviceMesh, "mesh", "mesh['tp']")
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    paths = [path_of(path) for path, _ in leaves]
     styles = _styles_of(paths, plan)
     cut: list[Any] = []
     for path, (_, leaf) in zip(paths, leaves, strict=True):
