@@ -14,6 +14,7 @@ from parallel.jax.experts import (
 from parallel.jax.local_devices import DataParallel
 from parallel.jax.parallelize import SplitWeight, SummedParameter, parallelize, share_input
 from parallel.jax.pipeline import PipelineStage
+from parallel.jax.stage_states import StageStates
 from parallel.jax.tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -28,6 +29,7 @@ __all__ = [
     "DistributedDataParallel",
     "PipelineStage",
     "SplitWeight",
+    "StageStates",
     "SummedParameter",
     "balance_loss",
     "copy_to_region",

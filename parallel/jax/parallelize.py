@@ -184,8 +184,8 @@ def parallelize(
     node: a bias there, an array of one axis, is split with the columns, and stays whole where the
     rows are split. Matrices become ``SplitWeight``s, of which ``x @ w``, ``w @ x`` and
     ``w[indices]`` work as before. ``Shard(axis)`` in the place of a style splits an array of any
-    shape, such as experts, and leaves it to the model what it does with its part. Gradients,
-    optimizers and ``fsdp.shard`` take the tree as it is; another ``parallelize`` splits parts again.
+    shape, such as experts, and the model uses its ``array``. Gradients, optimizers and
+    ``fsdp.shard`` take the tree as it is; another ``parallelize`` splits parts once more.
 
     Args:
         params: a pytree, the same on all ranks: dicts, equinox modules.
@@ -214,7 +214,11 @@ def parallelize(
     return jax.tree_util.tree_unflatten(structure, cut)
 
 
-def _cut(leaf: Any, path: str, style: ParallelStyle, mesh: DeviceMesh, features_first: bool) -> Any:
+def _cut(
+    leaf: Any, path: str, style: ParallelStyle | Shard, mesh: DeviceMesh, features_first: bool
+) -> Any:
+    if isinstance(style, Shard):
+        return SplitWeight(_own_part(leaf, path, style.dim, mesh), mesh, style, style.dim)
     if isinstance(style, SequenceParallel):
         return SummedParameter(leaf, mesh)
     if not isinstance(style, ColwiseParallel | RowwiseParallel):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from gpt.config import Config
-from gpt.dims import Dims
 from meshlib.sharding import Replicate, Shard
+from numpy_gpt.config import Config
+from numpy_gpt.dims import Dims
 from parallel import (
     ColwiseParallel,
     ParallelStyle,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.settings import SettingsFile
 
-from gpt.dims import Sizes
+from numpy_gpt.dims import Sizes
 from parallel.pipeline import get_schedule_class
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.config import Config
-from gpt.dims import Dims
+from numpy_gpt.config import Config
+from numpy_gpt.dims import Dims
 
 Codes = npt.NDArray[Any]
 

@@ -1,21 +1,14 @@
-"""The program: train as the config says, with checkpoints, and draw how it went."""
+"""Training as the config says, with checkpoints."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import numpy as np
 from support.progress import Progress
 
 import meshlib as dist
-from gpt.config import Config
-from gpt.pictures import draw_losses, draw_timelines
-from gpt.trainer import Trainer
 from meshlib.checkpoint import Checkpointer
+from numpy_gpt.trainer import Trainer
 from parallel.stage_states import StageStates
-
-HERE = Path(__file__).parent
 
 
 class Saving:
@@ -62,31 +55,3 @@ def train(
             saving.after_step(losses)
     saving.close()
     return losses
-
-
-def main() -> None:
-    """Read the config, train, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--config", type=Path, default=HERE / "gpt.toml")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where the pictures go")
-    parser.add_argument("--checkpoints", help="save here, and go on from what is here")
-    parser.add_argument("--stop-after", type=int, help="cut the run after so many steps")
-    args = parser.parse_args()
-    config = Config(args.config)
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
-    trainer = Trainer(config, mesh)
-    losses = train(trainer, args.checkpoints or config.checkpoints.folder or None, args.stop_after)
-    timing = trainer.schedule.timeline() if trainer.dims.sizes.pp > 1 else None
-    first = dist.get_rank() == 0
-    dist.destroy_process_group()
-    if not first:
-        return
-    draw_losses(losses, mesh.described(), args.out / "gpt.png")
-    np.savetxt(args.out / "gpt-losses.txt", losses, "%.17g")
-    print(f"loss curve {args.out / 'gpt.png'}")
-    if timing is not None:
-        draw_timelines(trainer.schedule.table, timing, args.out / "gpt-pipeline.png")
-        print(f"timeline of the last step {args.out / 'gpt-pipeline.png'}")
-    print(
-        f"{len(losses)} steps: loss {losses[0]:.4f} -> {losses[-1]:.4f} nats on {mesh.described()}"
-    )

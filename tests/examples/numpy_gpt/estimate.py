@@ -1,6 +1,6 @@
 """What a run will take of each rank, by formulas: memory, and bytes sent in a step by mesh dim.
 
-    meshlib explain estimate examples/gpt/estimate.py examples/gpt/gpt.toml
+    meshlib explain estimate tests/examples/numpy_gpt/estimate.py FILE
 
 Nothing is started, and no array is made. docs/which-dim.md has the formulas and their sources.
 """
@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for gpt and support
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2] / "examples")]  # for numpy_gpt and support
 
-from gpt.config import Config
-from gpt.dims import Sizes
-from gpt.model import names_of
-from meshlib import DeviceMesh
-from parallel.pipeline import get_schedule_class, most_held
+from meshlib import DeviceMesh  # noqa: E402
+from numpy_gpt.config import Config  # noqa: E402
+from numpy_gpt.dims import Sizes  # noqa: E402
+from numpy_gpt.model import names_of  # noqa: E402
+from parallel.pipeline import get_schedule_class, most_held  # noqa: E402
 
 STATES = 2  # of AdamW: two moments for each value
 INDEX = 8  # bytes of an int64

@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 import meshlib as dist
-from gpt.config import Config, Schedule
-from gpt.data import Batches
-from gpt.dims import Dims
-from gpt.model import make_stage, names_of
-from gpt.split import split_stage
 from meshlib import DeviceMesh
+from numpy_gpt.config import Config, Schedule
+from numpy_gpt.data import Batches
+from numpy_gpt.dims import Dims
+from numpy_gpt.model import make_stage, names_of
+from numpy_gpt.split import split_stage
 from parallel import VocabParallelCrossEntropyLoss, clip_grad_norm_, nn, optim
 from parallel.context import sequence_positions
 from parallel.pipeline import Part, PipelineStage, get_schedule_class

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt.config import Config, Model
-from gpt.dims import Dims
+from numpy_gpt.config import Config, Model
+from numpy_gpt.dims import Dims
 from parallel import nn
 from parallel.expert import MoE
 from parallel.pipeline import Part

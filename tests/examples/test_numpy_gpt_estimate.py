@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from counting import Count, counting
-from gpt.config import Config
-from gpt.dims import Sizes
-from gpt.estimate import Estimate, explain
-from gpt.trainer import Trainer
-from gpt_runs import EVERYTHING, EXAMPLE, some, write_config
+from numpy_gpt.config import Config
+from numpy_gpt.dims import Sizes
+from numpy_gpt.estimate import Estimate, explain
+from numpy_gpt.trainer import Trainer
+from numpy_gpt_runs import EVERYTHING, EXAMPLE, some, write_config
 
 import meshlib as dist
 from meshlib.mesh.config import MeshConfig
