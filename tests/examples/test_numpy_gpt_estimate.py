@@ -7,7 +7,7 @@ from numpy_gpt.config import Config
 from numpy_gpt.dims import Sizes
 from numpy_gpt.estimate import Estimate, explain
 from numpy_gpt.trainer import Trainer
-from numpy_gpt_runs import EVERYTHING, EXAMPLE, some, write_config
+from numpy_gpt_runs import EVERYTHING, FOLDER, some, write_config
 
 import meshlib as dist
 from meshlib.mesh.config import MeshConfig
@@ -179,5 +179,5 @@ def test_estimate(dims, sequence, tmp_path, counted):
 
 def test_the_page_shows_what_is_printed():
     mesh = MeshConfig.from_string("pp=2,dp_shard=2,tp=2").mesh_for(8)
-    page = (EXAMPLE.parents[1] / "docs" / "which-dim.md").read_text()
-    assert f"```text\n{explain(EXAMPLE / 'gpt.toml', mesh)}```" in page
+    page = (FOLDER.parents[2] / "docs" / "which-dim.md").read_text()
+    assert f"```text\n{explain(FOLDER / 'gpt.toml', mesh)}```" in page
