@@ -79,8 +79,13 @@ class SplitWeight:
         y = self.array @ self.enter(x)
         return self._leave(y, -2 if y.ndim > 1 else -1)
 
-    def __getitem__(self, indices: Any) -> jax.Array:
-        """Return the rows of ``indices``, whole numbers of any shape: an embedding."""
+    def __getitem__(self, indices: Any) -> Any:
+        """Return the rows of ``indices``, whole numbers of any shape: an embedding.
+
+        ``w[...]`` is the weight itself, as flax asks for it.
+        """
+        if indices is Ellipsis:
+            return self
         if not isinstance(self.style, RowwiseParallel) or self.axis % self.array.ndim:
             raise TypeError("w[indices] needs a weight split by RowwiseParallel() along axis 0")
         axis = _sequence(self.style.output_layouts)
@@ -133,6 +138,10 @@ class SummedParameter:
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
         return self.array.shape
+
+    def __getitem__(self, indices: Any) -> jax.Array:
+        """Return what the array has there."""
+        return self.__jax_array__()[indices]
 
     def __jax_array__(self) -> jax.Array:
         return copy_to_region(jnp.asarray(self.array), self.mesh)

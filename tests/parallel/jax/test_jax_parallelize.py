@@ -199,3 +199,42 @@ def test_products_that_a_split_does_not_have():
             np.asarray(share_input(x, params["head"]))
 
     run_ranks(rank, 2, timeout=60)
+
+
+def test_flax_modules():
+    """Whose layers take their products, and leave dtypes alone, as they are told."""
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(5, 4)))
+    options = {
+        "param_dtype": jnp.float64,
+        "promote_dtype": lambda arrays, **_: arrays,
+        "dot_general": lambda x, w, *_, **__: x @ w,
+    }
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.up = nnx.Linear(4, 6, rngs=rngs, **options)
+            self.down = nnx.Linear(6, 4, rngs=rngs, **options)
+
+        def __call__(self, x):
+            return self.down(jnp.tanh(self.up(x)))
+
+    graph, whole = nnx.split(Model(nnx.Rngs(0)))
+
+    def loss(params):
+        return jnp.sin(nnx.merge(graph, params)(x)).mean()
+
+    expected, grads = jax.value_and_grad(loss)(whole)
+
+    def rank():
+        tp = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))["tp"]
+        styles = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        params = parallelize(whole, tp, styles)
+        assert [leaf.shape for leaf in jax.tree.leaves(params)] == [(4,), (3, 4), (3,), (4, 3)]
+        value, own = jax.jit(jax.value_and_grad(loss))(params)
+        np.testing.assert_allclose(value, expected, atol=1e-12)
+        parts = parallelize(grads, tp, styles)
+        for one, part in zip(jax.tree.leaves(own), jax.tree.leaves(parts), strict=True):
+            np.testing.assert_allclose(one, part, atol=1e-12)
+
+    run_ranks(rank, 2, timeout=100)
