@@ -64,7 +64,7 @@ class StageStates:
         shapes = {path: tuple(array.shape) for path, array in whole.items()}
 
         def like(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
-            # What has not the parameter's shape is a count of steps.
+            # An array of another shape than the parameter's is a count of steps.
             return model[keys[0]] if shapes.get(keys[0]) == shape else ...
 
         return {"model": model, "optimizer": like}

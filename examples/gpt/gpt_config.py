@@ -1,7 +1,4 @@
-"""All settings of a run, from one TOML file, and the six dims that a mesh may have.
-
-A setting that is wrong, or does not fit the mesh, is named with its table and value.
-"""
+"""All settings of a run, from one TOML file, and the six dims that a mesh may have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The model: the parameters of its parts, and what a stage computes with them.
 
-The functions are those of one process. ``parallelize`` and ``fsdp.shard`` make nodes of the weights
-that know over which ranks they are split; cp is in the attention, ep in the mixture of experts.
+The functions are those of one process. ``parallelize`` and ``fsdp.shard`` make nodes of weights,
+which know their ranks. cp is in the attention, ep in the mixture of experts.
 """
 
 from __future__ import annotations

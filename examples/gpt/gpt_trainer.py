@@ -91,8 +91,8 @@ class Trainer:
     def batch(self, step: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Return this rank's inputs and targets of a step, (sequences, length): of it alone.
 
-        Microbatch m has the m-th part of the step's sequences on whatever mesh; of that each rank
-        of ``dims.sequences`` has an equal share, and of each sequence its part along cp.
+        Microbatch m has the m-th part of the step's sequences on any mesh. Each rank of
+        ``dims.sequences`` has an equal share of it, and of each sequence its part along cp.
         """
         text, context = read_library(self.config.data.characters), self.config.model.context
         rng = np.random.default_rng([self.config.run.seed, step])

@@ -1,7 +1,7 @@
 """Mixtures of experts on plain arrays: which experts a token goes to, and the order of its rows.
 
-A *row* is one choice of one token, numbered choice * tokens + token: first choices come before
-second ones, so that an expert of limited capacity takes them first. ``xp`` is the arrays' library;
+A *row* is one choice of one token, numbered choice * tokens + token. First choices come before
+second ones: an expert of limited capacity takes them first. ``xp`` is the arrays' library;
 inside ``jax.jit`` all shapes are known while tracing.
 """
 

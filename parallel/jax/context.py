@@ -33,7 +33,7 @@ def ring_attention(
     """Return this rank's places of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
     ``k`` and ``v`` go round the ranks of ``mesh`` in n - 1 messages, and round again, with their
-    gradients, in the derivative; the keys of all ranks are never in one place. With ``causal``,
+    gradients, in the derivative. The keys of all ranks are never in one place. With ``causal``,
     query i attends to the keys up to i; ``zigzag`` says which places each rank has. Liu et al.,
     "Ring Attention", arXiv:2310.01889. Reverse-mode derivatives of the first order only.
 
@@ -113,9 +113,10 @@ def _ring_forward(
 def _ring_backward(
     over: _Over, saved: tuple[jax.Array, ...], grad: jax.Array
 ) -> tuple[jax.Array, ...]:
+    q, k, v, out, logs = saved
     ring = _ring_over(over, grad.shape[1])
-    grads = ring.backward(_Permutes(over[0]), *saved, grad)
-    return tuple(one.astype(x.dtype) for one, x in zip(grads, saved, strict=False))
+    grads = ring.backward(_Permutes(over[0]), q, k, v, out, logs, grad)
+    return tuple(one.astype(x.dtype) for one, x in zip(grads, (q, k, v), strict=True))
 
 
 _ring.defvjp(_ring_forward, _ring_backward)

@@ -94,8 +94,8 @@ def balance_loss(routes: Routes, mesh: Ranks | None = None) -> jax.Array:
 def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     """Return ``y``, and let ``loss`` count for the gradients besides what ``y`` is used for.
 
-    As if it had been added to the loss of which the gradient is taken: so a layer adds a balance
-    loss without its callers knowing, in whichever stage of a pipeline.
+    Its gradients are those of a sum with the loss. So a layer adds a balance loss that its callers
+    do not know of, in any stage of a pipeline.
     """
     del loss
     return y
@@ -105,7 +105,11 @@ def _with_loss_forward(y: jax.Array, loss: jax.Array) -> tuple[jax.Array, jax.Ar
     return y, jnp.ones_like(loss)
 
 
-with_loss.defvjp(_with_loss_forward, lambda one, grad: (grad, one))
+def _with_loss_backward(one: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return grad, one
+
+
+with_loss.defvjp(_with_loss_forward, _with_loss_backward)
 
 
 def mixture(
@@ -122,8 +126,8 @@ def mixture(
 
     Args:
         networks: ``networks(rows, counts)`` is given rows (n, dim), sorted by expert, ``counts[i]``
-            of them for the i-th expert here, and returns as many. Behind them are rows of zeros,
-            whose results do not matter.
+            of them for the i-th expert here, and returns as many. Rows of zeros follow, whose
+            results do not matter.
         x: this rank's tokens, (tokens, dim).
         weights: of the choices, (tokens, top_k).
         chosen: which experts they are, (tokens, top_k).

@@ -190,11 +190,11 @@ def parallelize(
         })
 
     The styles are those of ``parallel.parallelize``. A path means a leaf, or all leaves below a
-    node: a bias there, an array of one axis, is split with the columns, and stays whole where the
-    rows are split. Matrices become ``SplitWeight``s, of which ``x @ w``, ``w @ x`` and
-    ``w[indices]`` work as before. ``Shard(axis)`` in the place of a style splits an array of any
-    shape, such as experts, and the model uses its ``array``. Gradients, optimizers and
-    ``fsdp.shard`` take the tree as it is; another ``parallelize`` splits parts once more.
+    node. A bias there, an array of one axis, is split with the columns and whole with the rows.
+    Matrices become ``SplitWeight``s, of which ``x @ w``, ``w @ x`` and ``w[indices]`` work as
+    before. ``Shard(axis)`` in the place of a style splits an array of any shape, such as experts,
+    and the model uses its ``array``. Gradients, optimizers and ``fsdp.shard`` take the tree as it
+    is; another ``parallelize`` splits parts once more.
 
     Args:
         params: a pytree, the same on all ranks: dicts, equinox modules.

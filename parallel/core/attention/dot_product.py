@@ -1,6 +1,6 @@
 """Softmax attention of one block of queries over one block of keys, and its derivative.
 
-The forward pass keeps the result and the logarithm of each softmax's denominator; the derivative
+The forward pass keeps the result and the logarithm of each softmax's denominator. The derivative
 computes the softmax again (Dao et al., "FlashAttention", arXiv:2205.14135, sections 3.1 and B.2).
 ``merge`` joins results over parts of the keys by these logarithms.
 

@@ -2,7 +2,7 @@
 
 Liu et al., "Ring Attention", arXiv:2310.01889; why causal attention in a row leaves ranks idle:
 Brandon et al., "Striped Attention", arXiv:2311.09431. In each of n steps a rank computes with the
-keys and values that it has, and passes them on meanwhile: it never has more than two ranks' keys
+keys and values that it has, and passes them on meanwhile. It never has more than two ranks' keys
 besides its own. Backward goes round again, and the gradients of keys and values travel with them.
 """
 
@@ -72,10 +72,9 @@ class Ring:
     def block(self, source: int, half: int) -> Block | None:
         """Return what is computed with the keys of rank ``source``; None: no query sees them.
 
-        ``half`` is the length of a chunk of a zig-zag. Ranks have two of them: of the keys of one
-        before this rank all queries see the early chunk, and none the late one; those of one after
-        it are seen, all of them, by the late queries. So each step but the first is half of a
-        block.
+        ``half`` is the length of a chunk of a zig-zag, of which each rank has two. All queries see
+        the early chunk of a rank before this one, and none its late chunk. The late queries see all
+        keys of a rank after this one. So each step but the first is half of a block.
         """
         everything = slice(None)
         if not self.causal or self.rank == source:
@@ -163,8 +162,8 @@ class MessageCarrier:
     """Passes arrays on by messages of ``group``: n - 1 times, from one buffer into another.
 
     A rank waits for those before it only, so messages of all steps could pile up with a slow one.
-    Hence each rank tells the one before it that it has begun with a step, and that one sends what
-    comes a step later only then: one message goes into the buffer, and one may be under way.
+    So each rank tells the one before it when it begins a step. Only then that rank sends the next
+    step's message: one message goes into the buffer, and one may be under way.
     """
 
     def __init__(self, group: ProcessGroup, xp: Namespace) -> None:
