@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib import get_world_size, jit
+from meshlib.extend.jit import host_call
 from parallel.core.experts import (
     Score,
     by_arrival,
@@ -225,7 +226,7 @@ def _exchanged(
 
     spec = jax.ShapeDtypeStruct((room, *rows.shape[1:]), rows.dtype)
     counts = (out_of.astype(np.int32), into.astype(np.int32))
-    return jit.host_call(move, [spec], rows, *counts, ordered=True, group=group)[0]
+    return host_call(move, [spec], rows, *counts, ordered=True, group=group)[0]
 
 
 _exchange: Any = jax.custom_vjp(_exchanged, nondiff_argnums=(3, 4))
