@@ -28,8 +28,10 @@ $(DEMO): $(SOURCES)  # who only looks does not wait for linters and JAX
 demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
-demo-4d: $(DEMO)  ## train a GPT on 8 ranks: 2 stages of a pipeline, each sharded by 2 and split by 2
-	$(BIN)/meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt
+demo-4d: $(DEMO)  ## train a GPT in JAX on 8 ranks: 2 stages, each sharded by 2 and split by 2; and on one
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,jax]'
+	$(BIN)/meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt --stop-after 100
+	$(BIN)/meshrun --mesh dp_shard=1 examples/gpt --stop-after 100
 
 test: $(STAMP)  ## run all tests, in some 10 minutes on 2 cores
 	@echo "make test: all tests, some 10 minutes on 2 cores and less on more"

@@ -1,20 +1,73 @@
-"""Train a GPT on the source of Python's own library, over any mesh; see ``gpt.toml``.
+"""Train a GPT in JAX on the source of Python's own library, over any mesh; see ``gpt.toml``.
 
     meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt --config examples/gpt/gpt.toml
 
 The six dims are pp, dp_replicate, dp_shard, cp, tp and ep; those that the mesh does not name have
-one rank. Whichever it is, the losses are the same. ``meshlib explain estimate
-examples/gpt/estimate.py examples/gpt/gpt.toml`` says what a run will take, before it begins.
+one rank. Whichever it is, the losses are the same. A checkpoint loads on any other mesh.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for gpt and support
+import jax
+import numpy as np
+from gpt_config import Config
+from gpt_trainer import Trainer
 
-from gpt.run import main
+import meshlib as dist
+from meshlib.checkpoint import Checkpointer
+
+
+def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> list[float]:
+    """Train, from the newest checkpoint in ``folder`` on; return the losses of all steps."""
+    config = trainer.config
+    run, tokens = config.run, config.data.batch_size * config.model.context
+    files = Checkpointer(folder, keep_last=run.keep) if folder else None
+    losses: list[float] = []
+    if files is not None and files.latest() is not None:
+        loaded = files.load({"training": trainer.states.layout(trainer.tree), "losses": ...})
+        trainer.take(*trainer.states.restore(trainer.tree, loaded["training"]))
+        losses = loaded["losses"].tolist()
+    last, since = len(losses) + 1, time.monotonic()
+    for number in range(len(losses), run.steps if stop_after is None else stop_after):
+        losses.append(trainer.step(number))
+        now = time.monotonic()
+        if number + 1 == last:  # it was compiled in this step
+            since = now
+        elif dist.get_rank() == 0 and (number + 1) % 10 == 0:
+            speed = (number + 1 - last) * tokens / (now - since)
+            print(f"step {number + 1}: loss {losses[-1]:.4f}, {speed:,.0f} tokens a second")
+        if files is not None and len(losses) % run.every == 0:
+            state = trainer.states.state(trainer.tree)
+            files.save({"training": state, "losses": np.array(losses)}, step=len(losses))
+    if files is not None:
+        files.close()
+    return losses
+
+
+def main() -> None:
+    """Read the config, train, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_name("gpt.toml"))
+    parser.add_argument("--checkpoints", default="", help="save here, and go on from what is here")
+    parser.add_argument("--stop-after", type=int, help="cut the run after so many steps")
+    parser.add_argument("--losses", type=Path, help="write the losses into this file")
+    args = parser.parse_args()
+    config = Config(args.config)
+    jax.config.update("jax_enable_x64", config.run.dtype == "float64")
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    losses = train(Trainer(config, mesh), args.checkpoints or config.run.folder, args.stop_after)
+    first = dist.get_rank() == 0
+    dist.destroy_process_group()
+    if first:
+        start, end = losses[0], losses[-1]
+        print(f"{len(losses)} steps on {mesh.described()}: loss {start:.4f} -> {end:.4f} nats")
+        if args.losses:
+            np.savetxt(args.losses, losses, "%.17g")
+
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,7 @@
 from parallel.context.all_to_all import UlyssesAttention
 from parallel.context.parallelize import context_parallel
 from parallel.context.ring import RingAttention
-from parallel.context.sequence import sequence_positions, split_sequence
+from parallel.core.attention.places import sequence_positions, split_sequence
 
 __all__ = [
     "RingAttention",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace
-from parallel.context.sequence import positions_of
+from parallel.core.attention.places import positions_of
 from parallel.groups import Ranks, resolve
 from parallel.nn.layers.attention import DotProductAttention
 

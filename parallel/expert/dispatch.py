@@ -9,6 +9,7 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace
+from parallel.core.experts import by_arrival, by_expert
 
 
 class Dispatch:
@@ -41,14 +42,9 @@ class Dispatch:
         self.tokens: int = int(tokens)
         self.top_k: int = int(top_k)
         self._group = group if group is not None and group.size() > 1 else None
-        # First choices come before second ones: theirs are the rows that an expert takes first.
-        chosen = experts.T.reshape(-1)
-        rows = xp.argsort(chosen, kind="stable")
-        counts = _on_host(xp.bincount(chosen, minlength=count))
-        if capacity is not None:
-            begins = np.repeat(np.cumsum(counts) - counts, counts)
-            rows = rows[xp.asarray(np.arange(len(begins)) - begins < capacity)]
-            counts = np.minimum(counts, capacity)
+        rows, counts = by_expert(xp, experts, count, capacity)
+        counts = _on_host(counts)
+        rows = rows[: int(counts.sum())]
         self.rows: Array = rows
         """The choices that are sent, in the order in which they are: choice * tokens + token."""
         self._merge: Array | None = None
@@ -67,10 +63,9 @@ class Dispatch:
         self.counts = incoming.sum(axis=0).tolist()
         self._sent = outgoing.sum(axis=1).tolist()
         self._received = incoming.sum(axis=1).tolist()
-        here = incoming.shape[1]
-        if here > 1:  # from "by rank, then expert" to "by expert, then rank"
-            which = np.repeat(np.tile(np.arange(here), group.size()), incoming.reshape(-1))
-            self._merge = namespace(self.rows).asarray(np.argsort(which, kind="stable"))
+        if incoming.shape[1] > 1:
+            order = by_arrival(np, incoming, int(incoming.sum()))
+            self._merge = namespace(self.rows).asarray(order)
 
     @property
     def dropped(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy.typing as npt
 
 from parallel.arrays import Array
 from parallel.checks import check_instance, check_number
+from parallel.core.experts import Score, capacity_of
 from parallel.expert.dispatch import Dispatch
 from parallel.expert.experts import Experts
-from parallel.expert.router import Router, Score
+from parallel.expert.router import Router
 from parallel.groups import Ranks, resolve
 from parallel.nn.layers.activations import GELU
 from parallel.nn.module import Module
@@ -118,7 +118,9 @@ class MoE(Module):
         """
         flat = x.reshape(-1, x.shape[-1]) if getattr(x, "ndim", 0) else x
         weights, chosen = self.router(flat)
-        plan = Dispatch(chosen, self.router.experts, self._ep, self._capacity(len(flat)))
+        experts = self.router.experts
+        capacity = capacity_of(self.capacity_factor, len(flat), self.router.top_k, experts)
+        plan = Dispatch(chosen, experts, self._ep, capacity)
         self.dropped: int = plan.dropped
         arriving = plan.send(flat[plan.tokens_of_rows])
         shared = None if self.shared is None else self.shared(x)
@@ -155,9 +157,3 @@ class MoE(Module):
         input_grad += of_router
         input_grad = input_grad.reshape(grad.shape)
         return input_grad if shared is None else input_grad + shared
-
-    def _capacity(self, tokens: int) -> int | None:
-        if self.capacity_factor is None:
-            return None
-        router = self.router
-        return math.ceil(self.capacity_factor * router.top_k * tokens / router.experts)

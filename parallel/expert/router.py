@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +11,17 @@ import numpy.typing as npt
 from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.checks import check_generator, check_nonnegative, to_count, to_floating
+from parallel.core.experts import Score, choose, load_balance, scores_of
 from parallel.groups import Ranks, resolve
 from parallel.nn.layers.linear import check_input, uniform_init
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
-Score = Literal["softmax", "sigmoid"]
-
 
 class Router(Module):
     """A linear layer that scores the experts for each token, of which the best ``top_k`` are taken.
 
-    Scores are ``softmax(x @ weight.T)`` (Shazeer et al., arXiv:1701.06538; GShard, Switch, Mixtral)
-    or ``sigmoid`` of it (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Of equal scores the first
-    expert's counts more, so ranks with the same tokens choose alike.
+    Scores are ``softmax(x @ weight.T)`` or ``sigmoid`` of it: see ``parallel.core.experts``.
 
     Args:
         dim: the size of a token.
@@ -99,13 +96,9 @@ class Router(Module):
             raise ValueError(f"x must be tokens of shape (n, {x.shape[-1]}), got {list(x.shape)}")
         xp = namespace(x)
         logits = x @ self.weight.data.T
-        if self.score == "softmax":
-            scores = xp.exp(logits - logits.max(axis=-1, keepdims=True))
-            scores /= scores.sum(axis=-1, keepdims=True)
-        else:
-            scores = (xp.tanh(logits * 0.5) + 1) * 0.5
-        chosen = xp.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
-        weights = best = xp.take_along_axis(scores, chosen, axis=-1)
+        scores = scores_of(xp, logits, self.score)
+        best, chosen = choose(xp, scores, self.top_k)
+        weights = best
         if self.normalize:
             weights = best / best.sum(axis=-1, keepdims=True)
         balance_grad = self._balance(scores, chosen)
@@ -124,7 +117,7 @@ class Router(Module):
         self.load = counts
         shares = scores / scores.sum(axis=-1, keepdims=True)
         loss, grad = load_balance(counts, shares)
-        self.balance_loss = loss
+        self.balance_loss = float(loss)
         return grad * self.balance_weight
 
     def backward(self, grad: Array) -> Array:
@@ -147,33 +140,3 @@ class Router(Module):
             logits_grad = scores_grad * scores * (1 - scores)
         self.defer(lambda: self.weight.accumulate_matmul(logits_grad.T, x))
         return logits_grad @ self.weight.data
-
-
-def load_balance(counts: Array, shares: Array) -> tuple[float, Array]:
-    """Return the balance loss ``n * sum_e(f_e * P_e)``, and its gradient by ``shares``.
-
-    f_e is the share of all choices that fell on expert e, P_e the mean over the tokens of what the
-    router gave it. The loss is 1 where all experts are equally busy, and n where one has all. f_e
-    has no derivative: the gradient goes through P_e.
-
-    Lepikhin et al., "GShard", arXiv:2006.16668, section 2.2; Fedus et al., "Switch Transformers",
-    arXiv:2101.03961, equation 4.
-
-    Args:
-        counts: how many choices fell on each of the n experts, (n,); over all ranks whose tokens
-            count.
-        shares: what the router gave each expert of each token here, (tokens, n); rows sum to 1.
-
-    Returns:
-        The loss, this rank's share of it: its average over ranks of equally many tokens is the
-        loss of all of their tokens. And the gradient, which is the same for each token: (n,).
-    """
-    tokens, experts = shares.shape
-    total = counts.sum()
-    if not tokens or not total:
-        return 0.0, shares.sum(axis=0)
-    fractions = (counts / total).astype(shares.dtype)
-    return (
-        experts * float((fractions * shares.mean(axis=0)).sum()),
-        fractions * (experts / tokens),
-    )

@@ -3,8 +3,18 @@
 from parallel.jax import fsdp
 from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
+from parallel.jax.experts import (
+    balance_loss,
+    exchange,
+    grouped_matmul,
+    mixture,
+    route,
+    with_loss,
+)
 from parallel.jax.local_devices import DataParallel
+from parallel.jax.parallelize import SplitWeight, SummedParameter, parallelize, share_input
 from parallel.jax.pipeline import PipelineStage
+from parallel.jax.stage_states import StageStates
 from parallel.jax.tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -18,13 +28,24 @@ __all__ = [
     "DataParallel",
     "DistributedDataParallel",
     "PipelineStage",
+    "SplitWeight",
+    "StageStates",
+    "SummedParameter",
+    "balance_loss",
     "copy_to_region",
+    "exchange",
     "fsdp",
     "gather_from_region",
+    "grouped_matmul",
+    "mixture",
+    "parallelize",
     "reduce_from_region",
     "ring_attention",
+    "route",
     "scatter_to_region",
+    "share_input",
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
+    "with_loss",
 ]

@@ -8,15 +8,15 @@ be averaged over ``mesh`` as over data-parallel ranks.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
-from parallel.context.ring import Block, block_of
-from parallel.context.sequence import half_of
+from parallel.core.attention.dot_product import attend
+from parallel.core.attention.places import half_of
+from parallel.core.attention.ring import Ring
 
 Group = ProcessGroup | DeviceMesh | None
 
@@ -33,7 +33,7 @@ def ring_attention(
     """Return this rank's places of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
     ``k`` and ``v`` go round the ranks of ``mesh`` in n - 1 messages, and round again, with their
-    gradients, in the derivative; the keys of all ranks are never in one place. With ``causal``,
+    gradients, in the derivative. The keys of all ranks are never in one place. With ``causal``,
     query i attends to the keys up to i; ``zigzag`` says which places each rank has. Liu et al.,
     "Ring Attention", arXiv:2310.01889. Reverse-mode derivatives of the first order only.
 
@@ -72,7 +72,8 @@ def ulysses_attention(
         return jit.all_to_all(x, mesh, split_axis=split, concat_axis=concat, tiled=True)
 
     # JAX's own attention has its softmax in float32, whatever it is given.
-    out, _ = _attend(cross(q, 2, 1), cross(k, 2, 1), cross(v, 2, 1), causal)
+    whole = q.shape[1] * size
+    out, _ = attend(jnp, *(cross(x, 2, 1) for x in (q, k, v)), causal=causal, rows=whole)
     return cross(out.astype(q.dtype), 1, 2)
 
 
@@ -91,7 +92,6 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
         )
 
 
-_KEYS, _GRADIENTS = 0, 1  # tags: what one rank sends the next in a step
 _Over = tuple[Group, bool, bool]  # the ranks, causal, zigzag
 
 
@@ -106,128 +106,44 @@ _ring: jax.custom_vjp[jax.Array] = _rule
 def _ring_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, over: _Over
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    size = get_world_size(over[0])
-    held, out, logs = jnp.stack([k, v]), q, q
-    for step in range(size):
-        passing = None
-        if step + 1 < size:
-            passing = _pass_on(held, over, _KEYS)
-            held = passing.x
-        block = _block(step, q, over)
-        if block is not None:
-            rows, keys, causal = block
-            part = _attend(q[:, rows], held[0][:, keys], held[1][:, keys], causal)
-            if step == 0:
-                out, logs = part
-            else:
-                own = logs[:, rows]
-                together = jnp.logaddexp(own, part[1])
-                merged = out[:, rows] * jnp.exp(own - together)
-                merged += part[0] * jnp.exp(part[1] - together)
-                out, logs = out.at[:, rows].set(merged), logs.at[:, rows].set(together)
-        if passing is not None:
-            held = jit.permute_done(passing, after=(out, logs))
+    out, logs = _ring_over(over, q.shape[1]).forward(_Permutes(over[0]), q, k, v)
     return out.astype(q.dtype), (q, k, v, out, logs)
 
 
 def _ring_backward(
     over: _Over, saved: tuple[jax.Array, ...], grad: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     q, k, v, out, logs = saved
-    along = (out * grad).sum(axis=-1, keepdims=True)
-    size = get_world_size(over[0])
-    if size == 1:
-        q_grad, own = _attend_backward(q, k, v, grad, along, logs, over[1])
-        return q_grad.astype(q.dtype), own[0].astype(k.dtype), own[1].astype(v.dtype)
-    keys_coming = _pass_on(jnp.stack([k, v]), over, _KEYS)
-    held = keys_coming.x
-    q_grad, own = part = _attend_backward(q, held[0], held[1], grad, along, logs, over[1])
-    # What others add to the gradients of these keys comes with the last step.
-    travelling, coming = jnp.zeros_like(own), None
-    for step in range(1, size):
-        held = jit.permute_done(keys_coming, after=part)
-        if step + 1 < size:
-            keys_coming = _pass_on(held, over, _KEYS)
-            held = keys_coming.x
-        block = _block(step, q, over)
-        if block is not None:
-            rows, keys, causal = block
-            part = _attend_backward(
-                q[:, rows],
-                held[0][:, keys],
-                held[1][:, keys],
-                grad[:, rows],
-                along[:, rows],
-                logs[:, rows],
-                causal,
-            )
-            q_grad = q_grad.at[:, rows].add(part[0])
-        if coming is not None:
-            # They were with the rank before, which is done with them.
-            travelling = jit.permute_done(coming, after=part)
-        if block is not None:
-            travelling = travelling.at[:, :, block.keys].add(part[1])
-        coming = _pass_on(travelling, over, _GRADIENTS)
-    assert coming is not None
-    own = own + jit.permute_done(coming)
-    return q_grad.astype(q.dtype), own[0].astype(k.dtype), own[1].astype(v.dtype)
+    ring = _ring_over(over, grad.shape[1])
+    grads = ring.backward(_Permutes(over[0]), q, k, v, out, logs, grad)
+    return tuple(one.astype(x.dtype) for one, x in zip(grads, (q, k, v), strict=True))
 
 
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _pass_on(x: jax.Array, over: _Over, tag: int) -> jit.Passing:
-    """Begin to send ``x`` to the next rank, and to receive that of the one before."""
-    size = get_world_size(over[0])
-    perm = [(rank, (rank + 1) % size) for rank in range(size)]
-    return jit.permute_start(x, perm, over[0], tag=tag)
-
-
-def _block(step: int, q: jax.Array, over: _Over) -> Block | None:
+def _ring_over(over: _Over, length: int) -> Ring:
     mesh, causal, zigzag = over
-    rank, size = get_rank(mesh), get_world_size(mesh)
-    return block_of(rank, (rank - step) % size, q.shape[1] // 2, causal, zigzag)
+    return Ring(jnp, get_rank(mesh), get_world_size(mesh), causal, zigzag, rows=length)
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """Return the result for these keys, and the logarithms, (batch, length, heads, 1)."""
-    scores = _scores(q, k, causal)
-    logs = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    out = jnp.einsum("bkgqt,btkd->bqkgd", jnp.exp(scores - logs), v)
-    return out.reshape(q.shape), jnp.moveaxis(logs, 3, 1).reshape(*q.shape[:3], 1)
+class _Permutes(NamedTuple):
+    """Passes arrays on to the next rank while XLA computes."""
+
+    mesh: Group
+
+    def start(self, x: jax.Array, tag: int) -> _Permuted:
+        size = get_world_size(self.mesh)
+        perm = [(rank, (rank + 1) % size) for rank in range(size)]
+        return _Permuted(jit.permute_start(x, perm, self.mesh, tag=tag))
 
 
-def _attend_backward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    grad: jax.Array,
-    along: jax.Array,
-    logs: jax.Array,
-    causal: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Return the gradient of ``q``, and those of ``k`` and ``v`` stacked."""
+class _Permuted(NamedTuple):
+    passing: jit.Passing
 
-    def by_head(x: jax.Array) -> jax.Array:  # (batch, length, heads, n) as scores have them
-        return jnp.moveaxis(x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[3]), 1, 3)
+    @property
+    def x(self) -> jax.Array:
+        return self.passing.x
 
-    weights = jnp.exp(_scores(q, k, causal) - by_head(logs))
-    grads = by_head(grad.astype(weights.dtype))
-    of_v = jnp.einsum("bkgqt,bkgqd->btkd", weights, grads)
-    of_scores = weights * (jnp.einsum("bkgqd,btkd->bkgqt", grads, v) - by_head(along))
-    of_scores *= 1 / math.sqrt(q.shape[-1])
-    of_q = jnp.einsum("bkgqt,btkd->bqkgd", of_scores, k).reshape(q.shape)
-    of_k = jnp.einsum("bkgqt,bkgqd->btkd", of_scores, by_head(q))
-    return of_q, jnp.stack([of_k, of_v])
-
-
-def _scores(q: jax.Array, k: jax.Array, causal: bool) -> jax.Array:
-    """Return the scores, (batch, kv_heads, heads / kv_heads, queries, keys), float32 or wider."""
-    grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("bqkgd,btkd->bkgqt", grouped, k, preferred_element_type=wide)
-    scores *= 1 / math.sqrt(q.shape[-1])
-    if not causal:
-        return scores
-    rows, columns = (jnp.arange(length) for length in scores.shape[-2:])
-    return jnp.where(columns <= rows[:, None], scores, -jnp.inf)
+    def done(self, after: Any) -> jax.Array:
+        return jit.permute_done(self.passing, after)

@@ -11,9 +11,9 @@ import numpy as np
 
 from parallel.arrays import Array
 from parallel.checks import check_callable
+from parallel.core.pipeline.stage import Spec, Stage, as_tuple
 from parallel.groups import Ranks
 from parallel.jax.trees import TreeOfParameters, is_trained
-from parallel.pipeline.stages.stage import Spec, Stage, as_tuple
 
 Tree = Any
 _Trained = list[jax.Array]

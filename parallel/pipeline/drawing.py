@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from parallel.pipeline.tables.simulation import Timing
-from parallel.pipeline.tables.table import Kind
+from parallel.core.pipeline.simulation import Timing
+from parallel.core.pipeline.table import Kind
 
 COLOURS: dict[Kind, str] = {
     Kind.FORWARD: "#4878b0",

@@ -6,11 +6,11 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from parallel.core.pipeline.messages import message_of
+from parallel.core.pipeline.named import get_schedule_class
+from parallel.core.pipeline.simulation import USUAL_COSTS, Costs, most_held, simulate
+from parallel.core.pipeline.table import Kind, Table
 from parallel.pipeline.drawing import draw, text
-from parallel.pipeline.named import get_schedule_class
-from parallel.pipeline.running.messages import message_of
-from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
-from parallel.pipeline.tables.table import Kind, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

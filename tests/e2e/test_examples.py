@@ -156,44 +156,6 @@ def test_digits_in_jit(tmp_path, name, mesh):
     assert float(accuracy[1]) >= 90
 
 
-@pytest.mark.timeout(200)
-def test_gpt_jax_2d_resumes_exactly(tmp_path):
-    pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
-    config = shortened(
-        tmp_path,
-        "gpt_jax_2d",
-        characters=20_000,
-        layers=1,
-        width=16,
-        context=16,
-        steps=12,
-        batch_size=8,
-        warmup=2,
-        checkpoint_every=4,
-    )
-    script = (EXAMPLES / "gpt_jax_2d.py", "--config", config)
-
-    def run(out, *options, code=0):
-        return meshrun(tmp_path, "--mesh", config, *script, "--out", out, *options, code=code)
-
-    printed = run("whole")
-    assert re.search(r"^def .", printed, re.M), printed
-    assert re.search(r"^12 steps: loss \d\.\d{4} -> \d\.\d{4} nats", printed, re.M), printed
-    assert (tmp_path / "whole" / "gpt_jax_2d.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-    run("broken", "--break-at", 6, code=1)  # two steps after a checkpoint
-    resumed = run("broken", "--resume")
-    assert resumed.splitlines()[-1] == printed.splitlines()[-1]
-    for part in range(2):
-        one, other = (
-            dict(np.load(tmp_path / folder / f"gpt_jax_2d-tp{part}.npz"))
-            for folder in ("whole", "broken")
-        )
-        assert one.keys() == other.keys()
-        for name, leaf in one.items():
-            np.testing.assert_array_equal(leaf, other[name])
-
-
 def test_uneven_inputs(tmp_path):
     out = meshrun(tmp_path, "--mesh", "dp=3", EXAMPLES / "uneven_inputs.py", "--epochs", 12)
     for rank, (images, steps) in enumerate([(239, 3), (479, 7), (719, 11)]):

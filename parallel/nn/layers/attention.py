@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import to_count, to_generator
-from parallel.nn.layers.dot_product import attend, attend_backward, component_along
+from parallel.core.attention.dot_product import attend, attend_backward, component_along
 from parallel.nn.layers.linear import Linear, check_last
 from parallel.nn.layers.rotary import RotaryEmbedding
 from parallel.nn.module import Module
@@ -68,7 +66,7 @@ class DotProductAttention(Module):
 
     def attend(self, q: Array, k: Array, v: Array) -> Array:
         """Return ``forward`` of arguments that were checked."""
-        out, logs = attend(q, k, v, 1 / math.sqrt(q.shape[-1]), self.causal)
+        out, logs = attend(namespace(q), q, k, v, causal=self.causal)
         self.save_for_backward((q, k, v, out, logs))
         return out.astype(q.dtype, copy=False)
 
@@ -76,8 +74,7 @@ class DotProductAttention(Module):
         """Return the gradients of q, k and v."""
         q, k, v, out, logs = self.saved()
         along = component_along(out, grad, k.shape[2])
-        scale = 1 / math.sqrt(q.shape[-1])
-        grads = attend_backward(q, k, v, grad, along, logs, scale, self.causal)
+        grads = attend_backward(namespace(q), q, k, v, grad, along, logs, causal=self.causal)
         q_grad, k_grad, v_grad = (
             one.astype(x.dtype, copy=False) for one, x in zip(grads, (q, k, v), strict=True)
         )

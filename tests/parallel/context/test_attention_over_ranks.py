@@ -16,6 +16,7 @@ from parallel.context import (
     sequence_positions,
     split_sequence,
 )
+from parallel.core.attention.ring import Ring
 
 KINDS = {
     "ring": RingAttention,
@@ -83,14 +84,12 @@ def test_places_of_a_zigzag_are_an_early_and_a_late_chunk():
 
 
 def pairs(n, causal, zigzag, length=8):
-    """How many pairs of a query and a key each rank computes, as ``block_of`` says."""
-    from parallel.context.ring import block_of
-
+    """How many pairs of a query and a key each rank computes, as ``Ring.block`` says."""
     counts = []
     for rank in range(n):
         total = 0
         for source in range(n):
-            block = block_of(rank, source, length // 2, causal, zigzag)
+            block = Ring(np, rank, n, causal, zigzag).block(source, length // 2)
             if block is not None:
                 places = np.arange(length)
                 shape = len(places[block.queries]), len(places[block.keys])

@@ -17,7 +17,8 @@ from jax_settings import jax_settings  # noqa: E402
 import meshlib.jit as mj  # noqa: E402
 from meshlib.extend.jit import host_call  # noqa: E402
 from parallel.context import sequence_positions  # noqa: E402
-from parallel.jax import context, ring_attention, ulysses_attention  # noqa: E402
+from parallel.core.attention import ring  # noqa: E402
+from parallel.jax import ring_attention, ulysses_attention  # noqa: E402
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 
@@ -108,13 +109,13 @@ def test_without_a_mask_and_in_half_precision():
     run_ranks(rank, 2)
 
 
-@pytest.mark.parametrize("name", ["_attend", "_attend_backward"])
+@pytest.mark.parametrize("name", ["attend", "attend_backward"])
 def test_keys_pass_while_the_rank_computes(name, monkeypatch):
     """Rank 0 computes with its own keys until rank 1, which comes later, computes with them."""
-    attend, steps = getattr(context, name), [iter(range(2)), iter(range(2))]
+    attend, steps = getattr(ring, name), [iter(range(2)), iter(range(2))]
     begun = [threading.Event(), threading.Event()]
 
-    def noted(q, k, *others):
+    def noted(xp, q, k, *others, **options):
         me = dist.get_rank()
         step = next(steps[me])
 
@@ -125,10 +126,11 @@ def test_keys_pass_while_the_rank_computes(name, monkeypatch):
                 assert begun[1].wait(60), "rank 1 has not got them"
 
         spec = jax.ShapeDtypeStruct(q.shape, q.dtype)
-        return attend(*host_call(begin, [spec], q, k, ordered=False), k, *others)
+        (q,) = host_call(begin, [spec], q, k, ordered=False)
+        return attend(xp, q, k, *others, **options)
 
-    monkeypatch.setattr(context, name, noted)
-    backward = name == "_attend_backward"
+    monkeypatch.setattr(ring, name, noted)
+    backward = name == "attend_backward"
 
     def rank():
         def late(program):

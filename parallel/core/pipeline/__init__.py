@@ -1,0 +1,1 @@
+"""Pipelines: schedules as tables, and the one executor of all of them."""

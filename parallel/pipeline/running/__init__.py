@@ -1,1 +1,0 @@
-"""A step of a pipeline: microbatches, messages, and the executor."""

@@ -1,1 +1,0 @@
-"""Schedules: each is a function that returns its table."""

@@ -1,1 +1,0 @@
-"""What a rank computes: stages, what they pass on, and parameters that several have."""

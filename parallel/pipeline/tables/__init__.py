@@ -1,1 +1,0 @@
-"""A schedule as data: actions, tables of them, and what they cost."""
