@@ -102,8 +102,8 @@ class AutoCommunicator(Forwarding, Communicator):
     def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
-        (self._chosen or self._choose(call)).resume(call, buffer, op)
+    def resume(self, call: Call, status: int) -> None:
+        (self._chosen or self._choose(call)).resume(call, status)
 
     # Point to point.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
+
+import numpy as np
 
 from meshlib.calls.failures.failure import Failure
 from meshlib.calls.lane import Lane
@@ -17,11 +18,12 @@ from meshlib.calls.lanes import Lanes
 from meshlib.calls.legs import Leg
 from meshlib.calls.members import Members
 from meshlib.calls.shortcut import SHORT, Shortcut
-from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
+from meshlib.calls.spec import CallSpec, Run, Straight
 from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
+from meshlib.recording.log import LOGGER
 from meshlib.recording.recorder import COLLECTIVE, Record
-from transport.call import Call, CallHeader, Kind
+from transport.call import OP_CODES, Call, CallHeader, Kind
 from transport.communicators.base import Communicator
 from transport.condition import has
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -31,8 +33,8 @@ from transport.operands.reduce_op import ReduceOp
 
 T = TypeVar("T")
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
-_ALL_REDUCE = Kind.ALL_REDUCE
+_OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
+"""The reductions that are the same object wherever a program uses them, by their codes."""
 
 
 class Door:
@@ -49,17 +51,15 @@ class Door:
         self.ranks: tuple[int, ...] = members.ranks
         self.rank: int = members.rank()
         self.failure: Failure = failure
-        # Held while a call is numbered and queued; the compiled core looks at it without waiting.
-        self._numbering = Lock()
         name = members.group_desc or members.id
         self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
         self._context = context
         state.turns = self.lanes.collectives
 
     def issue(
-        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
+        self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None
     ) -> Any:
-        """Make one call: ``run(communicator, call)`` of ``what`` at its turn.
+        """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
 
         Collectives run in the order of issue; so do point-to-point calls with one peer, direction
         and tag, independently of all others. ``timeout``: by default the group's. An asynchronous
@@ -70,18 +70,15 @@ class Door:
         broke it if it is broken; ``DistBackendError`` in a signal handler that has interrupted a
         call which this one would have to wait for.
         """
-        seconds = self.members.seconds if timeout is None else self._seconds(what, timeout)
+        seconds = self.members.seconds
+        if timeout is not None:
+            seconds = self.checked(spec.kind, to_seconds, timeout)
         state = self.state
         shortcut = state.shortcut
         if shortcut is not None and not async_op:
-            try:
-                result = shortcut.issue(what, seconds)
-            except Exception as error:
-                self._note_refused(what, error)
-                raise
+            result = shortcut.open(spec, seconds)
             if result is not NotImplemented:
                 return result
-        spec = self._spell_out(what) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
         context = self._context
         if device != "cpu":
@@ -96,7 +93,8 @@ class Door:
             lane = lanes.of_peer(kind, peer, spec.extra) if message else lanes.collectives
             if not async_op and self._is_blocked(lane):
                 raise self._interrupted(kind)
-            with self._numbering:
+            try:
+                state.order.numbering = True  # the compiled core makes none of its own meanwhile
                 packed = state.order.next_header(spec)
                 record = context.recorder.open(
                     self.members.id, packed, spec.nbytes, peer, not async_op, seconds
@@ -108,7 +106,9 @@ class Door:
                 if inline and async_op and not self._ends_at_once(spec):
                     lane.leave()
                     inline = False
-                work = None if inline else self._enqueue(lane, run, record, what, spec)
+                work = None if inline else self._enqueue(lane, run, record, spec)
+            finally:
+                state.order.numbering = False
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
@@ -136,23 +136,6 @@ class Door:
             self.failure.refuse(kind, error)
             raise
 
-    def _seconds(self, what: CallSpec | InPlace, timeout: Timeout) -> float:
-        kind = _ALL_REDUCE if isinstance(what, tuple) else what.kind
-        return self.checked(kind, to_seconds, timeout)
-
-    def _spell_out(self, what: InPlace) -> CallSpec:
-        array, op, spelled_out = what
-        return self.checked(_ALL_REDUCE, spelled_out, array, op)
-
-    def _note_refused(self, what: CallSpec | InPlace, error: Exception) -> None:
-        """Tell the other members if the ``error`` of a shortcut is in the call's arguments."""
-        if isinstance(what, tuple):
-            array, op, spelled_out = what
-            try:
-                spelled_out(array, op)
-            except Exception:  # noqa: BLE001 (it is ``error`` once more)
-                self.failure.refuse(_ALL_REDUCE, error)
-
     def _check_device(self, device: str) -> None:
         backends = self.members.backends
         # Arrays on a GPU have a way by the host's backend.
@@ -160,11 +143,11 @@ class Door:
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
 
-    def _is_straight(self, what: CallSpec | InPlace, spec: CallSpec) -> bool:
+    def _is_straight(self, spec: CallSpec) -> bool:
         """Whether a call is what ``Straight`` says."""
         if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
             return False
-        return isinstance(spec.run, Straight) or (isinstance(what, tuple) and what[0].flags.carray)
+        return isinstance(spec.run, Straight)
 
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
@@ -227,9 +210,7 @@ class Door:
             " reads between its calls"
         )
 
-    def _enqueue(
-        self, lane: Lane, run: Run, record: Record, what: CallSpec | InPlace, spec: CallSpec
-    ) -> Work[Any]:
+    def _enqueue(self, lane: Lane, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
         work, device = self._work(record, lane), spec.device
 
         def task() -> None:
@@ -242,7 +223,7 @@ class Door:
                 work.fail(error)
 
         legs = self.lanes.collectives
-        if legs.overlapping and lane is legs and self._is_straight(what, spec):
+        if legs.overlapping and lane is legs and self._is_straight(spec):
             lane.submit(Leg(legs, task, record.nbytes, record.start))
         else:
             lane.submit(task)
@@ -291,26 +272,23 @@ class Door:
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
         outline = state.communicators["cpu"].outline() if met else None
-        # What ``issue`` works with, in the order of ``transport/native/calls/shortcut.c``.
-        of_group = (self.members.id, self._resume, self._run, state.order, self._numbering)
-        of_lanes = (*lanes.collectives.parts(), lanes.parts_of_peer)
-        of_rank = (context.recorder, context.observers, context.log.levels)
-        parts = (*of_group, *of_lanes, *of_rank)
+        # In the order of ``transport/native/calls/shortcut.c``.
+        of_group = (self.members.id, self.ranks, self._resume, self._run, state.order)
+        of_lanes = (lanes.collectives, lanes.of_peer)
+        of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
+        parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
         shortcut: Shortcut = core.Shortcut(outline, met, parts)
         with state.lock:
             if state.usual:
                 state.shortcut = shortcut
 
-    def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
-        """Go on with the all_reduce of ``tensor``, or without ``op`` the barrier, that the shortcut
-        began; the turn is its own to give back.
-        """
+    def _resume(self, record: Record, status: int) -> None:
+        """Go on with the call that the shortcut began; the turn is its own to give back."""
 
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.resume(call, None if op is None else tensor.ravel(), op)
-            return None if op is None else tensor
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.resume(call, status)
 
-        return self._run(run, record, "cpu")
+        self._run(run, record, "cpu")
 
     # ------------------------------------------------------------------ the end
 

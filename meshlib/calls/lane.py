@@ -11,7 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from transport.condition import Condition, has, let_go
+from meshlib.calls.turn import Turn
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 
 IDLE_SECONDS = 5.0
@@ -25,37 +26,22 @@ class LaneThread(threading.Thread):
         self.lane = lane
 
 
-class Lane:
+class Lane(Turn):
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
     ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+
+    The thread that runs a task has the turn. A task leaves the queue after the turn is taken, so
+    the lane is idle when the queue is empty and the turn is free, looked at in this order.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Held by the thread that runs a task, and knows it. A task leaves the queue after this is
-        # taken, so the lane is idle when the queue is empty and this is free, looked at in this
-        # order.
-        self._turn = threading.RLock()
         self._queue: deque[Callable[[], None]] = deque()
+        super().__init__(self._queue)
         # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
         self._changed = Condition()
-        self._draining = 0
         self._thread: threading.Thread | None = None
-
-    def parts(self) -> tuple[Lane, deque[Callable[[], None]], threading.RLock]:  # pyright: ignore[reportInvalidTypeForm]
-        """Return this, what is queued, and the turn: for the compiled core, which enters, too."""
-        return self, self._queue, self._turn
-
-    def try_enter(self) -> bool:
-        """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
-        return not self._queue and not self.is_mine() and self._turn.acquire(False)
-
-    def leave(self) -> None:
-        """End what ``try_enter`` began."""
-        self._turn.release()
-        if self._draining:
-            self._notify()
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the lane's thread when all before it have ended."""
@@ -71,11 +57,11 @@ class Lane:
         """Wait until nothing is queued or running; return whether that came in time (seconds)."""
         try:
             with self._changed.lock:
-                self._draining += 1
+                self.draining += 1
                 try:
                     return self._changed.wait_for(self.is_idle, timeout)
                 finally:
-                    self._draining -= 1
+                    self.draining -= 1
         except BaseException:
             let_go(self._changed.lock)
             raise
@@ -96,13 +82,10 @@ class Lane:
                 return self.try_enter()
             finally:
                 if not mine:
-                    let_go(self._turn)
+                    self.release()
 
-    def is_mine(self) -> bool:
-        """Whether the calling thread has the turn."""
-        return has(self._turn)
-
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """See ``Turn.leave``."""
         with self._changed.lock:
             self._changed.notify_all()
 
@@ -115,14 +98,13 @@ class Lane:
                     if self._thread is me:
                         self._thread = None
                     return
-            with self._turn:
-                # A thread that was joined and one that came after it may both have seen a task.
-                task = self._queue.popleft() if self._queue else None
-                if task is not None:
-                    task()
-                del task  # its arrays must not live until the next task comes
-            if self._draining:
-                self._notify()
+            self.enter()
+            # A thread that was joined and one that came after it may both have seen a task.
+            task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()
+            del task  # its arrays must not live until the next task comes
+            self.leave()
 
 
 class Continuations(Lane):

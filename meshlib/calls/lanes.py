@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakValueDictionary
 
 from meshlib.calls.lane import Continuations, Lane
@@ -35,7 +34,7 @@ class Lanes:
         self._kept: deque[Lane] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()  # of the two: additions, and looks at all
 
-    def of_peer(self, kind: Kind, peer: int, tag: int) -> Lane:
+    def of_peer(self, kind: Kind, peer: int, tag: int, /) -> Lane:
         """Return the lane of a point-to-point call."""
         # A sender's messages share one connection; receives are matched by their tags.
         key = (kind, peer, 0 if kind is Kind.SEND else tag)
@@ -48,10 +47,6 @@ class Lanes:
                     lane = self._peers[key] = Lane(name)
                     self._kept.append(lane)
         return lane
-
-    def parts_of_peer(self, kind: Kind, peer: int, tag: int, /) -> tuple[Any, ...]:
-        """Return the ``parts`` of that lane."""
-        return self.of_peer(kind, peer, tag).parts()
 
     def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
         """Let calls end, and what follows on them; return whether all did in time.

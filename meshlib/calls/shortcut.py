@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.calls.spec import CallSpec
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Kind, history_after, pack_header
+from transport.deadline import Timeout
 from transport.native import core
 
 SHORT = frozenset(
@@ -16,8 +17,8 @@ SHORT = frozenset(
 
 
 class Shortcut(Protocol):
-    """Opens the usual calls of a group in compiled code, as ``Door.issue`` would, and makes those
-    itself that are small and for which the ranks share memory.
+    """Numbers and records the usual calls of a group in compiled code, as ``Door.issue`` would.
+    Where the ranks share memory it makes collectives on NumPy arrays, too.
 
     What has to wait long, or goes wrong, goes on in ``Door``, and raises as ever. NotImplemented is
     for a call that is not the usual one: nothing has happened then.
@@ -28,22 +29,34 @@ class Shortcut(Protocol):
     met: bool
     """Whether it takes collectives: those before the members have met are left to Python."""
 
-    def issue(self, what: CallSpec | InPlace, seconds: float, /) -> Any:
-        """Make the call and return what it returns, or NotImplemented."""
+    def make(
+        self, kind: int, listed: bool, arguments: tuple[Any, ...], timeout: Timeout, /
+    ) -> Any:
+        """Make the collective ``kind`` of what its method is called with, without ``async_op``.
+
+        ``listed``: a part for each member is an array in a list, else the parts are one array.
+        Return what the method returns, or NotImplemented.
+        """
+        ...
+
+    def open(self, what: CallSpec, seconds: float, /) -> Any:
+        """Have Python make the call and return what it returns, or NotImplemented."""
         ...
 
 
 class CallOrder:
     """``sequence`` is the number of the last collective, ``messages`` that of the last call with
-    one peer, ``history`` what ``CallHeader`` says.
+    one peer, ``history`` what ``CallHeader`` says. ``numbering``: a thread is about to number and
+    queue a call, between which no other may come.
     """
 
-    __slots__ = ("history", "messages", "sequence")
+    __slots__ = ("history", "messages", "numbering", "sequence")
 
     def __init__(self) -> None:
         self.sequence: int = 0
         self.messages: int = 0
         self.history: int = 0
+        self.numbering: bool = False
 
     def next_header(self, spec: CallSpec, /) -> bytes:
         """Number the call ``spec`` and return its header, packed (see ``CallHeader``)."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
 from transport.native import core
-from transport.operands.reduce_op import ReduceOp
 
 Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
@@ -84,12 +81,3 @@ PythonsCallSpec = CallSpec
 if core is not None and not TYPE_CHECKING:
     CallSpec = core.CallSpec
 
-
-_Array = np.ndarray[Any, Any]
-InPlace = tuple[_Array, ReduceOp, Callable[[_Array, ReduceOp], CallSpec]]
-"""The call that is small most often, an all_reduce of a NumPy array where it lies: the array, the
-op, and what makes a ``CallSpec`` of them, or raises what is to be said against it.
-
-The shortcut needs no more than the first two, and what the call is, spelled out, takes longer than
-the call. A tuple, because making any other object is a tenth of it.
-"""

@@ -18,6 +18,8 @@ from transport.deadline import Timeout
 
 T = TypeVar("T")
 
+ARRAYS, LISTS = False, True
+"""How the methods of a kind have a part for each member: in one array, or an array in a list."""
 NO_MEMBER: Any = None
 """What calls return on a rank that is no member, of which their types say nothing."""
 _USUAL = frozenset((np.ndarray, list, type(None)))
@@ -43,11 +45,21 @@ class GroupOfRanks:
         arguments: tuple[Any, ...],
         async_op: bool,
         timeout: Timeout | None,
+        listed: bool | None = None,
     ) -> Any:
         """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
         them; see ``Door.issue``. None on a rank that is no member.
+
+        ``listed``: see ``Shortcut.make``; None where that does not know the arguments.
         """
         door = self.door
+        shortcut = door.state.shortcut
+        if shortcut is not None and listed is not None and not async_op:
+            result = shortcut.make(
+                kind, listed, arguments, door.members.seconds if timeout is None else timeout
+            )
+            if result is not NotImplemented:
+                return result
         if door.rank < 0:
             return None
         try:  # as ``Door.checked``, whose call is a part of a small collective's time

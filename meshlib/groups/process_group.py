@@ -13,7 +13,7 @@ from meshlib.calls.door import Door
 from meshlib.calls.failures.failure import Failure
 from meshlib.calls.members import Members
 from meshlib.calls.shortcut import Shortcut
-from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.state import GroupState, Lifecycle
 from meshlib.collectives.collectives import Collectives
 from meshlib.events.events import Departures
@@ -157,10 +157,10 @@ class ProcessGroup(Collectives):
     # ------------------------------------------------------------------ calls
 
     def issue(
-        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
+        self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None
     ) -> Any:
         """Make one call; see ``Door.issue``."""
-        return self.door.issue(what, async_op, timeout)
+        return self.door.issue(spec, async_op, timeout)
 
     @contextmanager
     def observed(self, observer: Observer) -> Generator[None]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec
-from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind
 from meshlib.jit.program import HostArray, HostFunction
@@ -173,17 +172,6 @@ class AllReduce(SameShape):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        op, group, otherwise = self.op, self.group, super().host_side(x)
-
-        def call(output: HostArray, x: HostArray) -> None:
-            if type(output) is np.ndarray:
-                group.issue(in_place_reduction(output, op))
-            else:
-                otherwise(output, x)
-
-        return call
 
     def transposed(self) -> InJit | None:
         return self if self.op.kind in _LINEAR else None

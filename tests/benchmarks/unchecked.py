@@ -16,7 +16,7 @@ from typing import Any
 import transport.shm.communicator
 from meshlib.calls.door import Door
 from meshlib.calls.shortcut import SHORT
-from meshlib.calls.spec import CallSpec, InPlace, Run
+from meshlib.calls.spec import CallSpec, Run
 from meshlib.groups import process_group
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Call, CallHeader
@@ -50,16 +50,10 @@ class UncheckedDoor(Door):
     """A door that neither records nor numbers calls; for synchronous collectives."""
 
     def issue(
-        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
+        self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None
     ) -> Any:
         """See ``Door.issue``: this is what it would be without checks."""
         seconds = self.members.seconds if timeout is None else to_seconds(timeout)
-        shortcut = self.state.shortcut
-        if shortcut is not None and not async_op:
-            result = shortcut.issue(what, seconds)
-            if result is not NotImplemented:
-                return result
-        spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
         if spec.device not in self.members.backends:
             raise ValueError(f"{self} has no backend for arrays on {spec.device!r}")
         if self._context.observers:
@@ -75,7 +69,7 @@ class UncheckedDoor(Door):
                 raise RuntimeError("unchecked calls are not logged")
         try:
             result = self._run_unchecked(spec.run, _UncheckedCall(seconds), spec.device)
-            if shortcut is None and spec.kind in SHORT:
+            if self.state.shortcut is None and spec.kind in SHORT:
                 self.open_shortcut(met=True)
                 if self.state.shortcut is not None:
                     self.state.shortcut.checked = False

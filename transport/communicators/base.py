@@ -192,8 +192,8 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
         return None
 
-    def resume(self, call: Call, buffer: Buffer | None, op: ReduceOp | None) -> None:
-        """Go on with an all_reduce (without ``buffer``: a barrier) that the core has begun."""
+    def resume(self, call: Call, status: int) -> None:
+        """Go on with a collective that the core has begun; ``status`` is what it said."""
         raise NotImplementedError
 
     @property

@@ -44,6 +44,7 @@ typedef struct {
     PyObject_HEAD
     unsigned long long sequence, messages;
     unsigned short history;
+    char numbering; /* a thread is about to number and queue a call in Python */
 } Order;
 
 /* ------------------------------------------------------------------ record.c: a call's record */

@@ -1,6 +1,7 @@
 /* The module transport.native._core. */
 #include "binding/group.h"
 #include "binding/ring.h"
+#include "calls/turns.h"
 
 /* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -64,7 +65,7 @@ static int fill(PyObject *module) {
     PyTypeObject *shortcut_type;
     init_clock();
     init_crc32c();
-    if (init_shortcut() || add_type(module, &order_spec, &order_type) ||
+    if (init_shortcut() || add_type(module, &order_spec, &order_type) || add_type(module, &turn_spec, &turn_type) ||
         add_type(module, &fields_spec, &fields_type) || add_type(module, &recorder_spec, &recorder_type) ||
         add_type(module, &group_spec, &group_type) || add_ring_end(module) || init_spec(module) ||
         add_type(module, &shortcut_spec, &shortcut_type))

@@ -7,6 +7,7 @@ static PyMemberDef order_members[] = {
     {"sequence", T_ULONGLONG, offsetof(Order, sequence), 0, NULL},
     {"history", T_USHORT, offsetof(Order, history), 0, NULL},
     {"messages", T_ULONGLONG, offsetof(Order, messages), 0, NULL},
+    {"numbering", T_BOOL, offsetof(Order, numbering), 0, NULL},
     {NULL}};
 
 /* One argument of read_header, for a field of so many bits. */

@@ -1,76 +1,40 @@
-/* Whose turn it is: meshlib/calls/lane.py, entered from here. */
+/* Whose turn it is: a lock that knows its thread, and those who wait in a queue beside it. */
 #include "turns.h"
 
-static PyObject *str_draining, *str_notify;
+PyTypeObject *turn_type;
 
-int make_turn(Turn *turn, PyObject *lane, PyObject *queue, PyObject *lock) {
-    *turn = (Turn){.lane = Py_NewRef(lane), .queue = Py_NewRef(queue)};
-    turn->owned = PyObject_GetAttrString(lock, "_is_owned");
-    turn->acquire = turn->owned ? PyObject_GetAttrString(lock, "acquire") : NULL;
-    turn->release = turn->acquire ? PyObject_GetAttrString(lock, "release") : NULL;
-    if (turn->release) return 0;
-    drop_turn(turn);
-    return -1;
-}
+static inline int is_mine(const Turn *turn) { return turn->owner == PyThread_get_thread_ident(); }
 
-Turn same_turn(const Turn *turn) {
-    Py_INCREF(turn->lane);
-    Py_INCREF(turn->queue);
-    Py_INCREF(turn->owned);
-    Py_INCREF(turn->acquire);
-    Py_INCREF(turn->release);
-    return *turn;
-}
-
-void drop_turn(Turn *turn) {
-    Py_CLEAR(turn->lane);
-    Py_CLEAR(turn->queue);
-    Py_CLEAR(turn->owned);
-    Py_CLEAR(turn->acquire);
-    Py_CLEAR(turn->release);
-}
-
-int visit_turn(const Turn *turn, visitproc visit, void *arg) {
-    Py_VISIT(turn->lane);
-    Py_VISIT(turn->queue);
-    Py_VISIT(turn->owned);
-    Py_VISIT(turn->acquire);
-    Py_VISIT(turn->release);
-    return 0;
-}
-
-int take_turn(const Turn *turn) {
+int try_enter(Turn *turn) {
     Py_ssize_t queued = PyObject_Size(turn->queue);
     if (queued) return queued < 0 ? -1 : 0;
-    PyObject *value = PyObject_CallNoArgs(turn->owned);
-    int mine = value == Py_True;
-    Py_XDECREF(value);
-    if (!value || mine) return value ? 0 : -1;
-    value = PyObject_CallOneArg(turn->acquire, Py_False);
-    if (!value) return -1;
-    int taken = value == Py_True;
-    Py_DECREF(value);
-    return taken;
+    if (is_mine(turn) || !PyThread_acquire_lock(turn->lock, NOWAIT_LOCK)) return 0;
+    turn->owner = PyThread_get_thread_ident();
+    return 1;
 }
 
-int leave_turn(const Turn *turn) {
-    PyObject *value = PyObject_CallNoArgs(turn->release);
-    if (!value) return -1;
-    Py_DECREF(value);
-    value = PyObject_GetAttr(turn->lane, str_draining);
-    if (!value) return -1;
-    int draining = PyObject_IsTrue(value);
-    Py_DECREF(value);
-    if (draining <= 0) return draining;
-    value = PyObject_CallMethodNoArgs(turn->lane, str_notify);
+static void release(Turn *turn) {
+    if (!is_mine(turn)) return;
+    turn->owner = 0;
+    PyThread_release_lock(turn->lock);
+}
+
+static int leave(Turn *turn) {
+    release(turn);
+    if (!turn->draining) return 0;
+    PyObject *value = PyObject_CallMethod((PyObject *)turn, "notify", NULL);
     Py_XDECREF(value);
     return value ? 0 : -1;
 }
 
-PyObject *leave_with(const Turn *turn, PyObject *result) {
+PyObject *leave_with(Turn *turn, PyObject *result) {
     PyObject *type, *value, *trace;
+    if (!turn->draining) { /* the usual case at once */
+        release(turn);
+        return result;
+    }
     PyErr_Fetch(&type, &value, &trace);
-    if (leave_turn(turn) < 0) {
+    if (leave(turn) < 0) {
         Py_CLEAR(result);
         if (type) PyErr_Clear();
     }
@@ -78,39 +42,83 @@ PyObject *leave_with(const Turn *turn, PyObject *result) {
     return result;
 }
 
-/* ------------------------------------------------------------------ of messages */
+/* ------------------------------------------------------------------ the type */
 
-#define SEND 10 /* transport.call.Kind's, whose turns have no tags: meshlib/calls/lanes.py */
-
-static int has(const PeerTurn *of, const CallSpec *spec) {
-    return of->kind == spec->header.kind && of->peer == spec->peer &&
-           (of->tag == spec->header.extra || of->kind == SEND);
+static PyObject *turn_try_enter(Turn *turn, PyObject *Py_UNUSED(none)) {
+    int entered = try_enter(turn);
+    return entered < 0 ? NULL : PyBool_FromLong(entered);
 }
 
-int find_turn(PeerTurns *turns, const CallSpec *spec, Turn *found) {
-    for (int i = 0; i < turns->count; i++)
-        if (has(&turns->known[i], spec)) {
-            *found = same_turn(&turns->known[i].turn);
-            return 0;
-        }
-    PyObject *parts = PyObject_CallFunction(turns->parts_of_peer, "OiI", spec->kind, spec->peer,
-                                            (unsigned int)spec->header.extra);
-    PyObject *lane, *queue, *lock;
-    int failed = !parts || !PyArg_ParseTuple(parts, "OOO", &lane, &queue, &lock) ||
-                 make_turn(found, lane, queue, lock) < 0;
-    Py_XDECREF(parts);
-    if (failed) return -1;
-    /* Another thread may have come here meanwhile: one of them stands twice then. */
-    int at = turns->count < KNOWN_TURNS ? turns->count++ : turns->next;
-    turns->next = (at + 1) % KNOWN_TURNS;
-    Turn before = turns->known[at].turn;
-    turns->known[at] = (PeerTurn){spec->header.kind, spec->peer, spec->header.extra, same_turn(found)};
-    drop_turn(&before);
+static PyObject *turn_enter(Turn *turn, PyObject *Py_UNUSED(none)) {
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(turn->lock, WAIT_LOCK);
+    Py_END_ALLOW_THREADS
+    turn->owner = PyThread_get_thread_ident();
+    Py_RETURN_NONE;
+}
+
+static PyObject *turn_release(Turn *turn, PyObject *Py_UNUSED(none)) {
+    release(turn);
+    Py_RETURN_NONE;
+}
+
+static PyObject *turn_leave(Turn *turn, PyObject *Py_UNUSED(none)) {
+    if (leave(turn) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *turn_is_mine(Turn *turn, PyObject *Py_UNUSED(none)) { return PyBool_FromLong(is_mine(turn)); }
+
+/* Turn(queue) */
+static int turn_init(Turn *turn, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *queue;
+    if (turn->lock) {
+        PyErr_SetString(PyExc_RuntimeError, "a Turn is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "O", &queue)) return -1;
+    if (!(turn->lock = PyThread_allocate_lock())) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    turn->queue = Py_NewRef(queue);
     return 0;
 }
 
-int init_turns(void) {
-    str_draining = PyUnicode_InternFromString("_draining");
-    str_notify = PyUnicode_InternFromString("_notify");
-    return str_draining && str_notify ? 0 : -1;
+static int turn_traverse(Turn *turn, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(turn));
+    Py_VISIT(turn->queue);
+    return 0;
 }
+
+static int turn_clear(Turn *turn) {
+    Py_CLEAR(turn->queue);
+    return 0;
+}
+
+static void turn_dealloc(Turn *turn) {
+    PyTypeObject *type = Py_TYPE(turn);
+    PyObject_GC_UnTrack(turn);
+    turn_clear(turn);
+    if (turn->lock) PyThread_free_lock(turn->lock);
+    type->tp_free((PyObject *)turn);
+    Py_DECREF(type);
+}
+
+static PyMethodDef turn_methods[] = {{"try_enter", (PyCFunction)(void (*)(void))turn_try_enter, METH_NOARGS, NULL},
+                                     {"enter", (PyCFunction)(void (*)(void))turn_enter, METH_NOARGS, NULL},
+                                     {"release", (PyCFunction)(void (*)(void))turn_release, METH_NOARGS, NULL},
+                                     {"leave", (PyCFunction)(void (*)(void))turn_leave, METH_NOARGS, NULL},
+                                     {"is_mine", (PyCFunction)(void (*)(void))turn_is_mine, METH_NOARGS, NULL},
+                                     {NULL}};
+static PyMemberDef turn_members[] = {{"draining", T_INT, offsetof(Turn, draining), 0, NULL}, {NULL}};
+static PyType_Slot turn_slots[] = {{Py_tp_init, turn_init},
+                                   {Py_tp_new, PyType_GenericNew},
+                                   {Py_tp_dealloc, turn_dealloc},
+                                   {Py_tp_traverse, turn_traverse},
+                                   {Py_tp_clear, turn_clear},
+                                   {Py_tp_methods, turn_methods},
+                                   {Py_tp_members, turn_members},
+                                   {0, NULL}};
+PyType_Spec turn_spec = {"transport.native._core.Turn", sizeof(Turn), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, turn_slots};

@@ -28,7 +28,7 @@ typedef enum {
 } Status;
 
 /* The kinds of calls: transport/call.py. */
-enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL };
+enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL, SEND, RECV };
 
 #pragma pack(push, 1)
 /* What must be equal on all members: transport/call.py. */
