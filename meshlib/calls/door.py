@@ -56,9 +56,7 @@ class Door:
         self._context = context
         state.turns = self.lanes.collectives
 
-    def issue(
-        self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Any:
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
 
         Collectives run in the order of issue; so do point-to-point calls with one peer, direction

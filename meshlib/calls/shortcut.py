@@ -29,9 +29,7 @@ class Shortcut(Protocol):
     met: bool
     """Whether it takes collectives: those before the members have met are left to Python."""
 
-    def make(
-        self, kind: int, listed: bool, arguments: tuple[Any, ...], timeout: Timeout, /
-    ) -> Any:
+    def make(self, kind: int, listed: bool, arguments: tuple[Any, ...], timeout: Timeout, /) -> Any:
         """Make the collective ``kind`` of what its method is called with, without ``async_op``.
 
         ``listed``: a part for each member is an array in a list, else the parts are one array.

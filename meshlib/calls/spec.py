@@ -80,4 +80,3 @@ class CallSpec:
 PythonsCallSpec = CallSpec
 if core is not None and not TYPE_CHECKING:
     CallSpec = core.CallSpec
-

@@ -156,9 +156,7 @@ class ProcessGroup(Collectives):
 
     # ------------------------------------------------------------------ calls
 
-    def issue(
-        self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Any:
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Make one call; see ``Door.issue``."""
         return self.door.issue(spec, async_op, timeout)
 

@@ -49,9 +49,7 @@ class _UncheckedCall(Call):
 class UncheckedDoor(Door):
     """A door that neither records nor numbers calls; for synchronous collectives."""
 
-    def issue(
-        self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Any:
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """See ``Door.issue``: this is what it would be without checks."""
         seconds = self.members.seconds if timeout is None else to_seconds(timeout)
         if spec.device not in self.members.backends:
