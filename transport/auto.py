@@ -26,7 +26,7 @@ from transport.errors import (
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Placement
 from transport.links.communicator import LinkCommunicator
-from transport.operands.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat
 from transport.place import Place, this_place
 from transport.shm import ShmCommunicator, unsupported_reason
 from transport.shm.meeting.directory import Directory

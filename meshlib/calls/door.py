@@ -21,6 +21,7 @@ from meshlib.calls.shortcut import SHORT, Shortcut
 from meshlib.calls.spec import CallSpec, Run, Straight
 from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
+from meshlib.native import calls as native
 from meshlib.recording.log import LOGGER
 from meshlib.recording.recorder import COLLECTIVE, Record
 from transport.call import OP_CODES, Call, CallHeader, Kind
@@ -28,7 +29,6 @@ from transport.communicators.base import Communicator
 from transport.condition import has
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError
-from transport.native import core
 from transport.operands.reduce_op import ReduceOp
 
 T = TypeVar("T")
@@ -266,16 +266,16 @@ class Door:
     def open_shortcut(self, met: bool) -> None:
         """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
         context, state, lanes = self._context, self.state, self.lanes
-        if core is None or not state.usual or (state.shortcut is not None and not met):
+        if native is None or not state.usual or (state.shortcut is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
         outline = state.communicators["cpu"].outline() if met else None
-        # In the order of ``transport/native/calls/shortcut.c``.
+        # In the order of ``meshlib/native/shortcut.c``.
         of_group = (self.members.id, self.ranks, self._resume, self._run, state.order)
         of_lanes = (lanes.collectives, lanes.of_peer)
         of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
         parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
-        shortcut: Shortcut = core.Shortcut(outline, met, parts)
+        shortcut: Shortcut = native.Shortcut(outline, met, parts)
         with state.lock:
             if state.usual:
                 state.shortcut = shortcut

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from meshlib.calls.spec import CallSpec
+from meshlib.native import calls as native
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Kind, history_after, pack_header
 from transport.deadline import Timeout
-from transport.native import core
 
 SHORT = frozenset(
-    () if core is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
+    () if native is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
 )
 """Kinds of calls after which the members have met, and the shortcut may make collectives."""
 
@@ -79,4 +79,4 @@ class CallOrder:
         return packed
 
 
-Order: type[CallOrder] = CallOrder if core is None else core.Order
+Order: type[CallOrder] = CallOrder if native is None else native.Order

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from meshlib.native import calls as native
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
-from transport.native import core
 
 Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
@@ -78,5 +78,5 @@ class CallSpec:
 
 
 PythonsCallSpec = CallSpec
-if core is not None and not TYPE_CHECKING:
-    CallSpec = core.CallSpec
+if native is not None and not TYPE_CHECKING:
+    CallSpec = native.CallSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sized
 
+from meshlib.native import calls as native
 from transport.condition import has, let_go
-from transport.native import core
 
 
 class _Turn:
@@ -51,4 +51,4 @@ class _Turn:
         return has(self._lock)
 
 
-Turn: type[_Turn] = _Turn if core is None else core.Turn
+Turn: type[_Turn] = _Turn if native is None else native.Turn

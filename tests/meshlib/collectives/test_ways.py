@@ -16,11 +16,11 @@ import pytest
 
 import meshlib as dist
 from meshlib.job.current import current_world
+from meshlib.native import calls as native
 from meshlib.testing import run_ranks
-from transport.native import core
 from transport.operands.reduce_op import RedOpType
 
-pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core here")
+pytestmark = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 
 IN_C, IN_PYTHON = 60.0, "60s"
 SIZES = (2, 3)

@@ -11,11 +11,11 @@ import meshlib as dist
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
 from meshlib.job.current import current_world
+from meshlib.native import calls as native
 from meshlib.testing import run_ranks
 from transport.call import Kind
-from transport.native import core
 
-NEEDS_CORE = pytest.mark.skipif(core is None, reason="there is no compiled core here")
+NEEDS_CORE = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 
 
 def group():
@@ -62,7 +62,7 @@ def test_the_records_are_the_same_by_both_doors(backend):
             messages = [r.header.sequence for r in records if r.kind in {"send", "recv"}]
             assert messages == list(range(messages[0], messages[0] + 2))
         shortcut = group().shortcut
-        assert (shortcut is None) == (core is None)
+        assert (shortcut is None) == (native is None)
         return found
 
     for found in run_ranks(rank, 3, backend=backend):
@@ -95,13 +95,13 @@ def test_a_tag_that_never_comes_again_leaves_nothing_behind(backend):
 @NEEDS_CORE
 def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
     asked = []
-    parts = Lanes.parts_of_peer
+    original = Lanes.of_peer
 
-    def parts_of_peer(self, kind, peer, tag, /):
+    def of_peer(self, kind, peer, tag, /):
         asked.append(kind)
-        return parts(self, kind, peer, tag)
+        return original(self, kind, peer, tag)
 
-    monkeypatch.setattr(Lanes, "parts_of_peer", parts_of_peer)
+    monkeypatch.setattr(Lanes, "of_peer", of_peer)
 
     def rank():
         for _ in range(2):

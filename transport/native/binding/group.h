@@ -1,6 +1,6 @@
-/* The engine's group, as Python and native/calls have it. */
+/* The engine's group, as Python and the C of the floors above have it. */
 #pragma once
-#include "core.h"
+#include "binding/call.h"
 #include "engine/engine.h"
 
 #define HELD_BYTES (128 << 10) /* a call of more gives up the interpreter's lock at once */

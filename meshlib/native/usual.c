@@ -1,5 +1,5 @@
 /* What a call of each kind needs to be made here. What is not as usual is left to Python, which has words for it. */
-#include "calls/usual.h"
+#include "usual.h"
 
 #define NO_SIDE {NONE, NEVER, 0}
 
@@ -66,7 +66,7 @@ static int is_there(const Side *side, int is_root) {
 }
 
 static int take_array(const Usages *u, GroupObject *o, PyObject *array, int writable) {
-    return Py_IS_TYPE(array, u->array_type) && export_array(o, array, writable);
+    return Py_IS_TYPE(array, u->array_type) && transport->export_array(o, array, writable);
 }
 
 /* Export a side's arrays: the number of them; 0: they are not as usual. */
@@ -80,13 +80,13 @@ static int take_side(const Usages *u, GroupObject *o, const Arguments *a, const 
         Py_ssize_t units = view->len / view->itemsize;
         if (a->usual->input.parts && a->usual->output.parts) units = view->ndim ? view->shape[0] : 1;
         if (units % parts) return 0;
-        for (int i = 0; i < parts; i++) describe_part(o, at + i, first, i, parts);
+        for (int i = 0; i < parts; i++) transport->describe_part(o, at + i, first, i, parts);
         return parts;
     }
     if (!PyList_CheckExact(argument) || PyList_GET_SIZE(argument) != parts) return 0;
     for (int i = 0; i < parts; i++) {
         if (!take_array(u, o, PyList_GET_ITEM(argument, i), writable)) return 0;
-        describe_part(o, at + i, first + i, 0, 1);
+        transport->describe_part(o, at + i, first + i, 0, 1);
     }
     return parts;
 }
@@ -128,10 +128,10 @@ static int take_all(const Usages *u, GroupObject *o, const Arguments *a, CallSpe
     const Side *list = input->parts ? input : output;
     if (list->parts && !is_there(list, is_root) && a->arguments[list->argument] != Py_None) return 0;
     if (!what->count) return 1; /* a barrier */
-    int dtype = dtype_of(&o->views[0]);
+    int dtype = transport->dtype_of(&o->views[0]);
     for (int i = 1; i < o->exported; i++)
-        if (dtype_of(&o->views[i]) != dtype) return 0;
-    if (a->op && !(what->loops = find_loops(dtype, a->op))) return 0;
+        if (transport->dtype_of(&o->views[i]) != dtype) return 0;
+    if (a->op && !(what->loops = transport->find_loops(dtype, a->op))) return 0;
     Array *from = o->group.arrays, *to = from + what->inputs;
     const Array *own_input = gives ? from + (input->parts ? o->group.rank : 0) : NULL;
     const Array *own_output = gets ? to + (output->parts ? o->group.rank : 0) : NULL;
@@ -151,9 +151,9 @@ int take_arguments(const Usages *u, GroupObject *o, const Arguments *a, CallSpec
     *what = (CallSpecification){.kind = kind, .root = a->root, .reduces = a->op != 0};
     what->header = (Header){.kind = (uint16_t)kind, .root = a->usual->rank == NONE ? NO_ROOT : a->root};
     *nbytes = 0;
-    release_arrays(o); /* of a call that was broken off */
+    transport->release_arrays(o); /* of a call that was broken off */
     if (take_all(u, o, a, what, nbytes)) return 1;
-    release_arrays(o);
+    transport->release_arrays(o);
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /* Whose turn it is: a lock that knows its thread, and those who wait in a queue beside it. */
-#include "turns.h"
+#include "turn.h"
 
 PyTypeObject *turn_type;
 
@@ -120,5 +120,5 @@ static PyType_Slot turn_slots[] = {{Py_tp_init, turn_init},
                                    {Py_tp_methods, turn_methods},
                                    {Py_tp_members, turn_members},
                                    {0, NULL}};
-PyType_Spec turn_spec = {"transport.native._core.Turn", sizeof(Turn), 0,
+PyType_Spec turn_spec = {"meshlib.native._calls.Turn", sizeof(Turn), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, turn_slots};

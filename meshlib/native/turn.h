@@ -1,6 +1,6 @@
 /* Whose turn it is on an ordered stream of calls: the base of meshlib/calls/lane.py's Lane. */
 #pragma once
-#include "../core.h"
+#include "calls.h"
 
 typedef struct {
     PyObject_HEAD

@@ -1,5 +1,5 @@
 /* The usual calls of a group, numbered and recorded here. Where the ranks share memory, the engine makes them, too. */
-#include "calls/usual.h"
+#include "usual.h"
 
 #define KNOWN_TURNS 16
 
@@ -80,14 +80,14 @@ static int carry_out(Shortcut *s, NewCall *call, CallSpecification *what) {
     o->sync = 1;
     /* A small call is recorded while its data is on its way to the others, and theirs to this member. To begin a
      * large one gives up the interpreter's lock, so it is recorded before: records are in the order of the calls. */
-    int small = is_small(o);
+    int small = transport->is_small(o);
     if (!small) record(s, call);
-    Status status = begin_call(o, what);
+    Status status = transport->begin_call(o, what);
     if (small) record(s, call);
-    if (status == AGAIN) status = carry_on(o);
-    while (status == AGAIN && !s->checked) status = carry_on(o);
+    if (status == AGAIN) status = transport->carry_on(o);
+    while (status == AGAIN && !s->checked) status = transport->carry_on(o);
     if (status == DONE_ALL) {
-        release_arrays(o);
+        transport->release_arrays(o);
         if (call->record) call->record->ended = monotonic();
         Py_XDECREF(call->record);
         return 0;
@@ -124,7 +124,7 @@ static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t co
     if (entered <= 0) return entered < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     call.header = what.header;
     if (open_call(s, &call) < 0) {
-        release_arrays(s->group);
+        transport->release_arrays(s->group);
         return NULL;
     }
     return leave_with(call.turn, carry_out(s, &call, &what) < 0 ? NULL : result_of(&given));
@@ -210,7 +210,7 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
                           order_type, &order, turn_type, &collectives, &of_peer, recorder_type, &ring, &PyDict_Type,
                           &observers, &is_logged, &PyTuple_Type, &ops, &PyType_Type, &array_type))
         return -1;
-    if (native != Py_None && !Py_IS_TYPE(native, group_type)) {
+    if (native != Py_None && !Py_IS_TYPE(native, transport->group_type)) {
         PyErr_Format(PyExc_TypeError, "expected a Group or None, got %R", native);
         return -1;
     }
@@ -279,7 +279,7 @@ static PyType_Slot shortcut_slots[] = {{Py_tp_init, shortcut_init},
                                        {Py_tp_clear, shortcut_clear},
                                        {Py_tp_methods, shortcut_methods},
                                        {0, NULL}};
-PyType_Spec shortcut_spec = {"transport.native._core.Shortcut", sizeof(Shortcut), 0,
+PyType_Spec shortcut_spec = {"meshlib.native._calls.Shortcut", sizeof(Shortcut), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
 
 int init_shortcut(void) {

@@ -1,7 +1,6 @@
 /* What a call of each kind needs to be made here: a table, and what is read of its arguments by it. */
 #pragma once
-#include "binding/group.h"
-#include "calls/turns.h"
+#include "turn.h"
 
 typedef enum { NEVER, ALWAYS, AT_ROOT, ELSEWHERE } Presence;
 
