@@ -102,6 +102,9 @@ class AutoCommunicator(Forwarding, Communicator):
     def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
+    def message_rings(self) -> tuple[Any, ...] | None:
+        return None if self._near is None else self._near.message_rings()
+
     def resume(self, call: Call, status: int) -> None:
         (self._chosen or self._choose(call)).resume(call, status)
 

@@ -29,7 +29,7 @@ from transport.communicators.base import Communicator
 from transport.condition import has
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError
-from transport.operands.reduce_op import ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 T = TypeVar("T")
 
@@ -269,13 +269,15 @@ class Door:
         if native is None or not state.usual or (state.shortcut is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
-        outline = state.communicators["cpu"].outline() if met else None
+        communicator = state.communicators["cpu"]
+        outline = communicator.outline() if met else None
+        rings = communicator.message_rings()
         # In the order of ``meshlib/native/shortcut.c``.
-        of_group = (self.members.id, self.ranks, self._resume, self._run, state.order)
-        of_lanes = (lanes.collectives, lanes.of_peer)
+        of_group = (self.members.id, self.ranks, self._resume, self._carry_message, self._run)
+        of_lanes = (state.order, lanes.collectives, lanes.of_peer)
         of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
         parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
-        shortcut: Shortcut = native.Shortcut(outline, met, parts)
+        shortcut: Shortcut = native.Shortcut(outline, rings, met, parts)
         with state.lock:
             if state.usual:
                 state.shortcut = shortcut
@@ -285,6 +287,18 @@ class Door:
 
         def run(communicator: Communicator, call: Call) -> None:
             communicator.resume(call, status)
+
+        self._run(run, record, "cpu")
+
+    def _carry_message(self, record: Record, kind: int, array: Flat) -> None:
+        """Send or receive the NumPy array of a call that the shortcut has opened."""
+        tag = record.header.extra
+
+        def run(communicator: Communicator, call: Call) -> None:
+            if kind == Kind.SEND:
+                communicator.send(call, array.ravel(), record.peer, tag)
+            else:
+                communicator.recv(call, array.ravel(), record.peer, tag)
 
         self._run(run, record, "cpu")
 

@@ -9,7 +9,7 @@ from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
-from meshlib.collectives.group_of_ranks import NO_MEMBER, GroupOfRanks, resolve_rank
+from meshlib.collectives.group_of_ranks import ARRAYS, NO_MEMBER, GroupOfRanks, resolve_rank
 from meshlib.recording.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
@@ -55,6 +55,8 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
+        if self._make(_SEND, (tensor, dst, tag, group_dst), timeout) is not NotImplemented:
+            return
         spec = prepare_send(self, tensor, dst, tag, group_dst)
         if spec is not None:
             self.door.issue(spec, False, timeout)
@@ -120,6 +122,9 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
+        sender = self._make(_RECV, (tensor, src, tag, group_src), timeout)
+        if sender is not NotImplemented:
+            return sender
         spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)
         return -1 if spec is None else self.door.issue(spec, False, timeout).source
 
@@ -154,6 +159,15 @@ class PointToPoint(GroupOfRanks):
         """
         spec = prepare_receive(self, tensor, src, tag, group_src)
         return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
+
+    def _make(self, kind: int, arguments: tuple[Any, ...], timeout: Timeout | None) -> Any:
+        """Make a usual call in compiled code, or return NotImplemented: see ``Shortcut.make``."""
+        door = self.door
+        shortcut = door.state.shortcut
+        if shortcut is None:
+            return NotImplemented
+        seconds = door.members.seconds if timeout is None else timeout
+        return shortcut.make(kind, ARRAYS, arguments, seconds)
 
 
 def prepare_send(

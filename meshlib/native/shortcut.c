@@ -17,9 +17,11 @@ typedef struct {
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
     char met;     /* 0: the members have not met yet, and collectives are left to Python */
     Usages usages;
+    PyObject *senders, *receivers; /* lists of the rings to and from each member; None: left to Python */
+    PyObject *arrived[4];          /* what is empty while nothing waits for a message and none waits to be taken */
     /* What Python's way looks at, and where it keeps its records. */
     Recorder *ring;
-    PyObject *id, *resume, *run, *observers, *is_logged, *of_peer;
+    PyObject *id, *resume, *carry_message, *run, *observers, *is_logged, *of_peer;
     Turn *collectives;
     PeerTurn known[KNOWN_TURNS]; /* of the last point-to-point calls; of_peer(kind, peer, tag) knows all */
     int known_count, next_known;
@@ -29,6 +31,7 @@ typedef struct {
 typedef struct {
     Header header;
     long long nbytes;
+    PyObject *kind; /* of a message */
     int peer;
     double seconds;
     Turn *turn;
@@ -101,9 +104,91 @@ static int carry_out(Shortcut *s, NewCall *call, CallSpecification *what) {
     return done ? 0 : -1;
 }
 
+/* ------------------------------------------------------------------ calls of Python */
+
+/* The turn of a point-to-point call (a new reference): NULL with an exception. */
+static Turn *turn_of_peer(Shortcut *s, PyObject *kind, int peer, uint32_t tag) {
+    long number = PyLong_AsLong(kind);
+    for (int i = 0; i < s->known_count; i++) {
+        const PeerTurn *known = &s->known[i];
+        if (known->kind == number && known->peer == peer && (known->tag == tag || number == SEND))
+            return (Turn *)Py_NewRef(known->turn);
+    }
+    PyObject *found = PyObject_CallFunction(s->of_peer, "OiI", kind, peer, (unsigned int)tag);
+    if (!found) return NULL;
+    if (!PyObject_TypeCheck(found, turn_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a Turn, got %R", found);
+        Py_DECREF(found);
+        return NULL;
+    }
+    /* Another thread may have come here meanwhile: one of them stands twice then. */
+    int at = s->known_count < KNOWN_TURNS ? s->known_count++ : s->next_known;
+    s->next_known = (at + 1) % KNOWN_TURNS;
+    PyObject *before = (PyObject *)s->known[at].turn;
+    s->known[at] = (PeerTurn){(int)number, peer, tag, (Turn *)Py_NewRef(found)};
+    Py_XDECREF(before);
+    return (Turn *)found;
+}
+
+/* ------------------------------------------------------------------ messages */
+
+static int none_arrived(const Shortcut *s) {
+    for (int i = 0; i < 4; i++)
+        if (PyObject_Size(s->arrived[i])) return 0;
+    return 1;
+}
+
+/* The ring that a message takes, if it can be used now. */
+static RingObject *find_ring(const Shortcut *s, int kind, int peer) {
+    PyObject *rings = kind == SEND ? s->senders : s->receivers;
+    if (!rings || peer >= PyList_GET_SIZE(rings) || (kind == RECV && !none_arrived(s))) return NULL;
+    PyObject *ring = PyList_GET_ITEM(rings, peer);
+    return Py_IS_TYPE(ring, transport->ring_end_type) ? (RingObject *)ring : NULL;
+}
+
+/* Carry out a message that is opened: what cannot be done now goes on in Python. */
+static PyObject *carry_message(Shortcut *s, NewCall *call, const Py_buffer *view, PyObject *array) {
+    int kind = call->header.kind;
+    record(s, call);
+    /* Looked for again: recording may have run other code. */
+    RingObject *ring = find_ring(s, kind, call->peer);
+    Py_XINCREF(ring);
+    int done = ring && (kind == SEND ? transport->send_now : transport->receive_now)(ring, &call->header, view);
+    Py_XDECREF(ring);
+    PyObject *gone_on = NULL;
+    if (done) call->record->ended = monotonic();
+    else gone_on = PyObject_CallFunction(s->carry_message, "OiO", call->record, kind, array);
+    Py_XDECREF(gone_on);
+    Py_DECREF(call->record);
+    if (!done && !gone_on) return NULL;
+    return kind == SEND ? Py_NewRef(Py_None) : PyLong_FromLong(s->usages.ranks[call->peer]);
+}
+
+static PyObject *message(Shortcut *s, NewCall *call, const Arguments *given) {
+    int kind = call->header.kind;
+    PyObject *array = given->arguments[0];
+    Py_buffer view;
+    if (!s->checked || !find_ring(s, kind, call->peer) || !Py_IS_TYPE(array, s->usages.array_type) ||
+        !transport->export_view(array, kind == RECV, &view))
+        Py_RETURN_NOTIMPLEMENTED;
+    call->nbytes = view.len;
+    call->header.elements = (uint64_t)(view.len / view.itemsize);
+    call->header.dtype = (uint16_t)transport->dtype_of(&view);
+    PyObject *result = NULL;
+    call->turn = turn_of_peer(s, call->kind, call->peer, call->header.extra);
+    int entered = call->turn ? enter_turn(s, call->turn, call->peer) : -1;
+    if (!entered) result = Py_NewRef(Py_NotImplemented);
+    if (entered > 0 && !open_call(s, call)) result = leave_with(call->turn, carry_message(s, call, &view, array));
+    Py_XDECREF(call->turn);
+    PyBuffer_Release(&view);
+    return result;
+}
+
+/* ------------------------------------------------------------------ the entry */
+
 /* make(kind, listed, arguments, seconds): make a call of the arguments that the method of its kind has. */
 static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
-    if (!s->group) Py_RETURN_NOTIMPLEMENTED;
+    if (!s->group && !s->senders) Py_RETURN_NOTIMPLEMENTED;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "expected kind, listed, arguments, and seconds");
     NewCall call = {.peer = COLLECTIVE, .turn = s->collectives};
     if (PyFloat_CheckExact(args[3])) call.seconds = PyFloat_AS_DOUBLE(args[3]);
@@ -116,7 +201,13 @@ static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t co
     if (kind == -1 && PyErr_Occurred()) return NULL;
     if (!(call.seconds >= 0) || !read_arguments(&s->usages, kind, args[1] == Py_True, args[2], &given))
         Py_RETURN_NOTIMPLEMENTED;
-    int entered = enter_turn(s, call.turn, COLLECTIVE);
+    if (kind >= SEND) {
+        call.kind = args[0];
+        call.peer = given.root;
+        call.header = (Header){.root = NO_ROOT, .kind = (uint16_t)kind, .extra = given.tag};
+        return message(s, &call, &given);
+    }
+    int entered = s->group ? enter_turn(s, call.turn, COLLECTIVE) : 0;
     if (entered > 0 && !take_arguments(&s->usages, s->group, &given, &what, &call.nbytes)) {
         leave_with(call.turn, NULL);
         entered = 0;
@@ -128,33 +219,6 @@ static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t co
         return NULL;
     }
     return leave_with(call.turn, carry_out(s, &call, &what) < 0 ? NULL : result_of(&given));
-}
-
-/* ------------------------------------------------------------------ calls of Python */
-
-/* The turn of a point-to-point call (a new reference): NULL with an exception. */
-static Turn *turn_of_peer(Shortcut *s, const CallSpec *spec) {
-    const Header *header = &spec->header;
-    for (int i = 0; i < s->known_count; i++) {
-        const PeerTurn *known = &s->known[i];
-        if (known->kind == header->kind && known->peer == spec->peer &&
-            (known->tag == header->extra || known->kind == SEND))
-            return (Turn *)Py_NewRef(known->turn);
-    }
-    PyObject *found = PyObject_CallFunction(s->of_peer, "OiI", spec->kind, spec->peer, (unsigned int)header->extra);
-    if (!found) return NULL;
-    if (!PyObject_TypeCheck(found, turn_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a Turn, got %R", found);
-        Py_DECREF(found);
-        return NULL;
-    }
-    /* Another thread may have come here meanwhile: one of them stands twice then. */
-    int at = s->known_count < KNOWN_TURNS ? s->known_count++ : s->next_known;
-    s->next_known = (at + 1) % KNOWN_TURNS;
-    PyObject *before = (PyObject *)s->known[at].turn;
-    s->known[at] = (PeerTurn){header->kind, spec->peer, header->extra, (Turn *)Py_NewRef(found)};
-    Py_XDECREF(before);
-    return (Turn *)found;
 }
 
 /* Have Python's `run` make the call that is opened here. */
@@ -180,7 +244,7 @@ static PyObject *shortcut_open(Shortcut *s, PyObject *const *args, Py_ssize_t co
     if (PyErr_Occurred()) return NULL;
     if (!is_on_host(spec) || !s->checked || (call.peer == COLLECTIVE && !s->met)) Py_RETURN_NOTIMPLEMENTED;
     if (call.peer == COLLECTIVE) return run(s, spec, &call);
-    if (!(call.turn = turn_of_peer(s, spec))) return NULL;
+    if (!(call.turn = turn_of_peer(s, spec->kind, spec->peer, spec->header.extra))) return NULL;
     PyObject *result = run(s, spec, &call);
     Py_DECREF(call.turn);
     return result;
@@ -196,23 +260,35 @@ static int keep_ranks(Usages *u, PyObject *ranks) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Shortcut(native, met, parts): native is the engine's group, or None; parts are (id, ranks, resume, run, order,
- * collectives, of_peer, ring, observers, is_logged, ops, type of arrays). */
+/* Shortcut(native, rings, met, parts): native is the engine's group, or None; rings are what ``Messages.rings`` says,
+ * or None; parts are (id, ranks, resume, carry_message, run, order, collectives, of_peer, ring, observers, is_logged, ops, type of arrays). */
 static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *native, *id, *ranks, *resume, *run, *order, *collectives, *of_peer, *ring, *observers, *is_logged, *ops,
+    PyObject *native, *rings, *id, *ranks, *resume, *carry_message, *run, *order, *collectives, *of_peer, *ring, *observers, *is_logged, *ops,
         *array_type;
     int met;
     if (s->order) {
         PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "Op(OO!OOO!O!OO!O!OO!O!)", &native, &met, &id, &PyTuple_Type, &ranks, &resume, &run,
-                          order_type, &order, turn_type, &collectives, &of_peer, recorder_type, &ring, &PyDict_Type,
+    if (!PyArg_ParseTuple(args, "OOp(OO!OOOO!O!OO!O!OO!O!)", &native, &rings, &met, &id, &PyTuple_Type, &ranks,
+                          &resume, &carry_message, &run, order_type, &order, turn_type, &collectives, &of_peer, recorder_type, &ring, &PyDict_Type,
                           &observers, &is_logged, &PyTuple_Type, &ops, &PyType_Type, &array_type))
         return -1;
     if (native != Py_None && !Py_IS_TYPE(native, transport->group_type)) {
         PyErr_Format(PyExc_TypeError, "expected a Group or None, got %R", native);
         return -1;
+    }
+    if (rings != Py_None) {
+        PyObject *const *found = s->arrived;
+        if (!PyArg_ParseTuple(rings, "O!O!OOOO", &PyList_Type, &s->senders, &PyList_Type, &s->receivers, &s->arrived[0],
+                              &s->arrived[1], &s->arrived[2], &s->arrived[3])) {
+            s->senders = s->receivers = NULL;
+            memset(s->arrived, 0, sizeof s->arrived);
+            return -1;
+        }
+        Py_INCREF(s->senders);
+        Py_INCREF(s->receivers);
+        for (int i = 0; i < 4; i++) Py_INCREF(found[i]);
     }
     s->checked = 1;
     s->met = (char)met;
@@ -220,6 +296,7 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
     s->order = (Order *)Py_NewRef(order);
     s->id = Py_NewRef(id);
     s->resume = Py_NewRef(resume);
+    s->carry_message = Py_NewRef(carry_message);
     s->run = Py_NewRef(run);
     s->collectives = (Turn *)Py_NewRef(collectives);
     s->of_peer = Py_NewRef(of_peer);
@@ -232,8 +309,9 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
 }
 
 #define EACH_OBJECT(DO)                                                                                    \
-    DO(s->group) DO(s->order) DO(s->ring) DO(s->id) DO(s->resume) DO(s->run) DO(s->observers)             \
-    DO(s->is_logged) DO(s->of_peer) DO(s->collectives) DO(s->usages.ops) DO(s->usages.array_type)
+    DO(s->group) DO(s->order) DO(s->ring) DO(s->id) DO(s->resume) DO(s->carry_message) DO(s->run) DO(s->observers)             \
+    DO(s->is_logged) DO(s->of_peer) DO(s->collectives) DO(s->senders) DO(s->receivers) DO(s->arrived[0]) DO(s->arrived[1])      \
+    DO(s->arrived[2]) DO(s->arrived[3]) DO(s->usages.ops) DO(s->usages.array_type)
 
 static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(s));

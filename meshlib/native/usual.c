@@ -13,6 +13,8 @@ static const Usual table[] = {
     [REDUCE_SCATTER] = {{1, ALWAYS, 1}, {0, ALWAYS, 0}, .op = 2, .rank = NONE, .spare = 3, .agreed = 1},
     [GATHER] = {{0, ALWAYS, 0}, {1, AT_ROOT, 1}, .op = NONE, .rank = 2, .place = 3, .spare = 4, .result = 1, .has_default = 1},
     [SCATTER] = {{1, AT_ROOT, 1}, {0, ALWAYS, 0}, .op = NONE, .rank = 2, .place = 3, .spare = 4, .has_default = 1, .says_output = 1},
+    [SEND] = {{0, ALWAYS, 0}, NO_SIDE, .op = NONE, .rank = 1, .place = 3, .tag = 2, .spare = 4, .result = NONE},
+    [RECV] = {NO_SIDE, {0, ALWAYS, 0}, .op = NONE, .rank = 1, .place = 3, .tag = 2, .spare = 4, .result = NONE},
     [ALL_TO_ALL] = {{1, ALWAYS, 1}, {0, ALWAYS, 1}, .op = NONE, .rank = NONE, .spare = 2},
 };
 #define KINDS ((long)(sizeof table / sizeof *table))
@@ -55,6 +57,9 @@ int read_arguments(const Usages *u, long kind, int listed, PyObject *tuple, Argu
         if (given[i] != Py_None && given[i] != Py_False) return 0;
     if (usual->rank != NONE)
         a->root = find_place(u, given[usual->rank], given[usual->place], usual->has_default ? 0 : -1);
+    long tag = 0;
+    if (usual->tag && (!is_whole(given[usual->tag], &tag) || tag < 0 || tag > UINT32_MAX)) return 0;
+    a->tag = (uint32_t)tag;
     if (usual->op != NONE && !(a->op = find_op(u, given[usual->op]))) return 0;
     return a->root >= 0;
 }

@@ -16,6 +16,7 @@ typedef struct {
 typedef struct {
     Side input, output;
     signed char op, rank, place; /* the root's global rank, and its place in the group */
+    signed char tag;             /* of a message; 0: the kind has none */
     signed char spare;           /* those from here on are None or False */
     signed char result;          /* the one that the call returns */
     char has_default;            /* without a rank or a place the root's place is 0 */
@@ -36,7 +37,8 @@ typedef struct {
     const Usual *usual;
     PyObject *const *arguments;
     int count, listed; /* parts come in a list */
-    int root, op;
+    int root, op; /* the root of a message is its other end */
+    uint32_t tag;
 } Arguments;
 
 /* 1; 0: the call is not one that can be made here. No exception. */

@@ -192,6 +192,14 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
         return None
 
+    def message_rings(self) -> tuple[Any, ...] | None:
+        """Return what the compiled core needs to send and receive here by itself; None: it cannot.
+
+        That is a list of the ends to each member, one of those from each (None: not now), and four
+        collections that are empty while messages may be taken.
+        """
+        return None
+
     def resume(self, call: Call, status: int) -> None:
         """Go on with a collective that the core has begun; ``status`` is what it said."""
         raise NotImplementedError

@@ -1,6 +1,5 @@
 /* The module transport.native._core. */
 #include "binding/api.h"
-#include "binding/ring.h"
 
 /* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -62,8 +61,9 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
 
 static int add_api(PyObject *module) {
     static Api api;
-    api = (Api){sizeof api, group_type, fields_type, export_array, describe_part, release_arrays, dtype_of, find_loops,
-                is_small, begin_call, carry_on};
+    api = (Api){sizeof api,     group_type, fields_type, ring_end_type, export_array, export_view, describe_part,
+                release_arrays, dtype_of,   find_loops,  is_small,      begin_call,   carry_on,    send_now,
+                receive_now};
     PyObject *capsule = PyCapsule_New(&api, API_NAME, NULL);
     int failed = !capsule || PyModule_AddObjectRef(module, "api", capsule);
     Py_XDECREF(capsule);

@@ -179,6 +179,9 @@ class ShmCommunicator(MessagingCommunicator):
     def outline(self) -> Any:
         return None if self._ready is None else self._ready.calls.native
 
+    def message_rings(self) -> tuple[Any, ...] | None:
+        return self.mailbox.rings
+
     def resume(self, call: Call, status: int) -> None:
         self._attempt(self._members(call).calls.resume, call, status)
 

@@ -6,6 +6,7 @@ A timeout that is a string leaves a call to Python. Everything else about it sta
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -383,3 +384,103 @@ def test_works_and_observers_go_by_python(kind: str) -> None:
 
     for found in run_ranks(program, 2, backend="shm"):
         assert found[0] == found[1] == found[2]
+
+
+def exchanged(timeout: Any, count: int, tag: int, late: bool) -> list[Any]:
+    """Send an array to the next rank and back, and return what came, with the records."""
+    rank, x = dist.get_rank(), values(dist.get_rank(), count)
+    got, before = np.zeros_like(x), len(current_world().recorder.records())
+    for turn in (0, 1):
+        if rank == turn:
+            if late:
+                time.sleep(0.02)  # longer than compiled code looks for a message
+            assert group().send(x, 1 - rank, tag, timeout=timeout) is None
+        else:
+            assert group().recv(got, 1 - rank, tag, timeout=timeout) == 1 - rank
+    records = current_world().recorder.records()[before:]
+    told = [(r.header._replace(sequence=0), r.nbytes, r.peer, r.state, r.sync) for r in records]
+    return [got.tolist(), told]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("count", [1, 1000, 5000, 400_000])
+def test_messages_are_the_same_in_any_mixture(count: int, late: bool) -> None:
+    def program() -> list[Any]:
+        rank = dist.get_rank()
+        exchanged(IN_PYTHON, 1, 0, late)  # after which the core knows the rings
+        return [exchanged(way[rank], count, 7, late) for way in ways(2) for _ in "ab"]
+
+    for rank, found in enumerate(run_ranks(program, 2, backend="shm")):
+        assert all(one == found[0] for one in found)
+        assert found[0][0] == values(1 - rank, count).tolist()
+
+
+def test_messages_find_their_receives_whatever_makes_them() -> None:
+    def program() -> None:
+        rank, other = dist.get_rank(), 1 - dist.get_rank()
+        exchanged(IN_PYTHON, 1, 0, late=False)
+        x, y = np.zeros(3), np.zeros(3)
+        for timeout in (IN_C, IN_PYTHON):
+            if rank == 0:
+                for tag in (1, 2, 2, 1):  # not in the order of the receives
+                    group().send(np.full(3, float(tag)), other, tag, timeout=timeout)
+                group().send(np.ones(4), other, timeout=timeout)
+                group().send(np.ones(3, "f4"), other, timeout=timeout)
+                group().send(np.full(3, 9.0), other, timeout=timeout)
+                work = group().isend(np.full(3, 5.0), other)
+                group().send(np.full(3, 6.0), other, timeout=timeout)
+                work.wait()
+                continue
+            first = group().irecv(y, other, 2)
+            for tag in (2, 1, 1):
+                assert group().recv(x, other, tag, timeout=timeout) == 0
+                assert x.tolist() == [tag] * 3
+            first.wait()
+            assert y.tolist() == [2.0] * 3
+            for _ in range(2):
+                with pytest.raises(dist.CollectiveMismatchError, match="elements of float"):
+                    group().recv(x, other, timeout=timeout)
+            for value in (9.0, 5.0, 6.0):
+                group().recv(x, timeout=timeout)  # from anybody
+                assert x.tolist() == [value] * 3
+
+    run_ranks(program, 2, backend="shm")
+
+
+def test_a_receive_from_a_rank_that_is_gone_says_so() -> None:
+    def program() -> None:
+        exchanged(IN_PYTHON, 1, 0, late=False)
+        if dist.get_rank() == 0:
+            group().send(np.ones(3), 1)
+            return
+        x = np.zeros(3)
+        assert group().recv(x, 0) == 0
+        with pytest.raises(dist.RankFailedError, match="rank 0"):
+            group().recv(x, 0, timeout=30.0)
+        with pytest.raises(dist.RankFailedError, match="rank 0"):
+            group().send(x, 0, timeout=30.0)
+
+    run_ranks(program, 2, backend="shm")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(np.zeros(3), value) for value in (-1, 2, 1.0, "1")],
+        *[(np.zeros(3), 1, tag) for tag in (-1, 2**32, 1.0, "1")],
+        *[(value, 1) for value in (None, 1.5, [1.0], np.zeros(3, object))],
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", ["send", "recv"])
+def test_strange_messages_end_the_same(kind: str, arguments: tuple[Any, ...]) -> None:
+    def program() -> None:
+        exchanged(IN_PYTHON, 1, 0, late=False)
+        found = []
+        for timeout in (0.5, "500ms"):
+            with pytest.raises((TypeError, ValueError)) as raised:
+                getattr(group(), kind)(*arguments, timeout=timeout)
+            found.append((type(raised.value), str(raised.value)))
+        assert found[0] == found[1]
+
+    run_ranks(program, 2, backend="shm")

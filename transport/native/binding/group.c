@@ -68,18 +68,20 @@ void describe_part(GroupObject *o, int at, int view, int part, int parts) {
     o->group.arrays[at] = (Array){.data = (char *)whole->buf + offset, .nbytes = nbytes, .place = place ? place + offset : 0};
 }
 
-int export_array(GroupObject *o, PyObject *array, int writable) {
-    Py_buffer *view = &o->views[o->exported];
+int export_view(PyObject *array, int writable, Py_buffer *view) {
     if (PyObject_GetBuffer(array, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0))) {
         PyErr_Clear();
         return 0;
     }
-    if (view->len && dtype_of(view) && is_aligned(view)) {
-        o->exported++;
-        return 1;
-    }
+    if (view->len && dtype_of(view) && is_aligned(view)) return 1;
     PyBuffer_Release(view);
     return 0;
+}
+
+int export_array(GroupObject *o, PyObject *array, int writable) {
+    int exported = export_view(array, writable, &o->views[o->exported]);
+    o->exported += exported;
+    return exported;
 }
 
 static void describe_array(GroupObject *o, int i) {

@@ -27,6 +27,7 @@ Status carry_on(GroupObject *o);
 /* Export an array, which is then the last of the views: 1; 0: it does not lie in one piece, cannot be written to, is
  * empty, or has a dtype without a code. No exception. */
 int export_array(GroupObject *o, PyObject *array, int writable);
+int export_view(PyObject *array, int writable, Py_buffer *view); /* the same, into a view of the caller's */
 
 /* Have array number `at` of a call be one of the parts of a view, all of one size. */
 void describe_part(GroupObject *o, int at, int view, int part, int parts);
