@@ -72,6 +72,23 @@ class GroupOfRanks:
             warn_if_discarded()
         return result
 
+    def make(
+        self,
+        kind: int,
+        listed: bool,
+        arguments: tuple[Any, ...],
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Make a usual call in compiled code: see ``Shortcut.make``. NotImplemented if it cannot
+        be; then nothing has happened.
+        """
+        door = self.door
+        shortcut = door.state.shortcut
+        if shortcut is None:
+            return NotImplemented
+        seconds = door.members.seconds if timeout is None else timeout
+        return shortcut.make(kind, listed, arguments, seconds)
+
     def _given(self, items: T | None, name: str, end: str) -> T:
         """Return ``items``, which this rank has to give: it is the call's ``end``.
 

@@ -55,7 +55,7 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        if self._make(_SEND, (tensor, dst, tag, group_dst), timeout) is not NotImplemented:
+        if self.make(_SEND, ARRAYS, (tensor, dst, tag, group_dst), timeout) is not NotImplemented:
             return
         spec = prepare_send(self, tensor, dst, tag, group_dst)
         if spec is not None:
@@ -122,7 +122,7 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        sender = self._make(_RECV, (tensor, src, tag, group_src), timeout)
+        sender = self.make(_RECV, ARRAYS, (tensor, src, tag, group_src), timeout)
         if sender is not NotImplemented:
             return sender
         spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)
@@ -159,15 +159,6 @@ class PointToPoint(GroupOfRanks):
         """
         spec = prepare_receive(self, tensor, src, tag, group_src)
         return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
-
-    def _make(self, kind: int, arguments: tuple[Any, ...], timeout: Timeout | None) -> Any:
-        """Make a usual call in compiled code, or return NotImplemented: see ``Shortcut.make``."""
-        door = self.door
-        shortcut = door.state.shortcut
-        if shortcut is None:
-            return NotImplemented
-        seconds = door.members.seconds if timeout is None else timeout
-        return shortcut.make(kind, ARRAYS, arguments, seconds)
 
 
 def prepare_send(
