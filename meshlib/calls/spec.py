@@ -14,7 +14,7 @@ Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
 
 
-class Straight:
+class OverlapSafe:
     """A ``Run`` that is one call of the communicator, and waits for nothing else: so it may overlap
     with the ones before and after. Beside it only memory of its own is read and written, of which
     nobody else knows: the communicator sees which calls work on the same memory.

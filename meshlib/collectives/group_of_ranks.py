@@ -10,7 +10,7 @@ import numpy as np
 from meshlib.arrays.adapted import Adapted
 from meshlib.arrays.adapter import is_only_returned
 from meshlib.arrays.ignored import warn_if_discarded
-from meshlib.calls.door import Door
+from meshlib.calls.call_queue import CallQueue
 from meshlib.calls.spec import CallSpec, Run
 from transport.call import NO_ROOT, Kind
 from transport.checks import to_whole_number
@@ -30,7 +30,7 @@ class GroupOfRanks:
     """Something that has, or is, a process group."""
 
     # No ABC: those take half a microsecond for ``isinstance``, which each call asks once.
-    door: Door
+    call_queue: CallQueue
     """The way into the calls of that group."""
 
     @property
@@ -48,26 +48,26 @@ class GroupOfRanks:
         listed: bool | None = None,
     ) -> Any:
         """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
-        them; see ``Door.issue``. None on a rank that is no member.
+        them; see ``CallQueue.issue``. None on a rank that is no member.
 
-        ``listed``: see ``Shortcut.make``; None where that does not know the arguments.
+        ``listed``: see ``FastPath.make``; None where that does not know the arguments.
         """
-        door = self.door
-        shortcut = door.state.shortcut
-        if shortcut is not None and listed is not None and not async_op:
-            result = shortcut.make(
-                kind, listed, arguments, door.members.seconds if timeout is None else timeout
+        call_queue = self.call_queue
+        fast_path = call_queue.state.fast_path
+        if fast_path is not None and listed is not None and not async_op:
+            result = fast_path.make(
+                kind, listed, arguments, call_queue.members.seconds if timeout is None else timeout
             )
             if result is not NotImplemented:
                 return result
-        if door.rank < 0:
+        if call_queue.rank < 0:
             return None
-        try:  # as ``Door.checked``, whose call is a part of a small collective's time
+        try:  # as ``CallQueue.checked``, whose call is a part of a small collective's time
             spec = prepare(*arguments)
         except Exception as error:
-            door.failure.refuse(kind, error)
+            call_queue.failure.refuse(kind, error)
             raise
-        result = door.issue(spec, async_op, timeout)
+        result = call_queue.issue(spec, async_op, timeout)
         if type(result) not in _USUAL and not async_op and is_only_returned(result):
             warn_if_discarded()
         return result
@@ -79,15 +79,15 @@ class GroupOfRanks:
         arguments: tuple[Any, ...],
         timeout: Timeout | None = None,
     ) -> Any:
-        """Make a usual call in compiled code: see ``Shortcut.make``. NotImplemented if it cannot
+        """Make a usual call in compiled code: see ``FastPath.make``. NotImplemented if it cannot
         be; then nothing has happened.
         """
-        door = self.door
-        shortcut = door.state.shortcut
-        if shortcut is None:
+        call_queue = self.call_queue
+        fast_path = call_queue.state.fast_path
+        if fast_path is None:
             return NotImplemented
-        seconds = door.members.seconds if timeout is None else timeout
-        return shortcut.make(kind, listed, arguments, seconds)
+        seconds = call_queue.members.seconds if timeout is None else timeout
+        return fast_path.make(kind, listed, arguments, seconds)
 
     def _given(self, items: T | None, name: str, end: str) -> T:
         """Return ``items``, which this rank has to give: it is the call's ``end``.
@@ -95,7 +95,7 @@ class GroupOfRanks:
         Raises ValueError for None.
         """
         if items is None:
-            rank = self.door.ranks[self.door.rank]
+            rank = self.call_queue.ranks[self.call_queue.rank]
             raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
         return items
 
@@ -113,7 +113,7 @@ def resolve_rank(
     a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
     argument's (``src``: then also ``group_src``).
     """
-    members = group.door.members
+    members = group.call_queue.members
     if type(rank) is int and group_rank is None:  # the usual case at once
         place = members.place_of(rank)
         if place is not None:

@@ -1,8 +1,8 @@
 """Collectives on arrays, as methods of whatever is a group of ranks.
 
-All of them go the same way: adapt the arguments to flat buffers, check them, and hand the door
-what must be equal on every member together with what is to be run. What holds for all is said in
-``collectives``, beside this. The words of a method are shared with the function of its name.
+All of them go the same way: adapt the arguments to flat buffers, check them, and hand the call
+queue what must be equal on every member together with what is to be run. What holds for all is said
+in ``collectives``, beside this. The words of a method are shared with the function of its name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype, check_reduction
-from meshlib.calls.spec import CallSpec, Straight
+from meshlib.calls.spec import CallSpec, OverlapSafe
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
 from transport.call import Call, Kind
@@ -169,9 +169,9 @@ class ArrayCollectives(GroupOfRanks):
         )
 
     def _prepare_broadcast(self, tensor: Any, src: int | None, group_src: int | None) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         root = resolve_rank(self, src, group_src, "src")
-        is_root = root == door.rank
+        is_root = root == call_queue.rank
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
         code = check_dtype(x, "tensor")
 
@@ -271,9 +271,9 @@ class ArrayCollectives(GroupOfRanks):
     def _prepare_reduce(
         self, tensor: Any, dst: int | None, op: ReduceOp, group_dst: int | None
     ) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         root = resolve_rank(self, dst, group_dst, "dst")
-        is_root = root == door.rank
+        is_root = root == call_queue.rank
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
         op, code = check_reduction(op, x, "tensor")
 
@@ -301,5 +301,5 @@ def _all_reduction(tensor: Any, op: Any) -> CallSpec:
         communicator.all_reduce(call, flat, op)
         return x.finish()
 
-    how = run if x.writes_back else Straight(run)
+    how = run if x.writes_back else OverlapSafe(run)
     return spec_of(_ALL_REDUCE, how, x, code, elements=flat.size, op=op.code)

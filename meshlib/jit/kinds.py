@@ -52,7 +52,7 @@ HostSide = Callable[[HostArray, HostArray], None]
 
 @dataclass(frozen=True)
 class Issuing(InJit):
-    """What is common to all of them: they are one call of ``kind``, through a group's door.
+    """What is common to all of them: they are one call of ``kind``, through a group's call queue.
 
     The fields ``op``, ``root``, ``peer`` and ``tag`` of those that have them are that call's.
     """

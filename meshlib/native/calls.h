@@ -20,7 +20,7 @@ static inline double monotonic(void) {
 
 /* ------------------------------------------------------------------ order.c: numbers and headers */
 
-/* meshlib/calls/shortcut.py */
+/* meshlib/calls/fast_path.py */
 typedef struct {
     PyObject_HEAD
     unsigned long long sequence, messages;
@@ -91,6 +91,6 @@ int is_own(Recorder *ring, PyObject *file);
 /* ------------------------------------------------------------------ types */
 
 extern PyTypeObject *order_type, *recorder_type, *spec_type;
-extern PyType_Spec order_spec, recorder_spec, shortcut_spec;
-int init_shortcut(void); /* -1 with an exception */
+extern PyType_Spec order_spec, recorder_spec, fast_path_spec;
+int init_fast_path(void); /* -1 with an exception */
 int init_spec(PyObject *module);

@@ -1,5 +1,5 @@
 /* The module meshlib.native._calls. */
-#include "turn.h"
+#include "stream_lock.h"
 
 const Api *transport;
 
@@ -21,10 +21,10 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
 }
 
 static int fill(PyObject *module) {
-    PyTypeObject *shortcut_type;
-    if (find_transport() || init_shortcut() || add_type(module, &order_spec, &order_type) ||
-        add_type(module, &turn_spec, &turn_type) || add_type(module, &recorder_spec, &recorder_type) ||
-        init_spec(module) || add_type(module, &shortcut_spec, &shortcut_type))
+    PyTypeObject *fast_path_type;
+    if (find_transport() || init_fast_path() || add_type(module, &order_spec, &order_type) ||
+        add_type(module, &lock_spec, &lock_type) || add_type(module, &recorder_spec, &recorder_type) ||
+        init_spec(module) || add_type(module, &fast_path_spec, &fast_path_type))
         return -1;
     return 0;
 }

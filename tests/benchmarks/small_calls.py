@@ -9,6 +9,7 @@ least microseconds of a call, over some rounds of many calls, and the ratio to t
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -79,11 +80,14 @@ def meshlib_calls(nbytes: int) -> tuple[Calls, Callable[[], object], int]:
     return calls, dist.barrier, rank
 
 
+def _mpi() -> Any:
+    return importlib.import_module("mpi4py.MPI")
+
+
 def mpi_calls(nbytes: int) -> tuple[Calls, Callable[[], object], int]:
     """Return the same calls of MPI."""
-    from mpi4py import MPI  # pyright: ignore[reportMissingImports]
-
-    comm: Any = MPI.COMM_WORLD
+    MPI = _mpi()
+    comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     a = arrays(nbytes, size)
     x, y, whole, other = a["x"], a["y"], a["whole"], a["other"]
@@ -116,6 +120,7 @@ def mpi_calls(nbytes: int) -> tuple[Calls, Callable[[], object], int]:
 def measure(library: str, sizes: list[int], kinds: list[str]) -> None:
     """Be a rank: print the least microseconds of each call, by kind and size, as JSON."""
     found: dict[str, float] = {}
+    rank = 0
     for nbytes in sizes:
         calls, barrier, rank = (meshlib_calls if library == "meshlib" else mpi_calls)(nbytes)
         for kind in kinds:
@@ -145,8 +150,7 @@ def _agree(library: str, over: bool) -> bool:
 
         dist.all_reduce(x, dist.ReduceOp.MAX)
     else:
-        from mpi4py import MPI  # pyright: ignore[reportMissingImports]
-
+        MPI = _mpi()
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x, MPI.MAX)
     return bool(x[0])
 

@@ -90,19 +90,19 @@ KINDS: dict[str, Make] = {
 
 def is_in_c(make: Make, timeout: Any) -> bool:
     """Make a call; return whether compiled code made it, and see to it that it is as expected."""
-    door, issued = group().door, []
-    original = door.issue
+    call_queue, issued = group().call_queue, []
+    original = call_queue.issue
 
     def issue(*arguments: Any) -> Any:
         issued.append(arguments)
         return original(*arguments)
 
     call, arguments = make(dist.get_rank(), dist.get_world_size(), "f4")
-    door.issue = issue
+    call_queue.issue = issue
     try:
         call(*arguments, timeout=timeout)
     finally:
-        del door.issue
+        del call_queue.issue
     return not issued
 
 
@@ -182,7 +182,7 @@ def compare(make: Callable[[], tuple[Call, tuple[Any, ...]]], **others: Any) -> 
         made = dist.new_group(range(dist.get_world_size()))
         made.barrier()
         if without:
-            made.state.shortcut = None
+            made.state.fast_path = None
         found.append(attempt(made, *make(), **others))
         dist.barrier()
     assert repr(found[0]) == repr(found[1])

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from meshlib.calls import shortcut as order
+from meshlib.calls import fast_path as order
 from meshlib.calls.spec import PythonsCallSpec
 from meshlib.native import calls as native
 from meshlib.recording import recorder
@@ -35,8 +35,8 @@ def make(request):
         names = {"ring": ring, "header": header}
         # The twin begins at the third caller up: two of them are always the project's.
         source = (
-            "def door(n): return ring.open('g', header(n), 8, -1, True, 5.0)\n"
-            "def method(n): return door(n)"
+            "def call_queue(n): return ring.open('g', header(n), 8, -1, True, 5.0)\n"
+            "def method(n): return call_queue(n)"
         )
         exec(compile(source, recorder.__file__, "exec"), names)
         return ring, names["method"]

@@ -1,14 +1,14 @@
 /* The usual calls of a group, numbered and recorded here. Where the ranks share memory, the engine makes them, too. */
-#include "usual.h"
+#include "kinds.h"
 
-#define KNOWN_TURNS 16
+#define KNOWN_LOCKS 16
 
 /* Whose turn it is to send to a peer, or to receive from it under a tag. */
 typedef struct {
     int kind, peer;
     uint32_t tag;
-    Turn *turn;
-} PeerTurn;
+    StreamLock *lock;
+} PeerLock;
 
 typedef struct {
     PyObject_HEAD
@@ -16,16 +16,16 @@ typedef struct {
     Order *order;
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
     char met;     /* 0: the members have not met yet, and collectives are left to Python */
-    Usages usages;
+    GroupFacts facts;
     PyObject *senders, *receivers; /* lists of the rings to and from each member; None: left to Python */
     PyObject *arrived[4];          /* what is empty while nothing waits for a message and none waits to be taken */
     /* What Python's way looks at, and where it keeps its records. */
     Recorder *ring;
     PyObject *id, *resume, *carry_message, *run, *observers, *is_logged, *of_peer;
-    Turn *collectives;
-    PeerTurn known[KNOWN_TURNS]; /* of the last point-to-point calls; of_peer(kind, peer, tag) knows all */
+    StreamLock *collectives;
+    PeerLock known[KNOWN_LOCKS]; /* of the last point-to-point calls; of_peer(kind, peer, tag) knows all */
     int known_count, next_known;
-} Shortcut;
+} FastPath;
 
 /* A call that is made here. */
 typedef struct {
@@ -34,7 +34,7 @@ typedef struct {
     PyObject *kind; /* of a message */
     int peer;
     double seconds;
-    Turn *turn;
+    StreamLock *lock;
     Opening opening;
     Fields *record; /* NULL if not checked */
 } NewCall;
@@ -43,17 +43,17 @@ static PyObject *str_cpu, *debug_level;
 
 /* Take the turn of a call if all is as usual: 1, 0, or -1 with an exception. Nothing between here and the record gives
  * up the interpreter's lock, so the order of calls is kept. */
-static int enter_turn(Shortcut *s, Turn *turn, int peer) {
+static int enter_stream(FastPath *s, StreamLock *lock, int peer) {
     if (PyTuple_GET_SIZE(s->ring->followers) || s->ring->annotate != Py_None) return 0;
     if (peer == COLLECTIVE && PyDict_GET_SIZE(s->observers)) return 0;
     PyObject *is_logged = PyObject_CallOneArg(s->is_logged, debug_level);
     Py_XDECREF(is_logged); /* True or False */
     if (is_logged != Py_False) return is_logged ? 0 : -1;
-    return s->order->numbering ? 0 : try_enter(turn);
+    return s->order->numbering ? 0 : try_enter(lock);
 }
 
 /* Number a call whose turn is taken, and look who makes it: 0, or -1 with an exception, and the turn given back. */
-static int open_call(Shortcut *s, NewCall *call) {
+static int open_call(FastPath *s, NewCall *call) {
     int collective = call->peer == COLLECTIVE;
     call->record = NULL;
     call->header.sequence = collective ? ++s->order->sequence : ++s->order->messages;
@@ -64,11 +64,11 @@ static int open_call(Shortcut *s, NewCall *call) {
     }
     /* Other threads may run meanwhile: their calls come after this one. */
     if (prepare_record(s->ring, &call->opening) == 0) return 0;
-    leave_with(call->turn, NULL);
+    leave_with(call->lock, NULL);
     return -1;
 }
 
-static void record(Shortcut *s, NewCall *call) {
+static void record(FastPath *s, NewCall *call) {
     if (!s->checked) return;
     call->record = fill_record(&call->opening, s->id, &call->header, call->nbytes, call->peer, 1, call->seconds);
     call->record->started = call->record->issued;
@@ -77,7 +77,7 @@ static void record(Shortcut *s, NewCall *call) {
 /* ------------------------------------------------------------------ calls of the engine */
 
 /* Carry out a call whose arrays are exported: 0, or -1 with an exception. */
-static int carry_out(Shortcut *s, NewCall *call, CallSpecification *what) {
+static int carry_out(FastPath *s, NewCall *call, CallSpecification *what) {
     GroupObject *o = s->group;
     what->header = call->header;
     o->sync = 1;
@@ -107,39 +107,39 @@ static int carry_out(Shortcut *s, NewCall *call, CallSpecification *what) {
 /* ------------------------------------------------------------------ calls of Python */
 
 /* The turn of a point-to-point call (a new reference): NULL with an exception. */
-static Turn *turn_of_peer(Shortcut *s, PyObject *kind, int peer, uint32_t tag) {
+static StreamLock *lock_of_peer(FastPath *s, PyObject *kind, int peer, uint32_t tag) {
     long number = PyLong_AsLong(kind);
     for (int i = 0; i < s->known_count; i++) {
-        const PeerTurn *known = &s->known[i];
+        const PeerLock *known = &s->known[i];
         if (known->kind == number && known->peer == peer && (known->tag == tag || number == SEND))
-            return (Turn *)Py_NewRef(known->turn);
+            return (StreamLock *)Py_NewRef(known->lock);
     }
     PyObject *found = PyObject_CallFunction(s->of_peer, "OiI", kind, peer, (unsigned int)tag);
     if (!found) return NULL;
-    if (!PyObject_TypeCheck(found, turn_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a Turn, got %R", found);
+    if (!PyObject_TypeCheck(found, lock_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a StreamLock, got %R", found);
         Py_DECREF(found);
         return NULL;
     }
     /* Another thread may have come here meanwhile: one of them stands twice then. */
-    int at = s->known_count < KNOWN_TURNS ? s->known_count++ : s->next_known;
-    s->next_known = (at + 1) % KNOWN_TURNS;
-    PyObject *before = (PyObject *)s->known[at].turn;
-    s->known[at] = (PeerTurn){(int)number, peer, tag, (Turn *)Py_NewRef(found)};
+    int at = s->known_count < KNOWN_LOCKS ? s->known_count++ : s->next_known;
+    s->next_known = (at + 1) % KNOWN_LOCKS;
+    PyObject *before = (PyObject *)s->known[at].lock;
+    s->known[at] = (PeerLock){(int)number, peer, tag, (StreamLock *)Py_NewRef(found)};
     Py_XDECREF(before);
-    return (Turn *)found;
+    return (StreamLock *)found;
 }
 
 /* ------------------------------------------------------------------ messages */
 
-static int none_arrived(const Shortcut *s) {
+static int none_arrived(const FastPath *s) {
     for (int i = 0; i < 4; i++)
         if (PyObject_Size(s->arrived[i])) return 0;
     return 1;
 }
 
 /* The ring that a message takes, if it can be used now. */
-static RingObject *find_ring(const Shortcut *s, int kind, int peer) {
+static RingObject *find_ring(const FastPath *s, int kind, int peer) {
     PyObject *rings = kind == SEND ? s->senders : s->receivers;
     if (!rings || peer >= PyList_GET_SIZE(rings) || (kind == RECV && !none_arrived(s))) return NULL;
     PyObject *ring = PyList_GET_ITEM(rings, peer);
@@ -147,7 +147,7 @@ static RingObject *find_ring(const Shortcut *s, int kind, int peer) {
 }
 
 /* Carry out a message that is opened: what cannot be done now goes on in Python. */
-static PyObject *carry_message(Shortcut *s, NewCall *call, const Py_buffer *view, PyObject *array) {
+static PyObject *carry_message(FastPath *s, NewCall *call, const Py_buffer *view, PyObject *array) {
     int kind = call->header.kind;
     record(s, call);
     /* Looked for again: recording may have run other code. */
@@ -161,25 +161,25 @@ static PyObject *carry_message(Shortcut *s, NewCall *call, const Py_buffer *view
     Py_XDECREF(gone_on);
     Py_DECREF(call->record);
     if (!done && !gone_on) return NULL;
-    return kind == SEND ? Py_NewRef(Py_None) : PyLong_FromLong(s->usages.ranks[call->peer]);
+    return kind == SEND ? Py_NewRef(Py_None) : PyLong_FromLong(s->facts.ranks[call->peer]);
 }
 
-static PyObject *message(Shortcut *s, NewCall *call, const Arguments *given) {
+static PyObject *message(FastPath *s, NewCall *call, const Arguments *given) {
     int kind = call->header.kind;
     PyObject *array = given->arguments[0];
     Py_buffer view;
-    if (!s->checked || !find_ring(s, kind, call->peer) || !Py_IS_TYPE(array, s->usages.array_type) ||
+    if (!s->checked || !find_ring(s, kind, call->peer) || !Py_IS_TYPE(array, s->facts.array_type) ||
         !transport->export_view(array, kind == RECV, &view))
         Py_RETURN_NOTIMPLEMENTED;
     call->nbytes = view.len;
     call->header.elements = (uint64_t)(view.len / view.itemsize);
     call->header.dtype = (uint16_t)transport->dtype_of(&view);
     PyObject *result = NULL;
-    call->turn = turn_of_peer(s, call->kind, call->peer, call->header.extra);
-    int entered = call->turn ? enter_turn(s, call->turn, call->peer) : -1;
+    call->lock = lock_of_peer(s, call->kind, call->peer, call->header.extra);
+    int entered = call->lock ? enter_stream(s, call->lock, call->peer) : -1;
     if (!entered) result = Py_NewRef(Py_NotImplemented);
-    if (entered > 0 && !open_call(s, call)) result = leave_with(call->turn, carry_message(s, call, &view, array));
-    Py_XDECREF(call->turn);
+    if (entered > 0 && !open_call(s, call)) result = leave_with(call->lock, carry_message(s, call, &view, array));
+    Py_XDECREF(call->lock);
     PyBuffer_Release(&view);
     return result;
 }
@@ -187,10 +187,10 @@ static PyObject *message(Shortcut *s, NewCall *call, const Arguments *given) {
 /* ------------------------------------------------------------------ the entry */
 
 /* make(kind, listed, arguments, seconds): make a call of the arguments that the method of its kind has. */
-static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
+static PyObject *fast_path_make(FastPath *s, PyObject *const *args, Py_ssize_t count) {
     if (!s->group && !s->senders) Py_RETURN_NOTIMPLEMENTED;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "expected kind, listed, arguments, and seconds");
-    NewCall call = {.peer = COLLECTIVE, .turn = s->collectives};
+    NewCall call = {.peer = COLLECTIVE, .lock = s->collectives};
     if (PyFloat_CheckExact(args[3])) call.seconds = PyFloat_AS_DOUBLE(args[3]);
     else if (PyLong_CheckExact(args[3])) call.seconds = PyLong_AsDouble(args[3]);
     else call.seconds = -1;
@@ -199,7 +199,7 @@ static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t co
     if (PyErr_Occurred()) PyErr_Clear();
     long kind = PyLong_AsLong(args[0]);
     if (kind == -1 && PyErr_Occurred()) return NULL;
-    if (!(call.seconds >= 0) || !read_arguments(&s->usages, kind, args[1] == Py_True, args[2], &given))
+    if (!(call.seconds >= 0) || !read_arguments(&s->facts, kind, args[1] == Py_True, args[2], &given))
         Py_RETURN_NOTIMPLEMENTED;
     if (kind >= SEND) {
         call.kind = args[0];
@@ -207,9 +207,9 @@ static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t co
         call.header = (Header){.root = NO_ROOT, .kind = (uint16_t)kind, .extra = given.tag};
         return message(s, &call, &given);
     }
-    int entered = s->group ? enter_turn(s, call.turn, COLLECTIVE) : 0;
-    if (entered > 0 && !take_arguments(&s->usages, s->group, &given, &what, &call.nbytes)) {
-        leave_with(call.turn, NULL);
+    int entered = s->group ? enter_stream(s, call.lock, COLLECTIVE) : 0;
+    if (entered > 0 && !take_arguments(&s->facts, s->group, &given, &what, &call.nbytes)) {
+        leave_with(call.lock, NULL);
         entered = 0;
     }
     if (entered <= 0) return entered < 0 ? NULL : Py_NewRef(Py_NotImplemented);
@@ -218,41 +218,41 @@ static PyObject *shortcut_make(Shortcut *s, PyObject *const *args, Py_ssize_t co
         transport->release_arrays(s->group);
         return NULL;
     }
-    return leave_with(call.turn, carry_out(s, &call, &what) < 0 ? NULL : result_of(&given));
+    return leave_with(call.lock, carry_out(s, &call, &what) < 0 ? NULL : result_of(&given));
 }
 
 /* Have Python's `run` make the call that is opened here. */
-static PyObject *run(Shortcut *s, CallSpec *spec, NewCall *call) {
-    int entered = enter_turn(s, call->turn, call->peer);
+static PyObject *run(FastPath *s, CallSpec *spec, NewCall *call) {
+    int entered = enter_stream(s, call->lock, call->peer);
     if (entered <= 0) return entered < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     if (open_call(s, call) < 0) return NULL;
     record(s, call);
     PyObject *result = PyObject_CallFunctionObjArgs(s->run, spec->run, (PyObject *)call->record, str_cpu, NULL);
     Py_DECREF(call->record);
-    return leave_with(call->turn, result);
+    return leave_with(call->lock, result);
 }
 
 /* open(spec, seconds): number and record a call, and have Python make it. */
-static PyObject *shortcut_open(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
+static PyObject *fast_path_open(FastPath *s, PyObject *const *args, Py_ssize_t count) {
     if (count != 2 || !Py_IS_TYPE(args[0], spec_type)) {
         PyErr_SetString(PyExc_TypeError, "expected a CallSpec, and seconds");
         return NULL;
     }
     CallSpec *spec = (CallSpec *)args[0];
     NewCall call = {.seconds = PyFloat_AsDouble(args[1]), .nbytes = spec->nbytes, .header = spec->header,
-                    .peer = spec->peer, .turn = s->collectives};
+                    .peer = spec->peer, .lock = s->collectives};
     if (PyErr_Occurred()) return NULL;
     if (!is_on_host(spec) || !s->checked || (call.peer == COLLECTIVE && !s->met)) Py_RETURN_NOTIMPLEMENTED;
     if (call.peer == COLLECTIVE) return run(s, spec, &call);
-    if (!(call.turn = turn_of_peer(s, spec->kind, spec->peer, spec->header.extra))) return NULL;
+    if (!(call.lock = lock_of_peer(s, spec->kind, spec->peer, spec->header.extra))) return NULL;
     PyObject *result = run(s, spec, &call);
-    Py_DECREF(call.turn);
+    Py_DECREF(call.lock);
     return result;
 }
 
 /* ------------------------------------------------------------------ the type */
 
-static int keep_ranks(Usages *u, PyObject *ranks) {
+static int keep_ranks(GroupFacts *u, PyObject *ranks) {
     u->size = (int)PyTuple_GET_SIZE(ranks);
     u->ranks = PyMem_Calloc((size_t)u->size + 1, sizeof *u->ranks);
     if (!u->ranks) PyErr_NoMemory();
@@ -260,18 +260,18 @@ static int keep_ranks(Usages *u, PyObject *ranks) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Shortcut(native, rings, met, parts): native is the engine's group, or None; rings are what ``Messages.rings`` says,
+/* FastPath(native, rings, met, parts): native is the engine's group, or None; rings are what ``Messages.rings`` says,
  * or None; parts are (id, ranks, resume, carry_message, run, order, collectives, of_peer, ring, observers, is_logged, ops, type of arrays). */
-static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+static int fast_path_init(FastPath *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *native, *rings, *id, *ranks, *resume, *carry_message, *run, *order, *collectives, *of_peer, *ring, *observers, *is_logged, *ops,
         *array_type;
     int met;
     if (s->order) {
-        PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
+        PyErr_SetString(PyExc_RuntimeError, "a FastPath is made once");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "OOp(OO!OOOO!O!OO!O!OO!O!)", &native, &rings, &met, &id, &PyTuple_Type, &ranks,
-                          &resume, &carry_message, &run, order_type, &order, turn_type, &collectives, &of_peer, recorder_type, &ring, &PyDict_Type,
+                          &resume, &carry_message, &run, order_type, &order, lock_type, &collectives, &of_peer, recorder_type, &ring, &PyDict_Type,
                           &observers, &is_logged, &PyTuple_Type, &ops, &PyType_Type, &array_type))
         return -1;
     if (native != Py_None && !Py_IS_TYPE(native, transport->group_type)) {
@@ -298,69 +298,69 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
     s->resume = Py_NewRef(resume);
     s->carry_message = Py_NewRef(carry_message);
     s->run = Py_NewRef(run);
-    s->collectives = (Turn *)Py_NewRef(collectives);
+    s->collectives = (StreamLock *)Py_NewRef(collectives);
     s->of_peer = Py_NewRef(of_peer);
     s->ring = (Recorder *)Py_NewRef(ring);
     s->observers = Py_NewRef(observers);
     s->is_logged = Py_NewRef(is_logged);
-    s->usages.ops = Py_NewRef(ops);
-    s->usages.array_type = (PyTypeObject *)Py_NewRef(array_type);
-    return keep_ranks(&s->usages, ranks);
+    s->facts.ops = Py_NewRef(ops);
+    s->facts.array_type = (PyTypeObject *)Py_NewRef(array_type);
+    return keep_ranks(&s->facts, ranks);
 }
 
 #define EACH_OBJECT(DO)                                                                                    \
     DO(s->group) DO(s->order) DO(s->ring) DO(s->id) DO(s->resume) DO(s->carry_message) DO(s->run) DO(s->observers)             \
     DO(s->is_logged) DO(s->of_peer) DO(s->collectives) DO(s->senders) DO(s->receivers) DO(s->arrived[0]) DO(s->arrived[1])      \
-    DO(s->arrived[2]) DO(s->arrived[3]) DO(s->usages.ops) DO(s->usages.array_type)
+    DO(s->arrived[2]) DO(s->arrived[3]) DO(s->facts.ops) DO(s->facts.array_type)
 
-static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
+static int fast_path_traverse(FastPath *s, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(s));
 #define DO(X) Py_VISIT(X);
     EACH_OBJECT(DO)
 #undef DO
-    for (int i = 0; i < s->known_count; i++) Py_VISIT(s->known[i].turn);
+    for (int i = 0; i < s->known_count; i++) Py_VISIT(s->known[i].lock);
     return 0;
 }
 
-static int shortcut_clear(Shortcut *s) {
+static int fast_path_clear(FastPath *s) {
 #define DO(X) Py_CLEAR(X);
     EACH_OBJECT(DO)
 #undef DO
     while (s->known_count) {
-        Turn *turn = s->known[--s->known_count].turn;
-        Py_DECREF(turn);
+        StreamLock *lock = s->known[--s->known_count].lock;
+        Py_DECREF(lock);
     }
     return 0;
 }
 
-static void shortcut_dealloc(Shortcut *s) {
+static void fast_path_dealloc(FastPath *s) {
     PyTypeObject *type = Py_TYPE(s);
     PyObject_GC_UnTrack(s);
-    shortcut_clear(s);
-    PyMem_Free(s->usages.ranks);
+    fast_path_clear(s);
+    PyMem_Free(s->facts.ranks);
     type->tp_free((PyObject *)s);
     Py_DECREF(type);
 }
 
-static PyMethodDef shortcut_methods[] = {
-    {"make", (PyCFunction)(void (*)(void))shortcut_make, METH_FASTCALL, NULL},
-    {"open", (PyCFunction)(void (*)(void))shortcut_open, METH_FASTCALL, NULL},
+static PyMethodDef fast_path_methods[] = {
+    {"make", (PyCFunction)(void (*)(void))fast_path_make, METH_FASTCALL, NULL},
+    {"open", (PyCFunction)(void (*)(void))fast_path_open, METH_FASTCALL, NULL},
     {NULL}};
-static PyMemberDef shortcut_members[] = {{"checked", T_BOOL, offsetof(Shortcut, checked), 0, NULL},
-                                         {"met", T_BOOL, offsetof(Shortcut, met), READONLY, NULL},
+static PyMemberDef fast_path_members[] = {{"checked", T_BOOL, offsetof(FastPath, checked), 0, NULL},
+                                         {"met", T_BOOL, offsetof(FastPath, met), READONLY, NULL},
                                          {NULL}};
-static PyType_Slot shortcut_slots[] = {{Py_tp_init, shortcut_init},
-                                       {Py_tp_members, shortcut_members},
+static PyType_Slot fast_path_slots[] = {{Py_tp_init, fast_path_init},
+                                       {Py_tp_members, fast_path_members},
                                        {Py_tp_new, PyType_GenericNew},
-                                       {Py_tp_dealloc, shortcut_dealloc},
-                                       {Py_tp_traverse, shortcut_traverse},
-                                       {Py_tp_clear, shortcut_clear},
-                                       {Py_tp_methods, shortcut_methods},
+                                       {Py_tp_dealloc, fast_path_dealloc},
+                                       {Py_tp_traverse, fast_path_traverse},
+                                       {Py_tp_clear, fast_path_clear},
+                                       {Py_tp_methods, fast_path_methods},
                                        {0, NULL}};
-PyType_Spec shortcut_spec = {"meshlib.native._calls.Shortcut", sizeof(Shortcut), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
+PyType_Spec fast_path_spec = {"meshlib.native._calls.FastPath", sizeof(FastPath), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_path_slots};
 
-int init_shortcut(void) {
+int init_fast_path(void) {
     str_cpu = PyUnicode_InternFromString("cpu");
     debug_level = PyLong_FromLong(10);
     return str_cpu && debug_level ? 0 : -1;

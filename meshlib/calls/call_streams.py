@@ -1,4 +1,4 @@
-"""The lanes of one group: which calls wait for each other's turn, and which do not."""
+"""The streams of one group: which calls wait for each other's turn, and which do not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from meshlib.calls.lane import Continuations, Lane
-from meshlib.calls.legs import LegLane
+from meshlib.calls.call_stream import CallStream, Continuations
+from meshlib.calls.overlap_queue import OverlapQueue
 from transport.call import Kind
 from transport.deadline import Deadline
 
@@ -18,7 +18,7 @@ _JOIN_SECONDS = 1.0
 _KEPT = 256
 
 
-class Lanes:
+class CallStreams:
     """``collectives`` run in the order of issue (two may overlap), and so do point-to-point calls
     with one peer, direction and tag, independently of all others. ``continuations`` follow on both;
     ``enter()`` makes their thread one of the rank's.
@@ -26,27 +26,29 @@ class Lanes:
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
-        self.collectives: LegLane = LegLane(f"meshlib-{name}-{rank}")
+        self.collectives: OverlapQueue = OverlapQueue(f"meshlib-{name}-{rank}")
         self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
-        # A lane lives as long as it has a task or a thread, or is known to somebody: those made
+        # A stream lives as long as it has a task or a thread, or is known to somebody: those made
         # last are to this, and a few to the compiled core. A tag that never comes again costs none.
-        self._peers: WeakValueDictionary[tuple[Kind, int, int], Lane] = WeakValueDictionary()
-        self._kept: deque[Lane] = deque(maxlen=_KEPT)
+        self._peers: WeakValueDictionary[tuple[Kind, int, int], CallStream] = WeakValueDictionary()
+        self._kept: deque[CallStream] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()  # of the two: additions, and looks at all
 
-    def of_peer(self, kind: Kind, peer: int, tag: int, /) -> Lane:
-        """Return the lane of a point-to-point call."""
+    def of_peer(self, kind: Kind, peer: int, tag: int, /) -> CallStream:
+        """Return the stream of a point-to-point call."""
         # A sender's messages share one connection; receives are matched by their tags.
         key = (kind, peer, 0 if kind is Kind.SEND else tag)
-        lane = self._peers.get(key)
-        if lane is None:
+        stream = self._peers.get(key)
+        if stream is None:
             with self._lock:
-                lane = self._peers.get(key)  # threads that are the first at the same time share one
-                if lane is None:
+                stream = self._peers.get(
+                    key
+                )  # threads that are the first at the same time share one
+                if stream is None:
                     name = f"meshlib-{kind.name.lower()}-{peer}-{self._rank}"
-                    lane = self._peers[key] = Lane(name)
-                    self._kept.append(lane)
-        return lane
+                    stream = self._peers[key] = CallStream(name)
+                    self._kept.append(stream)
+        return stream
 
     def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
         """Let calls end, and what follows on them; return whether all did in time.
@@ -56,40 +58,40 @@ class Lanes:
         """
         while True:
             peers = self._of_peers()
-            receives = [lane for kind, lane in peers if kind is Kind.RECV]
-            others = [lane for kind, lane in peers if kind is not Kind.RECV]
-            lanes = [self.collectives, *others]
-            idle = min(lane.drain(deadline.remaining()) for lane in lanes)
+            receives = [stream for kind, stream in peers if kind is Kind.RECV]
+            others = [stream for kind, stream in peers if kind is not Kind.RECV]
+            streams = [self.collectives, *others]
+            idle = min(stream.drain(deadline.remaining()) for stream in streams)
             idle = _drain_receives(receives, deadline, is_receiving) and idle
             # What follows on a call may make others.
             if not self.continuations.is_current():
                 idle = self.continuations.drain(deadline.remaining()) and idle
-            if deadline.expired or not idle or all(lane.drain(0) for lane in lanes):
+            if deadline.expired or not idle or all(stream.drain(0) for stream in streams):
                 return idle
 
     def is_idle(self) -> bool:
         """Whether no call is queued or under way."""
-        lanes = self.collectives, *(lane for _, lane in self._of_peers())
-        return all(lane.is_idle() for lane in lanes)
+        streams = self.collectives, *(stream for _, stream in self._of_peers())
+        return all(stream.is_idle() for stream in streams)
 
     def join(self) -> None:
         """Let the threads end."""
-        of_peers = (lane for _, lane in self._of_peers())
-        for lane in (self.collectives, self.continuations, *of_peers):
-            lane.join(_JOIN_SECONDS)
+        of_peers = (stream for _, stream in self._of_peers())
+        for stream in (self.collectives, self.continuations, *of_peers):
+            stream.join(_JOIN_SECONDS)
 
-    def _of_peers(self) -> list[tuple[Kind, Lane]]:
+    def _of_peers(self) -> list[tuple[Kind, CallStream]]:
         with self._lock:
-            return [(kind, lane) for (kind, _, _), lane in self._peers.items()]
+            return [(kind, stream) for (kind, _, _), stream in self._peers.items()]
 
 
 def _drain_receives(
-    lanes: list[Lane], deadline: Deadline, is_receiving: Callable[[], bool]
+    streams: list[CallStream], deadline: Deadline, is_receiving: Callable[[], bool]
 ) -> bool:
     """Let receives end whose messages come; return whether there are no others."""
     while True:
         soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
-        if all(lane.drain(soon.remaining()) for lane in lanes):
+        if all(stream.drain(soon.remaining()) for stream in streams):
             return True
         if deadline.expired or not is_receiving():
             return False

@@ -1,6 +1,6 @@
 /* What a call of each kind needs to be made here: a table, and what is read of its arguments by it. */
 #pragma once
-#include "turn.h"
+#include "stream_lock.h"
 
 typedef enum { NEVER, ALWAYS, AT_ROOT, ELSEWHERE } Presence;
 
@@ -22,7 +22,7 @@ typedef struct {
     char has_default;            /* without a rank or a place the root's place is 0 */
     char agreed;                 /* all members have as many elements */
     char says_output;            /* the record has the bytes of the output */
-} Usual;
+} KindRow;
 
 /* A group as such calls see it. */
 typedef struct {
@@ -30,11 +30,11 @@ typedef struct {
     PyObject *ops;            /* the reductions, by their codes */
     int *ranks;               /* the members' global ranks */
     int size;
-} Usages;
+} GroupFacts;
 
 /* What is read of a call's arguments before anything happens. */
 typedef struct {
-    const Usual *usual;
+    const KindRow *row;
     PyObject *const *arguments;
     int count, listed; /* parts come in a list */
     int root, op; /* the root of a message is its other end */
@@ -42,10 +42,10 @@ typedef struct {
 } Arguments;
 
 /* 1; 0: the call is not one that can be made here. No exception. */
-int read_arguments(const Usages *u, long kind, int listed, PyObject *tuple, Arguments *a);
+int read_arguments(const GroupFacts *u, long kind, int listed, PyObject *tuple, Arguments *a);
 
 /* Export the arrays, and say what the call is: its header's fields and its bytes. 1; 0 as above, the arrays released. */
-int take_arguments(const Usages *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes);
+int take_arguments(const GroupFacts *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes);
 
 /* What the call returns: NULL with an exception. */
 PyObject *result_of(const Arguments *a);

@@ -1,7 +1,7 @@
-"""A lane: tasks that run one after the other, in the order in which they were issued.
+"""A stream: tasks that run one after the other, in the order in which they were issued.
 
-A synchronous task on an idle lane runs in the caller's own thread, which saves two thread
-switches; all others run on the lane's thread, which is started when it is first needed and ends
+A synchronous task on an idle stream runs in the caller's own thread, which saves two thread
+switches; all others run on the stream's thread, which is started when it is first needed and ends
 after a quiet while.
 """
 
@@ -11,44 +11,44 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from meshlib.calls.turn import Turn
+from meshlib.calls.stream_lock import StreamLock
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 
 IDLE_SECONDS = 5.0
 
 
-class LaneThread(threading.Thread):
-    """The thread of a lane, which it names."""
+class StreamThread(threading.Thread):
+    """The thread of a stream, which it names."""
 
-    def __init__(self, lane: Lane, target: Callable[[], None]) -> None:
-        super().__init__(target=target, name=lane.name, daemon=True)
-        self.lane = lane
+    def __init__(self, stream: CallStream, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=stream.name, daemon=True)
+        self.stream = stream
 
 
-class Lane(Turn):
+class CallStream(StreamLock):
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
     ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
 
     The thread that runs a task has the turn. A task leaves the queue after the turn is taken, so
-    the lane is idle when the queue is empty and the turn is free, looked at in this order.
+    the stream is idle when the queue is empty and the turn is free, looked at in this order.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._queue: deque[Callable[[], None]] = deque()
         super().__init__(self._queue)
-        # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
+        # Of the queue, for the stream's thread; of the stream's being idle, for those who drain it.
         self._changed = Condition()
         self._thread: threading.Thread | None = None
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Append ``task``; it runs on the lane's thread when all before it have ended."""
+        """Append ``task``; it runs on the stream's thread when all before it have ended."""
         with self._changed.lock:
             self._queue.append(task)
             if self._thread is None:
-                self._thread = LaneThread(self, self._run)
+                self._thread = StreamThread(self, self._run)
                 self._thread.start()
             else:
                 self._changed.notify_all()
@@ -85,7 +85,7 @@ class Lane(Turn):
                     self.release()
 
     def notify(self) -> None:
-        """See ``Turn.leave``."""
+        """See ``StreamLock.leave``."""
         with self._changed.lock:
             self._changed.notify_all()
 
@@ -107,10 +107,10 @@ class Lane(Turn):
             self.leave()
 
 
-class Continuations(Lane):
+class Continuations(CallStream):
     """What a group's calls are followed by: the callbacks of their futures.
 
-    They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
+    They run in the order in which the calls ended, off the calls' own streams: so they may wait for
     later calls of their group. One that waits for another runs what lies between in its own place.
     ``enter()`` is called first of all in their thread.
     """
@@ -127,8 +127,8 @@ class Continuations(Lane):
         super()._run()
 
     def is_current(self) -> bool:
-        """Whether the calling thread runs a task of this lane."""
-        return getattr(threading.current_thread(), "lane", None) is self
+        """Whether the calling thread runs a task of this stream."""
+        return getattr(threading.current_thread(), "stream", None) is self
 
     def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
         """Run tasks, from inside of one, until ``done()`` or the deadline.

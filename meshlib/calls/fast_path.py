@@ -1,4 +1,4 @@
-"""The numbers that a group gives its collectives, and the shortcut that gives them, too."""
+"""The numbers that a group gives its collectives, and the fast path that gives them, too."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from transport.deadline import Timeout
 SHORT = frozenset(
     () if native is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
 )
-"""Kinds of calls after which the members have met, and the shortcut may make collectives."""
+"""Kinds of calls after which the members have met, and the fast path may make collectives."""
 
 
-class Shortcut(Protocol):
-    """Numbers and records the usual calls of a group in compiled code, as ``Door.issue`` would.
-    Where the ranks share memory it makes collectives on NumPy arrays, too.
+class FastPath(Protocol):
+    """Numbers and records the usual calls of a group in compiled code, as ``CallQueue`` would.
+    Where the ranks share memory it makes collectives and messages of NumPy arrays, too.
 
-    What has to wait long, or goes wrong, goes on in ``Door``, and raises as ever. NotImplemented is
-    for a call that is not the usual one: nothing has happened then.
+    ``CallQueue`` goes on with a call that has to wait long or goes wrong, and raises as ever.
+    NotImplemented stands for an unusual call: nothing has happened then.
     """
 
     checked: bool

@@ -1,4 +1,4 @@
-"""``Turn``: which thread may make the next call of an ordered stream of calls."""
+"""``StreamLock``: which thread may make the next call of an ordered stream of calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshlib.native import calls as native
 from transport.condition import has, let_go
 
 
-class _Turn:
+class _StreamLock:
     """A lock that knows its thread, and is free only while nothing waits in ``queue``.
 
     Those who wait for the end of all count themselves in ``draining``. The compiled core has the
@@ -51,4 +51,4 @@ class _Turn:
         return has(self._lock)
 
 
-Turn: type[_Turn] = _Turn if native is None else native.Turn
+StreamLock: type[_StreamLock] = _StreamLock if native is None else native.StreamLock

@@ -1,6 +1,6 @@
-"""``Door``: the one way into the calls of a group, of every kind.
+"""``CallQueue``: the one way into the calls of a group, of every kind.
 
-Order, deadlines, recording, the shortcut and failure meet in ``Door.issue`` and nowhere else.
+Order, deadlines, recording, the fast path and failure meet in ``CallQueue.issue`` and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from meshlib.calls.call_stream import CallStream
+from meshlib.calls.call_streams import CallStreams
 from meshlib.calls.failures.failure import Failure
-from meshlib.calls.lane import Lane
-from meshlib.calls.lanes import Lanes
-from meshlib.calls.legs import Leg
+from meshlib.calls.fast_path import SHORT, FastPath
 from meshlib.calls.members import Members
-from meshlib.calls.shortcut import SHORT, Shortcut
-from meshlib.calls.spec import CallSpec, Run, Straight
+from meshlib.calls.overlap_queue import OverlapTask
+from meshlib.calls.spec import CallSpec, OverlapSafe, Run
 from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
 from meshlib.native import calls as native
@@ -37,7 +37,7 @@ _OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
 """The reductions that are the same object wherever a program uses them, by their codes."""
 
 
-class Door:
+class CallQueue:
     """Makes the calls of the group of ``state``.
 
     ``ranks`` are the members' global ranks, ``rank`` this one's place among them, -1 if it has
@@ -52,9 +52,9 @@ class Door:
         self.rank: int = members.rank()
         self.failure: Failure = failure
         name = members.group_desc or members.id
-        self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
+        self.streams: CallStreams = CallStreams(name, context.rank, context.adopt_thread)
         self._context = context
-        state.turns = self.lanes.collectives
+        state.turns = self.streams.collectives
 
     def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
@@ -72,9 +72,9 @@ class Door:
         if timeout is not None:
             seconds = self.checked(spec.kind, to_seconds, timeout)
         state = self.state
-        shortcut = state.shortcut
-        if shortcut is not None and not async_op:
-            result = shortcut.open(spec, seconds)
+        fast_path = state.fast_path
+        if fast_path is not None and not async_op:
+            result = fast_path.open(spec, seconds)
             if result is not NotImplemented:
                 return result
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
@@ -86,10 +86,10 @@ class Door:
         numbered_here = has(state.lock)
         with state.lock:
             self._check_usable(kind, numbered_here)
-            lanes = self.lanes
+            streams = self.streams
             message = peer != COLLECTIVE
-            lane = lanes.of_peer(kind, peer, spec.extra) if message else lanes.collectives
-            if not async_op and self._is_blocked(lane):
+            stream = streams.of_peer(kind, peer, spec.extra) if message else streams.collectives
+            if not async_op and self._is_blocked(stream):
                 raise self._interrupted(kind)
             try:
                 state.order.numbering = True  # the compiled core makes none of its own meanwhile
@@ -99,25 +99,25 @@ class Door:
                 )
                 if context.log.detailed:
                     run = context.log.around(run, record, self.members)
-                inline = (not async_op or kind is Kind.SEND) and lane.try_enter()
+                inline = (not async_op or kind is Kind.SEND) and stream.try_enter()
                 # Nobody else sends to that peer now, and takes the room.
                 if inline and async_op and not self._ends_at_once(spec):
-                    lane.leave()
+                    stream.leave()
                     inline = False
-                work = None if inline else self._enqueue(lane, run, record, spec)
+                work = None if inline else self._enqueue(stream, run, record, spec)
             finally:
                 state.order.numbering = False
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
-            return self._at_once(lane, run, record, device)
+            return self._at_once(stream, run, record, device)
         record.started = record.issued
         try:
             result = self._run(run, record, device)
-            if device == "cpu" and (shortcut is None or not shortcut.met):
-                self.open_shortcut(kind in SHORT)
+            if device == "cpu" and (fast_path is None or not fast_path.met):
+                self.open_fast_path(kind in SHORT)
         finally:
-            lane.leave()
+            stream.leave()
         if record.completion is not None:
             completion, record.completion = record.completion, None  # the record outlives it
             completion.join()
@@ -141,11 +141,11 @@ class Door:
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
 
-    def _is_straight(self, spec: CallSpec) -> bool:
-        """Whether a call is what ``Straight`` says."""
+    def _is_overlap_safe(self, spec: CallSpec) -> bool:
+        """Whether a call is what ``OverlapSafe`` says."""
         if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
             return False
-        return isinstance(spec.run, Straight)
+        return isinstance(spec.run, OverlapSafe)
 
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
@@ -161,25 +161,25 @@ class Door:
         communicator = self.state.communicators.get(spec.device)
         return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
 
-    def _at_once(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
+    def _at_once(self, stream: CallStream, run: Run, record: Record, device: str) -> Work[Any]:
         """Make a call for which somebody may wait later; its turn is there, and given back."""
-        work = self._work(record, lane)
+        work = self._work(record, stream)
         record.started = record.issued
         try:
             work.finish(self._run(run, record, device), None)
         except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
             work.fail(error)
         finally:
-            lane.leave()
+            stream.leave()
         return work
 
-    def _work(self, record: Record, lane: Lane) -> Work[Any]:
+    def _work(self, record: Record, stream: CallStream) -> Work[Any]:
         return Work(
             lambda: f"{record.header} on {self}",
             self.failure.note_told,
-            self.lanes.continuations,
+            self.streams.continuations,
             lambda: f"{record.kind}, {record.site},",
-            blocked=partial(self._is_blocked, lane),
+            blocked=partial(self._is_blocked, stream),
         )
 
     def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
@@ -193,9 +193,9 @@ class Door:
         if numbered_here:
             raise self._interrupted(kind)
 
-    def _is_blocked(self, lane: Lane) -> bool:
-        """Whether the calling thread is in the middle of a call for which one on ``lane`` waits."""
-        return lane.is_mine() or self.state.is_making()
+    def _is_blocked(self, stream: CallStream) -> bool:
+        """Whether the calling thread is in a call that one on ``stream`` waits for."""
+        return stream.is_mine() or self.state.is_making()
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
         """Return what a call raises that a signal handler makes in the middle of another one."""
@@ -208,8 +208,8 @@ class Door:
             " reads between its calls"
         )
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
-        work, device = self._work(record, lane), spec.device
+    def _enqueue(self, stream: CallStream, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
+        work, device = self._work(record, stream), spec.device
 
         def task() -> None:
             try:
@@ -220,11 +220,11 @@ class Door:
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
-        legs = self.lanes.collectives
-        if legs.overlapping and lane is legs and self._is_straight(spec):
-            lane.submit(Leg(legs, task, record.nbytes, record.start))
+        queue = self.streams.collectives
+        if queue.overlapping and stream is queue and self._is_overlap_safe(spec):
+            stream.submit(OverlapTask(queue, task, record.nbytes, record.start))
         else:
-            lane.submit(task)
+            stream.submit(task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:
@@ -261,29 +261,29 @@ class Door:
             record.completion.explain_by(partial(self.failure.explain, record))
         return result
 
-    # ------------------------------------------------------------------ the shortcut
+    # ------------------------------------------------------------------ the fast path
 
-    def open_shortcut(self, met: bool) -> None:
+    def open_fast_path(self, met: bool) -> None:
         """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
-        context, state, lanes = self._context, self.state, self.lanes
-        if native is None or not state.usual or (state.shortcut is not None and not met):
+        context, state, streams = self._context, self.state, self.streams
+        if native is None or not state.usual or (state.fast_path is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
         communicator = state.communicators["cpu"]
         outline = communicator.outline() if met else None
         rings = communicator.message_rings()
-        # In the order of ``meshlib/native/shortcut.c``.
+        # In the order of ``meshlib/native/fast_path.c``.
         of_group = (self.members.id, self.ranks, self._resume, self._carry_message, self._run)
-        of_lanes = (state.order, lanes.collectives, lanes.of_peer)
+        of_lanes = (state.order, streams.collectives, streams.of_peer)
         of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
         parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
-        shortcut: Shortcut = native.Shortcut(outline, rings, met, parts)
+        fast_path: FastPath = native.FastPath(outline, rings, met, parts)
         with state.lock:
             if state.usual:
-                state.shortcut = shortcut
+                state.fast_path = fast_path
 
     def _resume(self, record: Record, status: int) -> None:
-        """Go on with the call that the shortcut began; the turn is its own to give back."""
+        """Go on with the call that the fast path began; the turn is its own to give back."""
 
         def run(communicator: Communicator, call: Call) -> None:
             communicator.resume(call, status)
@@ -291,7 +291,7 @@ class Door:
         self._run(run, record, "cpu")
 
     def _carry_message(self, record: Record, kind: int, array: Flat) -> None:
-        """Send or receive the NumPy array of a call that the shortcut has opened."""
+        """Send or receive the NumPy array of a call that the fast path has opened."""
         tag = record.header.extra
 
         def run(communicator: Communicator, call: Call) -> None:
@@ -306,7 +306,7 @@ class Door:
 
     def drain(self, seconds: float) -> bool:
         """Let calls that were issued end; return whether all did within ``seconds``."""
-        return self.lanes.drain(Deadline.after(seconds), self.state.is_receiving)
+        return self.streams.drain(Deadline.after(seconds), self.state.is_receiving)
 
     def __repr__(self) -> str:
         return repr(self.members)

@@ -1,10 +1,10 @@
-/* What a call of each kind needs to be made here. What is not as usual is left to Python, which has words for it. */
-#include "usual.h"
+/* What a call of each kind needs to be made here. What is not usual is left to Python, which has words for it. */
+#include "kinds.h"
 
 #define NO_SIDE {NONE, NEVER, 0}
 
 /* The arguments are those of the methods in meshlib/collectives, from the first on. */
-static const Usual table[] = {
+static const KindRow table[] = {
     [BARRIER] = {NO_SIDE, NO_SIDE, .op = NONE, .rank = NONE, .spare = 0, .result = NONE},
     [BROADCAST] = {{0, AT_ROOT, 0}, {0, ELSEWHERE, 0}, .op = NONE, .rank = 1, .place = 2, .spare = 3, .agreed = 1},
     [ALL_REDUCE] = {NO_SIDE, {0, ALWAYS, 0}, .op = 1, .rank = NONE, .spare = 2, .agreed = 1},
@@ -27,7 +27,7 @@ static int is_whole(PyObject *number, long *value) {
 }
 
 /* The place that a global rank, or a place, stands for: -1 where neither is said as usual. */
-static int find_place(const Usages *u, PyObject *rank, PyObject *place, int otherwise) {
+static int find_place(const GroupFacts *u, PyObject *rank, PyObject *place, int otherwise) {
     long value;
     if (rank == Py_None) {
         if (place == Py_None) return otherwise;
@@ -40,27 +40,27 @@ static int find_place(const Usages *u, PyObject *rank, PyObject *place, int othe
     return -1;
 }
 
-static int find_op(const Usages *u, PyObject *op) {
+static int find_op(const GroupFacts *u, PyObject *op) {
     for (Py_ssize_t code = 1; code < PyTuple_GET_SIZE(u->ops); code++)
         if (PyTuple_GET_ITEM(u->ops, code) == op) return (int)code;
     return 0;
 }
 
-int read_arguments(const Usages *u, long kind, int listed, PyObject *tuple, Arguments *a) {
+int read_arguments(const GroupFacts *u, long kind, int listed, PyObject *tuple, Arguments *a) {
     if (kind < BARRIER || kind >= KINDS || !PyTuple_CheckExact(tuple)) return 0;
-    const Usual *usual = &table[kind];
-    *a = (Arguments){.usual = usual, .arguments = &PyTuple_GET_ITEM(tuple, 0), .listed = listed,
+    const KindRow *row = &table[kind];
+    *a = (Arguments){.row = row, .arguments = &PyTuple_GET_ITEM(tuple, 0), .listed = listed,
                      .count = (int)PyTuple_GET_SIZE(tuple)};
-    if (a->count < usual->spare) return 0;
+    if (a->count < row->spare) return 0;
     PyObject *const *given = a->arguments;
-    for (int i = usual->spare; i < a->count; i++)
+    for (int i = row->spare; i < a->count; i++)
         if (given[i] != Py_None && given[i] != Py_False) return 0;
-    if (usual->rank != NONE)
-        a->root = find_place(u, given[usual->rank], given[usual->place], usual->has_default ? 0 : -1);
+    if (row->rank != NONE)
+        a->root = find_place(u, given[row->rank], given[row->place], row->has_default ? 0 : -1);
     long tag = 0;
-    if (usual->tag && (!is_whole(given[usual->tag], &tag) || tag < 0 || tag > UINT32_MAX)) return 0;
+    if (row->tag && (!is_whole(given[row->tag], &tag) || tag < 0 || tag > UINT32_MAX)) return 0;
     a->tag = (uint32_t)tag;
-    if (usual->op != NONE && !(a->op = find_op(u, given[usual->op]))) return 0;
+    if (row->op != NONE && !(a->op = find_op(u, given[row->op]))) return 0;
     return a->root >= 0;
 }
 
@@ -70,12 +70,12 @@ static int is_there(const Side *side, int is_root) {
     return side->presence == ALWAYS || (side->presence != NEVER && (side->presence == AT_ROOT) == is_root);
 }
 
-static int take_array(const Usages *u, GroupObject *o, PyObject *array, int writable) {
+static int take_array(const GroupFacts *u, GroupObject *o, PyObject *array, int writable) {
     return Py_IS_TYPE(array, u->array_type) && transport->export_array(o, array, writable);
 }
 
 /* Export a side's arrays: the number of them; 0: they are not as usual. */
-static int take_side(const Usages *u, GroupObject *o, const Arguments *a, const Side *side, int at, int writable) {
+static int take_side(const GroupFacts *u, GroupObject *o, const Arguments *a, const Side *side, int at, int writable) {
     PyObject *argument = a->arguments[side->argument];
     int parts = side->parts ? u->size : 1, first = o->exported;
     if (!side->parts || !a->listed) {
@@ -83,7 +83,7 @@ static int take_side(const Usages *u, GroupObject *o, const Arguments *a, const 
         const Py_buffer *view = &o->views[first];
         /* What goes to all and comes from all is split by rows. */
         Py_ssize_t units = view->len / view->itemsize;
-        if (a->usual->input.parts && a->usual->output.parts) units = view->ndim ? view->shape[0] : 1;
+        if (a->row->input.parts && a->row->output.parts) units = view->ndim ? view->shape[0] : 1;
         if (units % parts) return 0;
         for (int i = 0; i < parts; i++) transport->describe_part(o, at + i, first, i, parts);
         return parts;
@@ -121,9 +121,9 @@ static uint64_t bytes_of(const Array *arrays, int count) {
     return total;
 }
 
-static int take_all(const Usages *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes) {
-    const Usual *usual = a->usual;
-    const Side *input = &usual->input, *output = &usual->output;
+static int take_all(const GroupFacts *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes) {
+    const KindRow *row = a->row;
+    const Side *input = &row->input, *output = &row->output;
     int is_root = a->root == o->group.rank, gives = is_there(input, is_root), gets = is_there(output, is_root);
     if (gives && !(what->inputs = take_side(u, o, a, input, 0, 0))) return 0;
     int inputs = o->exported, outputs = 0;
@@ -141,20 +141,20 @@ static int take_all(const Usages *u, GroupObject *o, const Arguments *a, CallSpe
     const Array *own_input = gives ? from + (input->parts ? o->group.rank : 0) : NULL;
     const Array *own_output = gets ? to + (output->parts ? o->group.rank : 0) : NULL;
     if (own_input && own_output && own_input->nbytes != own_output->nbytes) return 0;
-    if (!are_apart(o, inputs, usual->agreed ? own_input : NULL, own_output)) return 0;
+    if (!are_apart(o, inputs, row->agreed ? own_input : NULL, own_output)) return 0;
     uint64_t given = bytes_of(from, what->inputs), got = bytes_of(to, outputs);
-    uint64_t said = !given || (usual->says_output && got) ? got : given;
+    uint64_t said = !given || (row->says_output && got) ? got : given;
     *nbytes = (long long)said;
     what->header.dtype = (uint16_t)dtype;
     what->header.op = (uint8_t)a->op;
-    if (usual->agreed) what->header.elements = said / (uint64_t)o->views[0].itemsize;
+    if (row->agreed) what->header.elements = said / (uint64_t)o->views[0].itemsize;
     return 1;
 }
 
-int take_arguments(const Usages *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes) {
-    int kind = (int)(a->usual - table);
+int take_arguments(const GroupFacts *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes) {
+    int kind = (int)(a->row - table);
     *what = (CallSpecification){.kind = kind, .root = a->root, .reduces = a->op != 0};
-    what->header = (Header){.kind = (uint16_t)kind, .root = a->usual->rank == NONE ? NO_ROOT : a->root};
+    what->header = (Header){.kind = (uint16_t)kind, .root = a->row->rank == NONE ? NO_ROOT : a->root};
     *nbytes = 0;
     transport->release_arrays(o); /* of a call that was broken off */
     if (take_all(u, o, a, what, nbytes)) return 1;
@@ -163,8 +163,8 @@ int take_arguments(const Usages *u, GroupObject *o, const Arguments *a, CallSpec
 }
 
 PyObject *result_of(const Arguments *a) {
-    if (a->usual->result == NONE) Py_RETURN_NONE;
-    PyObject *result = a->arguments[a->usual->result];
+    if (a->row->result == NONE) Py_RETURN_NONE;
+    PyObject *result = a->arguments[a->row->result];
     if (PyList_CheckExact(result)) return PyList_GetSlice(result, 0, PyList_GET_SIZE(result));
     return Py_NewRef(result);
 }
