@@ -203,6 +203,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python tests/docs/functions.py --check
+	$(BIN)/python -m pytest -q -p no:xdist tests/transport/native/test_floors.py
 
 types: $(STAMP)
 	$(BIN)/pyright
