@@ -167,7 +167,7 @@ class CallQueue:
         record.started = record.issued
         try:
             work.finish(self._run(run, record, device), None)
-        except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
+        except Exception as error:  # noqa: BLE001 (the Work raises it)
             work.fail(error)
         finally:
             stream.leave()
@@ -217,7 +217,7 @@ class CallQueue:
                 result = self._run(run, record, device)
                 completion, record.completion = record.completion, None
                 work.finish(result, completion)
-            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+            except BaseException as error:  # noqa: BLE001 (the Work raises it)
                 work.fail(error)
 
         queue = self.streams.collectives

@@ -1,7 +1,7 @@
 """A stream: tasks that run one after the other, in the order in which they were issued.
 
 A synchronous task on an idle stream runs in the caller's own thread, which saves two thread
-switches; all others run on the stream's thread, which is started when it is first needed and ends
+switches. All others run on the stream's thread. That is started when it is first needed and ends
 after a quiet while.
 """
 

@@ -19,16 +19,16 @@ _KEPT = 256
 
 
 class CallStreams:
-    """``collectives`` run in the order of issue (two may overlap), and so do point-to-point calls
-    with one peer, direction and tag, independently of all others. ``continuations`` follow on both;
-    ``enter()`` makes their thread one of the rank's.
+    """``collectives`` run in the order of issue; two may overlap. Point-to-point calls with one
+    peer, direction and tag run in the order of issue, too, independently of all others.
+    ``continuations`` follow on both; ``enter()`` makes their thread one of the rank's.
     """
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
         self.collectives: OverlapQueue = OverlapQueue(f"meshlib-{name}-{rank}")
         self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
-        # A stream lives as long as it has a task or a thread, or is known to somebody: those made
+        # A stream lives as long as it has a task or a thread, or is referred to. Those made
         # last are to this, and a few to the compiled core. A tag that never comes again costs none.
         self._peers: WeakValueDictionary[tuple[Kind, int, int], CallStream] = WeakValueDictionary()
         self._kept: deque[CallStream] = deque(maxlen=_KEPT)

@@ -44,8 +44,8 @@ class FastPath(Protocol):
 
 class CallOrder:
     """``sequence`` is the number of the last collective, ``messages`` that of the last call with
-    one peer, ``history`` what ``CallHeader`` says. ``numbering``: a thread is about to number and
-    queue a call, between which no other may come.
+    one peer. ``history`` is that of ``CallHeader``. ``numbering``: a thread is about to number and
+    queue a call, and no other call may come in between.
     """
 
     __slots__ = ("history", "messages", "numbering", "sequence")

@@ -1,8 +1,8 @@
 """Overlap: a task of a stream lets the next one begin before its own end.
 
-Each has a thread of its own then, but only one of the two runs at a time: the later one begins
-when the earlier one says so, which goes on when the later one waits for it. So neither has to guard
-anything from the other.
+Each has a thread of its own then, but only one of the two runs at a time. The later one begins
+when the earlier one says so. The earlier one goes on when the later one waits for it. So neither
+has to guard anything from the other.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class _StreamLock:
     def try_enter(self) -> bool:
         """Take the turn if nobody has it or waits for it; return whether that was so.
 
-        Whoever takes it must ``leave``.
+        The thread that takes it must ``leave``.
         """
         return not self._queued and not self.is_mine() and self._lock.acquire(False)
 

@@ -72,23 +72,6 @@ class GroupOfRanks:
             warn_if_discarded()
         return result
 
-    def make(
-        self,
-        kind: int,
-        listed: bool,
-        arguments: tuple[Any, ...],
-        timeout: Timeout | None = None,
-    ) -> Any:
-        """Make a usual call in compiled code: see ``FastPath.make``. NotImplemented if it cannot
-        be; then nothing has happened.
-        """
-        call_queue = self.call_queue
-        fast_path = call_queue.state.fast_path
-        if fast_path is None:
-            return NotImplemented
-        seconds = call_queue.members.seconds if timeout is None else timeout
-        return fast_path.make(kind, listed, arguments, seconds)
-
     def _given(self, items: T | None, name: str, end: str) -> T:
         """Return ``items``, which this rank has to give: it is the call's ``end``.
 
@@ -98,6 +81,25 @@ class GroupOfRanks:
             rank = self.call_queue.ranks[self.call_queue.rank]
             raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
         return items
+
+
+def make_fast(
+    group: GroupOfRanks,
+    kind: int,
+    listed: bool,
+    arguments: tuple[Any, ...],
+    timeout: Timeout | None = None,
+) -> Any:
+    """Make a usual call of ``group`` in compiled code: see ``FastPath.make``.
+
+    Returns NotImplemented for any other call, of which nothing has happened then.
+    """
+    call_queue = group.call_queue
+    fast_path = call_queue.state.fast_path
+    if fast_path is None:
+        return NotImplemented
+    seconds = call_queue.members.seconds if timeout is None else timeout
+    return fast_path.make(kind, listed, arguments, seconds)
 
 
 def resolve_rank(

@@ -9,7 +9,13 @@ from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
-from meshlib.collectives.group_of_ranks import ARRAYS, NO_MEMBER, GroupOfRanks, resolve_rank
+from meshlib.collectives.group_of_ranks import (
+    ARRAYS,
+    NO_MEMBER,
+    GroupOfRanks,
+    make_fast,
+    resolve_rank,
+)
 from meshlib.recording.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
@@ -55,7 +61,10 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        if self.make(_SEND, ARRAYS, (tensor, dst, tag, group_dst), timeout) is not NotImplemented:
+        if (
+            make_fast(self, _SEND, ARRAYS, (tensor, dst, tag, group_dst), timeout)
+            is not NotImplemented
+        ):
             return
         spec = prepare_send(self, tensor, dst, tag, group_dst)
         if spec is not None:
@@ -122,7 +131,7 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        sender = self.make(_RECV, ARRAYS, (tensor, src, tag, group_src), timeout)
+        sender = make_fast(self, _RECV, ARRAYS, (tensor, src, tag, group_src), timeout)
         if sender is not NotImplemented:
             return sender
         spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)

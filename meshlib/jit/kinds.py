@@ -17,7 +17,7 @@ import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec
-from meshlib.collectives.group_of_ranks import ARRAYS, LISTS
+from meshlib.collectives.group_of_ranks import ARRAYS, LISTS, make_fast
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind
 from meshlib.jit.program import HostArray, HostFunction
@@ -68,9 +68,7 @@ class Issuing(InJit):
         """Return what the communicator's method of this kind is given, but for the call."""
 
     def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]] | None:
-        """Return what ``ProcessGroup.make`` takes besides the kind; None where it knows no such
-        call.
-        """
+        """Return whether parts are lists, and the arguments of the group's method; None: none."""
         return None
 
     @property
@@ -118,11 +116,11 @@ class Issuing(InJit):
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
         spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
-        kind, make, usual = self.kind, self.carrier.make, self.usual
+        kind, carrier, usual = self.kind, self.carrier, self.usual
 
         def call(output: HostArray, x: HostArray) -> None:
             given = usual(output, x) if type(output) is np.ndarray else None
-            if given is None or make(kind, *given) is NotImplemented:
+            if given is None or make_fast(carrier, kind, *given) is NotImplemented:
                 issue(spec(output, x))
             if not has_result:
                 output.fill(0)

@@ -75,7 +75,7 @@ typedef struct {
     PyObject *label; /* borrowed from the ring */
 } Opening;
 
-/* What may fail, and may run other code, of recording a call: -1 with an exception. */
+/* The part of recording a call that may fail, and may run other code: -1 with an exception. */
 int prepare_record(Recorder *ring, Opening *opening);
 
 /* The rest, which does neither: the record (a new reference). */

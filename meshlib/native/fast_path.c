@@ -18,7 +18,7 @@ typedef struct {
     char met;     /* 0: the members have not met yet, and collectives are left to Python */
     GroupFacts facts;
     PyObject *senders, *receivers; /* lists of the rings to and from each member; None: left to Python */
-    PyObject *arrived[4];          /* what is empty while nothing waits for a message and none waits to be taken */
+    PyObject *arrived[4];          /* empty while no thread and no message waits for the other */
     /* What Python's way looks at, and where it keeps its records. */
     Recorder *ring;
     PyObject *id, *resume, *carry_message, *run, *observers, *is_logged, *of_peer;
@@ -146,7 +146,7 @@ static RingObject *find_ring(const FastPath *s, int kind, int peer) {
     return Py_IS_TYPE(ring, transport->ring_end_type) ? (RingObject *)ring : NULL;
 }
 
-/* Carry out a message that is opened: what cannot be done now goes on in Python. */
+/* Carry out a message that is opened. Python goes on with one that has to wait. */
 static PyObject *carry_message(FastPath *s, NewCall *call, const Py_buffer *view, PyObject *array) {
     int kind = call->header.kind;
     record(s, call);
@@ -260,8 +260,8 @@ static int keep_ranks(GroupFacts *u, PyObject *ranks) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* FastPath(native, rings, met, parts): native is the engine's group, or None; rings are what ``Messages.rings`` says,
- * or None; parts are (id, ranks, resume, carry_message, run, order, collectives, of_peer, ring, observers, is_logged, ops, type of arrays). */
+/* FastPath(native, rings, met, parts): native is the engine's group, or None; rings are those of ``Messages.rings``,
+ * or None. The parts are (id, ranks, resume, carry_message, run, order, collectives, of_peer, ring, observers, is_logged, ops, type of arrays). */
 static int fast_path_init(FastPath *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *native, *rings, *id, *ranks, *resume, *carry_message, *run, *order, *collectives, *of_peer, *ring, *observers, *is_logged, *ops,
         *array_type;

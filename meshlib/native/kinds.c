@@ -1,4 +1,4 @@
-/* What a call of each kind needs to be made here. What is not usual is left to Python, which has words for it. */
+/* What a call of each kind needs to be made here. Python makes every other call, and has words for its errors. */
 #include "kinds.h"
 
 #define NO_SIDE {NONE, NEVER, 0}

@@ -1,4 +1,4 @@
-/* What a call of each kind needs to be made here: a table, and what is read of its arguments by it. */
+/* A table of the kinds of calls that are made here, and the arguments of a call as it says. */
 #pragma once
 #include "stream_lock.h"
 
@@ -32,7 +32,7 @@ typedef struct {
     int size;
 } GroupFacts;
 
-/* What is read of a call's arguments before anything happens. */
+/* The arguments of a call, read before anything happens. */
 typedef struct {
     const KindRow *row;
     PyObject *const *arguments;

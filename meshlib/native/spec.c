@@ -1,4 +1,4 @@
-/* What a call is, as whoever makes one says it: meshlib/calls/spec.py. */
+/* The type CallSpec: meshlib/calls/spec.py. */
 #include "calls.h"
 
 PyTypeObject *spec_type;

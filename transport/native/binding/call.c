@@ -1,4 +1,4 @@
-/* What is kept of a call. */
+/* The type CallFields. */
 #include "binding/call.h"
 
 PyTypeObject *fields_type;

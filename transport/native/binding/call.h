@@ -1,4 +1,4 @@
-/* The type CallFields: what is kept of a call. */
+/* The type CallFields: a call under way or over, with its header. */
 #pragma once
 #include "core.h"
 
