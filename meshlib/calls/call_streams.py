@@ -19,8 +19,8 @@ _KEPT = 256
 
 
 class CallStreams:
-    """``collectives`` run in the order of issue; two may overlap. Point-to-point calls with one
-    peer, direction and tag run in the order of issue, too, independently of all others.
+    """``collectives`` run in the order of issue; two may overlap. So do point-to-point
+    calls with one peer, direction and tag. Calls of other streams do not wait for them.
     ``continuations`` follow on both; ``enter()`` makes their thread one of the rank's.
     """
 

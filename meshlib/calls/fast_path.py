@@ -44,8 +44,8 @@ class FastPath(Protocol):
 
 class CallOrder:
     """``sequence`` is the number of the last collective, ``messages`` that of the last call with
-    one peer. ``history`` is that of ``CallHeader``. ``numbering``: a thread is about to number and
-    queue a call, and no other call may come in between.
+    one peer. ``history`` is that of ``CallHeader``. While a thread numbers and queues a call,
+    ``numbering`` is True, and no other call may come in between.
     """
 
     __slots__ = ("history", "messages", "numbering", "sequence")
