@@ -11,6 +11,10 @@
 
 extern const Api *transport; /* module.c */
 
+#if PY_VERSION_HEX < 0x030D0000 /* a name of Python 3.13 */
+static inline PyObject *PyList_GetItemRef(PyObject *list, Py_ssize_t i) { return Py_XNewRef(PyList_GetItem(list, i)); }
+#endif
+
 /* Seconds of CLOCK_MONOTONIC, as time.monotonic() has them. */
 static inline double monotonic(void) {
     struct timespec t;

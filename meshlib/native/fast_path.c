@@ -56,12 +56,14 @@ static int enter_stream(FastPath *s, StreamLock *lock, int peer) {
 static int open_call(FastPath *s, NewCall *call) {
     int collective = call->peer == COLLECTIVE;
     call->record = NULL;
+    Py_BEGIN_CRITICAL_SECTION(s->order);
     call->header.sequence = collective ? ++s->order->sequence : ++s->order->messages;
-    if (!s->checked) return 0;
-    if (collective) {
+    if (collective && s->checked) {
         call->header.history = s->order->history;
         s->order->history = history_after(&call->header);
     }
+    Py_END_CRITICAL_SECTION();
+    if (!s->checked) return 0;
     /* Other threads may run meanwhile: their calls come after this one. */
     if (prepare_record(s->ring, &call->opening) == 0) return 0;
     leave_with(call->lock, NULL);
@@ -278,6 +280,7 @@ static int fast_path_init(FastPath *s, PyObject *args, PyObject *Py_UNUSED(kwarg
         PyErr_Format(PyExc_TypeError, "expected a Group or None, got %R", native);
         return -1;
     }
+#ifndef Py_GIL_DISABLED /* the interpreter's lock keeps other threads off a ring */
     if (rings != Py_None) {
         PyObject *const *found = s->arrived;
         if (!PyArg_ParseTuple(rings, "O!O!OOOO", &PyList_Type, &s->senders, &PyList_Type, &s->receivers, &s->arrived[0],
@@ -290,6 +293,7 @@ static int fast_path_init(FastPath *s, PyObject *args, PyObject *Py_UNUSED(kwarg
         Py_INCREF(s->receivers);
         for (int i = 0; i < 4; i++) Py_INCREF(found[i]);
     }
+#endif
     s->checked = 1;
     s->met = (char)met;
     s->group = native == Py_None ? NULL : (GroupObject *)Py_NewRef(native);

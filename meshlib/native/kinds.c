@@ -90,7 +90,11 @@ static int take_side(const GroupFacts *u, GroupObject *o, const Arguments *a, co
     }
     if (!PyList_CheckExact(argument) || PyList_GET_SIZE(argument) != parts) return 0;
     for (int i = 0; i < parts; i++) {
-        if (!take_array(u, o, PyList_GET_ITEM(argument, i), writable)) return 0;
+        PyObject *array = PyList_GetItemRef(argument, i);
+        int taken = array && take_array(u, o, array, writable);
+        Py_XDECREF(array);
+        if (!array) PyErr_Clear(); /* another thread has made the list shorter */
+        if (!taken) return 0;
         transport->describe_part(o, at + i, first + i, 0, 1);
     }
     return parts;

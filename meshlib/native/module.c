@@ -29,13 +29,13 @@ static int fill(PyObject *module) {
     return 0;
 }
 
-/* Types are found by static pointers: one interpreter, and its lock. */
+/* Types are found by static pointers: one interpreter. */
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill},
 #if PY_VERSION_HEX >= 0x030C0000
                                    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #if PY_VERSION_HEX >= 0x030D0000
-                                   {Py_mod_gil, Py_MOD_GIL_USED},
+                                   {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                    {0, NULL}};
 

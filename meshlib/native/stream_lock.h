@@ -5,7 +5,7 @@
 typedef struct {
     PyObject_HEAD
     PyThread_type_lock lock;
-    unsigned long owner; /* the thread that has the turn; 0: none */
+    _Atomic unsigned long owner; /* the thread that has the turn; 0: none */
     PyObject *queue;     /* the tasks that wait for it */
     int draining;        /* threads that wait for the end of all */
 } StreamLock;
