@@ -90,7 +90,7 @@ SAME = (
     assert totals == [1.0] * 3
     calls = current_world().recorder.records()
     assert [c.header.sequence for c in calls] == list(range(1, group.reached() + 1))[-len(calls):]
-    assert {c.state for c in calls[-600:]} == {"done"}  # those before: refused, some of them
+    assert all(c.ended and not c.error for c in calls[-600:])  # those before: refused, some of them
     assert all(c.site.startswith(__file__) for c in calls), calls[-1].site
     print("same", flush=True)
     dist.destroy_process_group()

@@ -112,7 +112,7 @@ def outcome(call: Call, arguments: tuple[Any, ...], timeout: Any) -> tuple[Any, 
     record = current_world().recorder.records()[-1]
     same = [i for i, argument in enumerate(arguments) if argument is returned]
     header = record.header.what._replace(sequence=0)
-    told = (header, record.nbytes, record.peer, record.sync, record.state, record.seconds)
+    told = (header, record.nbytes, record.peer, record.sync, record.error, record.seconds)
     assert record.issued <= record.started <= record.ended
     return plain(returned), same, plain(arguments), told, record.site
 
@@ -398,7 +398,7 @@ def exchanged(timeout: Any, count: int, tag: int, late: bool) -> list[Any]:
         else:
             assert group().recv(got, 1 - rank, tag, timeout=timeout) == 1 - rank
     records = current_world().recorder.records()[before:]
-    told = [(r.header._replace(sequence=0), r.nbytes, r.peer, r.state, r.sync) for r in records]
+    told = [(r.header._replace(sequence=0), r.nbytes, r.peer, r.error, r.sync) for r in records]
     return [got.tolist(), told]
 
 
