@@ -5,13 +5,7 @@
 
 #define HELD_BYTES (16 << 10) /* more than that is moved without the interpreter's lock */
 
-typedef struct {
-    PyObject_HEAD
-    Ring ring;
-    Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
-} RingObject;
-
-static PyTypeObject *ring_end_type;
+PyTypeObject *ring_end_type;
 
 /* ------------------------------------------------------------------ moving bytes */
 
@@ -76,6 +70,28 @@ static PyObject *move_args(RingObject *o, PyObject *args, const char *format, Mo
 
 static PyObject *end_write(RingObject *o, PyObject *args) { return move_args(o, args, "y*i", write_more); }
 static PyObject *end_take(RingObject *o, PyObject *args) { return move_args(o, args, "w*i", ring_take); }
+
+int send_now(RingObject *o, const Header *header, const Py_buffer *data) {
+    Ring *r = &o->ring;
+    uint64_t size = (uint64_t)data->len;
+    if (r->left || ring_is_broken(r) || !ring_has_room(r, size)) return 0;
+    if (size <= HELD_BYTES) return ring_begin(r, header, data->buf, size, LOOK) == DONE_ALL;
+    Status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ring_begin(r, header, data->buf, size, LOOK);
+    Py_END_ALLOW_THREADS
+    return status == DONE_ALL;
+}
+
+int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
+    Ring *r = &o->ring;
+    uint64_t size = (uint64_t)into->len;
+    Head head;
+    if (size > HELD_BYTES || r->left || !ring_await_whole(r, size, GLANCE) || ring_peek(r, &head) != DONE_ALL) return 0;
+    if (head.size != size || head.header.extra != expected->extra || head.header.dtype != expected->dtype) return 0;
+    ring_accept(r, size);
+    return ring_take(r, into->buf, size, GLANCE) == DONE_ALL;
+}
 
 /* ------------------------------------------------------------------ the receiver */
 

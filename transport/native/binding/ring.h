@@ -2,6 +2,19 @@
 #pragma once
 #include "core.h"
 
+typedef struct {
+    PyObject_HEAD
+    Ring ring;
+    Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
+} RingObject;
+
+extern PyTypeObject *ring_end_type;
+
+/* Send or receive a whole message if that can be done now, or in a moment: 1; 0: nothing has happened. For the only
+ * thread that uses this end. */
+int send_now(RingObject *o, const Header *header, const Py_buffer *data);
+int receive_now(RingObject *o, const Header *expected, const Py_buffer *into);
+
 int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
 
 /* Functions of the module.
