@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 from meshlib.calls.failures.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
-from meshlib.calls.legs import Leg
 from meshlib.calls.members import Members
 from meshlib.calls.shortcut import SHORT, Shortcut
-from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
+from meshlib.calls.spec import CallSpec, InPlace, Run
 from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
 from meshlib.recording.recorder import COLLECTIVE, Record
@@ -54,7 +53,6 @@ class Door:
         name = members.group_desc or members.id
         self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
         self._context = context
-        state.turns = self.lanes.collectives
 
     def issue(
         self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
@@ -108,7 +106,7 @@ class Door:
                 if inline and async_op and not self._ends_at_once(spec):
                     lane.leave()
                     inline = False
-                work = None if inline else self._enqueue(lane, run, record, what, spec)
+                work = None if inline else self._enqueue(lane, run, record, spec)
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
@@ -159,12 +157,6 @@ class Door:
         if device not in backends and not (device == "cuda" and "cpu" in backends):
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
-
-    def _is_straight(self, what: CallSpec | InPlace, spec: CallSpec) -> bool:
-        """Whether a call is what ``Straight`` says."""
-        if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
-            return False
-        return isinstance(spec.run, Straight) or (isinstance(what, tuple) and what[0].flags.carray)
 
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
@@ -227,9 +219,7 @@ class Door:
             " reads between its calls"
         )
 
-    def _enqueue(
-        self, lane: Lane, run: Run, record: Record, what: CallSpec | InPlace, spec: CallSpec
-    ) -> Work[Any]:
+    def _enqueue(self, lane: Lane, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
         work, device = self._work(record, lane), spec.device
 
         def task() -> None:
@@ -241,11 +231,7 @@ class Door:
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
-        legs = self.lanes.collectives
-        if legs.overlapping and lane is legs and self._is_straight(what, spec):
-            lane.submit(Leg(legs, task, record.nbytes, record.start))
-        else:
-            lane.submit(task)
+        lane.submit(task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:

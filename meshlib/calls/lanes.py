@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from meshlib.calls.lane import Continuations, Lane
-from meshlib.calls.legs import LegLane
 from transport.call import Kind
 from transport.deadline import Deadline
 
@@ -20,14 +19,14 @@ _KEPT = 256
 
 
 class Lanes:
-    """``collectives`` run in the order of issue (two may overlap), and so do point-to-point calls
-    with one peer, direction and tag, independently of all others. ``continuations`` follow on both;
-    ``enter()`` makes their thread one of the rank's.
+    """``collectives`` run in the order of issue, and so do point-to-point calls with one peer,
+    direction and tag, independently of all others. ``continuations`` follow on both; ``enter()``
+    makes their thread one of the rank's.
     """
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
-        self.collectives: LegLane = LegLane(f"meshlib-{name}-{rank}")
+        self.collectives: Lane = Lane(f"meshlib-{name}-{rank}")
         self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
         # A lane lives as long as it has a task or a thread, or is known to somebody: those made
         # last are to this, and a few to the compiled core. A tag that never comes again costs none.

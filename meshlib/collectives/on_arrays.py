@@ -16,7 +16,7 @@ from meshlib.arrays.checks import (
     check_dtype,
     check_reduction,
 )
-from meshlib.calls.spec import CallSpec, InPlace, Straight
+from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
 from transport.call import NO_ROOT, Call, Kind
@@ -59,8 +59,7 @@ def _all_reduction(tensor: Any, op: Any) -> CallSpec:
         return x.finish()
 
     size, nbytes = flat.size, flat.nbytes
-    how = run if x.writes_back else Straight(run)
-    return CallSpec(_ALL_REDUCE, how, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
+    return CallSpec(_ALL_REDUCE, run, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
 
 
 class ArrayCollectives(GroupOfRanks):
