@@ -1,5 +1,8 @@
 """Builds the compiled core, the C below transport/native, into a wheel or, if editable, beside it.
 
+With it goes the handler that XLA calls, below meshlib/jit/native, where jaxlib and so XLA's header
+are installed as the core is built. Without it ``meshlib.jit`` makes all calls by Python.
+
 Without it ranks of one host use TCP. So where it cannot be built the wheel is a pure one, and a
 line says why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0``
 asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
@@ -14,6 +17,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +27,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "MESHLIB_NATIVE"
 SOURCES = "transport/native"
+ALL_SOURCES = (SOURCES, "meshlib/jit/native")
 MODULE = "transport.native._core"
 REASON = f"{SOURCES}/_core.txt"
 """Where what is installed without a core says why: ``transport.native`` reads it."""
@@ -107,15 +112,24 @@ def compile_core(root: Path, built: Path) -> None:
         raise NotBuilt(f"it is for CPython, not {sys.implementation.name}")
     headers = sysconfig.get_path("include")
     # Paths from the root, so that the same sources give the same bytes wherever they lie.
-    sources = sorted(str(path.relative_to(root)) for path in Path(root, SOURCES).rglob("*.c"))
+    paths = [path for folder in ALL_SOURCES for path in Path(root, folder).rglob("*.c")]
+    sources = sorted(str(path.relative_to(root)) for path in paths)
     if not sources:
         raise NotBuilt(f"{root / SOURCES} has no sources")
     if not Path(headers, "Python.h").is_file():
         raise NotBuilt(f"{headers}/Python.h is missing")
     compiler = find_compiler()
-    includes = ["-I", headers, "-I", SOURCES]
+    folders = [headers, *ALL_SOURCES, *xla_headers()]
+    includes = [word for folder in folders for word in ("-I", folder)]
     _run("compiling", [*compiler, *FLAGS, *includes, *sources, "-o", str(built)], root)
     _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, str(built)], root)
+
+
+def xla_headers() -> list[str]:
+    """Return the folder of the header of XLA's calls, which comes with jaxlib, if that is here."""
+    found = find_spec("jaxlib")
+    folders = [] if found is None else list(found.submodule_search_locations or [])
+    return [path for folder in folders if os.path.isdir(path := os.path.join(folder, "include"))]
 
 
 def find_compiler() -> list[str]:

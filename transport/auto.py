@@ -102,6 +102,9 @@ class AutoCommunicator(Forwarding, Communicator):
     def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
+    def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
+        return None if self._chosen is None else self._chosen.lend_rings(peer)
+
     def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         (self._chosen or self._choose(call)).resume(call, buffer, op)
 

@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
+from meshlib.jit.direct import DirectCall
 from meshlib.jit.host_calls import ORDERED, host_call
 from meshlib.jit.program import HostFunction
 
@@ -54,6 +55,11 @@ class InJit(ABC):
         It is asked for while the program is compiled: what shape and dtype settle is done here,
         and not in each call. Written on one line: see ``CallSite.name``.
         """
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        """Return the same call as compiled code may make it; None: only Python can."""
+        del x
+        return None
 
     @abstractmethod
     def transposed(self) -> InJit | None:
@@ -99,9 +105,10 @@ def bind(
     return _collective_p.bind(x, *anchors, collective=collective, site=site or CallSite.of_caller())
 
 
-def _host_shape(shape: tuple[int, ...], has_rows: bool) -> tuple[int, ...]:
-    """Return the shape in which arrays go to the host: (n,), or (rows, n)."""
-    return (shape[0], math.prod(shape[1:])) if has_rows else (math.prod(shape),)
+def host_struct(x: jax.ShapeDtypeStruct, has_rows: bool) -> jax.ShapeDtypeStruct:
+    """Return the shape in which arrays like ``x`` go to the host, (n,) or (rows, n); the dtype."""
+    shape = (x.shape[0], math.prod(x.shape[1:])) if has_rows else (math.prod(x.shape),)
+    return jax.ShapeDtypeStruct(shape, x.dtype)
 
 
 def _compiled(
@@ -112,9 +119,9 @@ def _compiled(
     function = collective.function(operand)
     out = host_call(
         function if site is None else site.name(function),
-        [jax.ShapeDtypeStruct(_host_shape(result.shape, collective.result_has_rows), x.dtype)],
+        [host_struct(result, collective.result_has_rows)],
         # Free: the elements stay where they are.
-        x.reshape(_host_shape(x.shape, collective.operand_has_rows)),
+        x.reshape(host_struct(x, collective.operand_has_rows).shape),
         # Nobody reads them; but the call is made when they are there, not before.
         *anchors,
         ordered=True,
@@ -122,6 +129,8 @@ def _compiled(
         reads=not collective.in_place,
         on_gpu=True,
         group=collective.group,
+        direct=collective.direct(operand),
+        site=site,
     )[0]
     return out.reshape(result.shape)
 

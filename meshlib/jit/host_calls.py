@@ -12,7 +12,9 @@ are one thread's, and another one's are refused before they begin.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,7 +24,9 @@ from jax._src.interpreters import ad, batching, mlir, pxla
 from jax.extend.core import Primitive
 
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.jit.call_site import CallSite
 from meshlib.jit.device_buffers import on_program_stream
+from meshlib.jit.direct import DirectCall, DirectCallback, handler
 from meshlib.jit.program import Callback, HostFunction, Program
 from meshlib.job.thread_rank import thread_rank
 
@@ -89,6 +93,8 @@ def host_call(
     reads: bool = True,
     on_gpu: bool = False,
     group: ProcessGroup | None = None,
+    direct: DirectCall | None = None,
+    site: CallSite | None = None,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
@@ -111,6 +117,8 @@ def host_call(
             program's later work.
         group: The one whose calls ``function`` makes: from then on the thread that runs the program
             is the only one that may run programs with calls on it, until it has ended.
+        direct: What compiled code may do in the place of ``function``, of an ordered call.
+        site: The user's line that it is then recorded at.
 
     Returns:
         The outputs, of the shapes and dtypes of ``results``.
@@ -131,6 +139,8 @@ def host_call(
         reads=reads,
         on_gpu=on_gpu,
         group=group,
+        direct=direct,
+        site=site,
     )
 
 
@@ -143,9 +153,9 @@ def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
 
 def _program_of(module: mlir.ModuleContext) -> Program:
     for callback in module.host_callbacks:
-        if isinstance(callback, Callback):
-            return callback.program
-    return Program(module.host_callbacks)
+        if isinstance(ours := getattr(callback, "owner", callback), (Callback, DirectCallback)):
+            return ours.program
+    return Program()
 
 
 def _lower(
@@ -158,8 +168,9 @@ def _lower(
     reads: bool,
     on_gpu: bool,
     group: ProcessGroup | None,
+    direct: DirectCall | None,
+    site: CallSite | None,
 ) -> Any:
-    del avals
     tokens = 1 if ordered else 0
     module = ctx.module_context
     devices = _device_count(module.axis_context)
@@ -175,22 +186,49 @@ def _lower(
     if group is not None:
         program.add_group(group)
         module.add_keepalive(program)  # for whoever runs it
-    module.add_host_callback(Callback(function, program, tokens, len(operands), views, reads))
-    index = np.uint64(len(module.host_callbacks) - 1)
+    target = _TARGETS[platform]
+    if direct is not None and ordered and platform == "cpu" and _has_handler():
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]  # type: ignore[union-attr]
+        go_on = direct.go_on_at(site)
+        callback = DirectCallback(direct, program, function, go_on, structs).compile()
+        target, which = _HANDLER, {"call": np.uint64(id(callback))}
+    else:
+        callback = Callback(function, program, tokens, len(operands), views, reads)
+        program.add(callback, module.host_callbacks)
+        which = {"index": np.uint64(len(module.host_callbacks))}
+    module.add_host_callback(callback)  # the executable keeps it
     rule: Any = ffi.ffi_lowering(
-        _TARGETS[platform],
+        target,
         has_side_effect=True,
         operand_output_aliases={tokens + i: tokens + o for i, o in aliases},
     )
     if not ordered:
-        return rule(ctx, *operands, index=index)
+        return rule(ctx, *operands, **which)
     around: Any = ctx.replace(
         avals_in=[core.abstract_token, *ctx.avals_in],
         avals_out=[core.abstract_token, *ctx.avals_out],
     )
-    token, *outputs = rule(around, ctx.tokens_in.get(ORDERED), *operands, index=index)
+    token, *outputs = rule(around, ctx.tokens_in.get(ORDERED), *operands, **which)
     ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
     return outputs
+
+
+_HANDLER = "meshlib_program_call"
+
+
+@cache
+def _has_handler() -> bool:
+    """Give XLA the handler for calls, if there is one. Not before JAX has begun: a handler that XLA
+    refuses then would keep JAX from beginning.
+    """
+    if handler is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target(_HANDLER, handler, platform="cpu")
+    except Exception as error:  # noqa: BLE001 (whatever XLA has against it)
+        logging.getLogger("meshlib").warning("calls inside jax.jit are made by Python: %s", error)
+        return False
+    return True
 
 
 _ONE_DEVICE = (

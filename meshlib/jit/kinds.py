@@ -17,9 +17,9 @@ import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec
-from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.collective import InJit, bind
+from meshlib.jit.collective import InJit, bind, host_struct
+from meshlib.jit.direct import DirectCall
 from meshlib.jit.program import HostArray, HostFunction
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
@@ -62,6 +62,8 @@ class Issuing(InJit):
     """Whether all members must have as many elements."""
     counts_result: ClassVar[bool] = False
     """Whether the call says that it is over its result, not its operand."""
+    is_direct: ClassVar[bool] = True
+    """Whether the host does nothing but make the call: compiled code may do it."""
 
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
@@ -108,6 +110,15 @@ class Issuing(InJit):
             return CallSpec(kind, run, *header, device, peer)
 
         return spec
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        carrier, peer = self.carrier, vars(self).get("peer", COLLECTIVE)
+        if not self.is_direct:
+            return None
+        operand = host_struct(x, self.operand_has_rows)
+        result = host_struct(self.result(x), self.result_has_rows)
+        spec, clears = self.call_spec(x), not self.has_result
+        return DirectCall(carrier, spec, operand, result, peer, self.in_place, clears)
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
@@ -173,17 +184,6 @@ class AllReduce(SameShape):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        op, group, otherwise = self.op, self.group, super().host_side(x)
-
-        def call(output: HostArray, x: HostArray) -> None:
-            if type(output) is np.ndarray:
-                group.issue(in_place_reduction(output, op))
-            else:
-                otherwise(output, x)
-
-        return call
 
     def transposed(self) -> InJit | None:
         return self if self.op.kind in _LINEAR else None
@@ -284,6 +284,8 @@ class ReduceScatter(_MembersToOne):
 @dataclass(frozen=True)
 class _AveragingGather(AllGather):
     """The transpose of an averaging reduce-scatter: a gather, divided by the number of members."""
+
+    is_direct = False
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         gather, size = super().host_side(x), self._size

@@ -73,6 +73,8 @@ class Receive(_OneToOne):
 class _ReceiveAndAdd(Receive):
     """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
 
+    is_direct = False
+
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         receive = super().host_side(x)
 

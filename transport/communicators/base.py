@@ -192,6 +192,13 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
         return None
 
+    def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
+        """Return the ends of the rings to and from ``peer``, for compiled code; None: there are none.
+
+        For the ways of ``transport.native`` alone.
+        """
+        return None
+
     def resume(self, call: Call, buffer: Buffer | None, op: ReduceOp | None) -> None:
         """Go on with an all_reduce (without ``buffer``: a barrier) that the core has begun."""
         raise NotImplementedError

@@ -35,7 +35,8 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, f"{error}; {_AGAIN}, so that it is built for this Python and this machine"
     # The sources lie beside it in an editable installation only, and may have changed since.
     built = Path(str(module.__file__)).stat().st_mtime
-    for source in Path(__file__).parent.rglob("*.[ch]"):
+    folders = Path(__file__).parent, Path(__file__).parents[2] / "meshlib" / "jit" / "native"
+    for source in (path for folder in folders for path in folder.rglob("*.[ch]")):
         if source.stat().st_mtime > built:
             why = f"{source} was changed after {module.__file__} was built; {_AGAIN} (`make` does)"
             if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank

@@ -1,6 +1,7 @@
 /* The module transport.native._core. */
 #include "binding/group.h"
 #include "binding/ring.h"
+#include "program_calls.h"
 
 /* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -67,7 +68,7 @@ static int fill(PyObject *module) {
     if (init_shortcut() || add_type(module, &order_spec, &order_type) ||
         add_type(module, &fields_spec, &fields_type) || add_type(module, &recorder_spec, &recorder_type) ||
         add_type(module, &group_spec, &group_type) || add_ring_end(module) || init_spec(module) ||
-        add_type(module, &shortcut_spec, &shortcut_type))
+        add_type(module, &shortcut_spec, &shortcut_type) || add_program_calls(module) || add_handler(module))
         return -1;
     static const struct {
         const char *name;

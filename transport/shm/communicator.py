@@ -180,6 +180,10 @@ class ShmCommunicator(MessagingCommunicator):
     def outline(self) -> Any:
         return None if self._ready is None else self._ready.calls.native
 
+    def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
+        """See ``Communicator.lend_rings``."""
+        return self.mailbox.lend(peer)
+
     def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         dtype = _NO_DTYPE if buffer is None else buffer.dtype
         self._attempt(self._members(call).calls.resume, call, op, dtype)

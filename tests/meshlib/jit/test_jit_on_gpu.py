@@ -89,7 +89,7 @@ class Program_:
             collective.function(x)(outputs, inputs, program)
 
         views = functools.partial(on_program_stream, driver=driver)
-        self.callback = Callback(run, Program([]), 1, 1, views)
+        self.callback = Callback(run, Program(), 1, 1, views)
 
     def array(self, values: Any) -> fake_gpu.FakeArray:
         with self.driver.on(dist.get_rank(), self.stream):

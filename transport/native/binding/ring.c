@@ -5,13 +5,7 @@
 
 #define HELD_BYTES (16 << 10) /* more than that is moved without the interpreter's lock */
 
-typedef struct {
-    PyObject_HEAD
-    Ring ring;
-    Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
-} RingObject;
-
-static PyTypeObject *ring_end_type;
+PyTypeObject *ring_end_type;
 
 /* ------------------------------------------------------------------ moving bytes */
 
@@ -139,7 +133,23 @@ static PyObject *end_wake_sender(RingObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_has_more(&o->ring)); }
+/* lend(): let compiled programs use this end until Python takes it back, or looks at what is pending. */
+static PyObject *end_lend(RingObject *o, PyObject *Py_UNUSED(none)) {
+    o->lent = LENT;
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_take_back(RingObject *o, PyObject *Py_UNUSED(none)) {
+    o->lent = KEPT;
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) {
+    int lent = LENT;
+    atomic_compare_exchange_strong(&o->lent, &lent, KEPT);
+    return PyBool_FromLong(lent != IN_USE && ring_has_more(&o->ring));
+}
+static PyObject *get_untaken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_has_more(&o->ring)); }
 static PyObject *get_broken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_is_broken(&o->ring)); }
 
 /* ------------------------------------------------------------------ inboxes */
@@ -251,12 +261,15 @@ static PyMethodDef end_methods[] = {
     {"meet", (PyCFunction)(void (*)(void))end_meet, METH_VARARGS, NULL},
     {"has_room", (PyCFunction)(void (*)(void))end_has_room, METH_O, NULL},
     {"give_up", (PyCFunction)(void (*)(void))end_give_up, METH_NOARGS, NULL},
+    {"lend", (PyCFunction)(void (*)(void))end_lend, METH_NOARGS, NULL},
+    {"take_back", (PyCFunction)(void (*)(void))end_take_back, METH_NOARGS, NULL},
     {"wake_sender", (PyCFunction)(void (*)(void))end_wake_sender, METH_NOARGS, NULL},
     {NULL}};
 static PyMemberDef end_members[] = {{"position", T_ULONGLONG, offsetof(RingObject, ring.position), READONLY, NULL},
                                     {"left", T_ULONGLONG, offsetof(RingObject, ring.left), READONLY, NULL},
                                     {NULL}};
 static PyGetSetDef end_computed[] = {{"pending", (getter)(void (*)(void))get_pending, NULL, NULL, NULL},
+                                     {"untaken", (getter)(void (*)(void))get_untaken, NULL, NULL, NULL},
                                      {"broken", (getter)(void (*)(void))get_broken, NULL, NULL, NULL},
                                      {NULL}};
 static PyType_Slot end_slots[] = {{Py_tp_init, end_init},

@@ -2,6 +2,18 @@
 #pragma once
 #include "core.h"
 
+/* Whether compiled programs may use an end without the interpreter's lock (meshlib/jit/native). Python takes back what
+ * it has lent, and waits for nobody: an end in use is as one on which nothing has come. */
+enum { KEPT, LENT, IN_USE };
+
+typedef struct {
+    PyObject_HEAD
+    Ring ring;
+    Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
+    _Atomic int lent;
+} RingObject;
+
+extern PyTypeObject *ring_end_type;
 int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
 
 /* Functions of the module.
