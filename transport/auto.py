@@ -103,7 +103,8 @@ class AutoCommunicator(Forwarding, Communicator):
         return None if self._chosen is None else self._chosen.outline()
 
     def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
-        return None if self._chosen is None else self._chosen.lend_rings(peer)
+        near = self._near
+        return near.lend_rings(peer) if near is not None and self._ways.get(peer) is near else None
 
     def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         (self._chosen or self._choose(call)).resume(call, buffer, op)

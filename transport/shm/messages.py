@@ -228,7 +228,7 @@ class Messages(Mailbox):
         unusual.
         """
         writer, reader = self._writers.get(peer), self._rings.get(peer)
-        if writer is None or reader is None or peer not in self._watched or self.shared:
+        if writer is None or reader is None or peer not in self._watched:
             return None
         try:
             if not self._try_carrying():
