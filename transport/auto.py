@@ -102,7 +102,7 @@ class AutoCommunicator(Forwarding, Communicator):
     def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
-    def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
         near = self._near
         return near.lend_rings(peer) if near is not None and self._ways.get(peer) is near else None
 

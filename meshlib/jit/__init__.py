@@ -20,6 +20,7 @@ from meshlib.jit.functions import (
     reduce_scatter,
     scatter,
     send,
+    sendrecv,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "sendrecv",
 ]

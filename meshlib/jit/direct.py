@@ -79,6 +79,10 @@ class DirectCall(NamedTuple):
     peer: int
     in_place: bool
     clears: bool
+    reads_operand: bool = False
+    """Whether the array that ``spec`` calls its result is the operand."""
+    sending: DirectCall | None = None
+    """The other half of an exchange, whose operand the same is."""
 
     def compile(self, code: CodeType, owner: DirectCallback, itemsizes: Sequence[int]) -> Any:
         """Return the ``core.ProgramCall`` that ``owner`` makes where compiled code does not.
@@ -88,13 +92,17 @@ class DirectCall(NamedTuple):
         group = self.group
         result = np.empty(self.result.shape, self.result.dtype)
         operand = result if self.in_place else np.empty(self.operand.shape, self.operand.dtype)
-        spec, outline = self.spec(result, operand), _Outline(group.rank(), group.size())
+        given = (operand, operand) if self.reads_operand else (result, operand)
+        spec, outline = self.spec(*given), _Outline(group.rank(), group.size())
         spec.run(outline, None)  # type: ignore[arg-type]
         arrays = [(0, operand), (len(itemsizes), result)]
         places = [_place(array, arrays) for array in (*outline.inputs, *outline.outputs)]
-        calls = program_calls(group) if spec.peer != group.rank() else None
+        alone = spec.peer == group.rank() and self.sending is None and not self.reads_operand
+        calls = None if alone else program_calls(group)
+        sending = self.sending and self.sending.compile(code, owner, itemsizes)
         fields = (spec.elements, spec.root, spec.kind, spec.dtype, spec.op, spec.extra)
         return core.ProgramCall(  # type: ignore[union-attr]
+            sending,
             calls and calls.native,
             owner,
             fields,
@@ -112,7 +120,9 @@ class DirectCall(NamedTuple):
     def go_on_at(self, site: CallSite | None) -> Callable[[bytes, HostArray, HostArray], None]:
         """Return ``go_on`` as if it were written at ``site``."""
         go_on = self.go_on
-        named = lambda header, output, x: go_on(header, output, x)  # noqa: E731
+
+        def named(header: bytes, output: HostArray, x: HostArray) -> None: return go_on(header, output, x)  # fmt: skip # noqa: E501
+
         return named if site is None else site.name(named)
 
     def go_on(self, header: bytes, output: HostArray, x: HostArray) -> None:
@@ -165,7 +175,9 @@ class DirectCallback:
             raise
         calls = program_calls(direct.group)
         if calls is not None:
-            calls.reopen(direct.peer)
+            for part in (direct.sending, direct):
+                if part is not None:
+                    calls.reopen(part.peer)
 
 
 def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, int, int]:
@@ -187,8 +199,8 @@ class ProgramCalls:
         self._group = group
         context = group.context
         order, recorder = group.state.order, context.recorder
-        observers, size = context.observers, group.size()
-        self.native: Any = core.ProgramCalls(order, recorder, observers, size, CAPACITY)  # type: ignore[union-attr]
+        place = group.rank(), group.size()
+        self.native: Any = core.ProgramCalls(order, recorder, context.observers, *place, CAPACITY)  # type: ignore[union-attr]
         self._codes: dict[CodeType, int] = {}
         self._kept: dict[int, Record] = {}
         recorder.sources.append(self._records)
@@ -207,7 +219,9 @@ class ProgramCalls:
             return
         if peer != COLLECTIVE:
             lent = communicator.lend_rings(peer)
-            if lent is not None:
+            if peer == group.rank():
+                native.set_self(lent is not None)
+            elif lent is not None:
                 native.connect(peer, *lent)
         outline = communicator.outline()
         if outline is None or native.attach(outline):

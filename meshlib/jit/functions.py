@@ -326,6 +326,37 @@ def recv(
     return bind(messages.Receive(calls, peer, tag), like)
 
 
+def sendrecv(
+    x: Any,
+    dst: int | None = None,
+    src: int | None = None,
+    group: Group = None,
+    *,
+    like: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    group_src: int | None = None,
+) -> jax.Array:
+    """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
+
+    Neither waits for the other, so that members may exchange arrays of any size; only those that
+    take part call it, or ``send`` and ``recv``. What comes has the shape and dtype of ``like``, by
+    default of ``x``. The transpose sends the cotangent to ``src`` and receives one from ``dst``.
+    """
+    x, calls = _prepare(x, group)
+    base = resolve_group(group)
+    to, origin = (
+        resolve_rank(base, dst, group_dst, "dst"),
+        resolve_rank(base, src, group_src, "src"),
+    )
+    check_tag(tag)
+    shapes = ()
+    if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
+        dtype_code(like.dtype)
+        shapes = tuple((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(messages.Exchange(calls, to, origin, tag, *shapes), x)
+
+
 def barrier(group: Group = None) -> None:
     """Wait for all members, between the collectives before it and those after it.
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit
+from meshlib.jit.direct import DirectCall
 from meshlib.jit.kinds import HostSide, SameShape, flat_of
-from meshlib.jit.program import HostArray
+from meshlib.jit.program import HostArray, HostFunction
 from transport.call import Kind
 
 
@@ -93,6 +94,75 @@ class _SendAndForget(Send):
     @property
     def has_result(self) -> bool:
         return False
+
+
+@dataclass(frozen=True)
+class Exchange(InJit):
+    """Sends the operand to ``dst`` and returns what ``src`` sends, of another shape if ``other``.
+
+    Neither waits for the other. The transpose goes the other way round.
+    """
+
+    anchored = True
+
+    dst: int
+    src: int
+    tag: int
+    other: tuple[tuple[int, ...], str] | None = None
+    """The shape and dtype of what is received, where they are not those of the operand,"""
+    back: tuple[tuple[int, ...], str] | None = None
+    """and those of the operand."""
+    derivation: str = ""
+
+    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return x if self.other is None else jax.ShapeDtypeStruct(*self.other)
+
+    def _halves(self) -> tuple[Send, Receive]:
+        group, tag, derivation = self.group, self.tag, self.derivation
+        return Send(group, self.dst, tag, derivation), Receive(group, self.src, tag, derivation)
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        send, receive = self._halves()
+        sending, receiving = send.call_spec(x), receive.call_spec(self.result(x))
+        carrier = send.carrier
+
+        def call(output: HostArray, x: HostArray) -> None:
+            work = carrier.issue(sending(x, x), async_op=True)
+            carrier.issue(receiving(output, output))
+            work.wait()
+
+        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        send, receive = self._halves()
+        sent, received = send.direct(x), receive.direct(self.result(x))
+        if sent is None or received is None:
+            return None
+        # The halves work in place; the whole reads its operand and writes its result.
+        return received._replace(
+            operand=sent.operand,
+            in_place=False,
+            sending=sent._replace(result=received.result, in_place=False, reads_operand=True),
+        )
+
+    def differential(self) -> InJit:
+        return replace(self, derivation=f"{self.derivation}t")
+
+    def transposed(self) -> InJit:
+        derivation = f"{self.derivation}c"
+        return replace(
+            self,
+            dst=self.src,
+            src=self.dst,
+            other=self.back,
+            back=self.other,
+            derivation=derivation,
+        )
+
+    def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+        if self.other is not None:
+            raise NotImplementedError("sendrecv of two shapes cannot be inside of jax.vmap")
+        return x, dim
 
 
 _TRANSPOSED: dict[type[_OneToOne], type[_OneToOne]] = {

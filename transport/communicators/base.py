@@ -192,7 +192,7 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
         return None
 
-    def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
         """Return the ends of the rings to and from ``peer``, for compiled code; None: there are none.
 
         For the ways of ``transport.native`` alone.

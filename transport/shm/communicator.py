@@ -180,7 +180,7 @@ class ShmCommunicator(MessagingCommunicator):
     def outline(self) -> Any:
         return None if self._ready is None else self._ready.calls.native
 
-    def lend_rings(self, peer: int) -> tuple[Any, Any] | None:
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
         """See ``Communicator.lend_rings``."""
         return self.mailbox.lend(peer)
 

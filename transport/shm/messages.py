@@ -220,13 +220,16 @@ class Messages(Mailbox):
                     self._give_up(receive)
             raise
 
-    def lend(self, peer: int) -> tuple[Any, Any] | None:
+    def lend(self, peer: int) -> tuple[Any, ...] | None:
         """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
 
         For a caller who makes all calls with that peer, one after the other. It ends as soon as
         this rank looks at what has come. Returns the two ends, or None while anything there is
-        unusual.
+        unusual; nothing, and None, where the peer is this rank.
         """
+        if peer == self._rank:
+            with self._lock:
+                return None if self._receives or self._unclaimed else ()
         writer, reader = self._writers.get(peer), self._rings.get(peer)
         if writer is None or reader is None or peer not in self._watched:
             return None

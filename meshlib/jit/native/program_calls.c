@@ -4,7 +4,6 @@
 #include "program_calls.h"
 
 #define SEND 10 /* transport/call.py */
-#define RECV 11
 
 static PyTypeObject *calls_type;
 
@@ -65,12 +64,32 @@ static Memory only(const ProgramCall *call, const Memory *buffers) {
     return (Memory){buffers[at->buffer].data + at->offset, at->nbytes};
 }
 
-static Outcome send(ProgramCall *call, const Memory *buffers, Header *header) {
+static RingObject *writer_for(const ProgramCall *call) {
     RingObject *end = call->calls->pairs[call->peer].writer;
-    if (!end || !end->lent || ring_is_broken(&end->ring)) return REFUSED;
-    Memory data = only(call, buffers);
+    return end && end->lent && !ring_is_broken(&end->ring) ? end : NULL;
+}
+
+/* The reader's end, until it is given back. */
+static RingObject *borrow_reader(const ProgramCall *call) {
+    RingObject *end = call->calls->pairs[call->peer].reader;
+    int expected = LENT;
+    return end && atomic_compare_exchange_strong(&end->lent, &expected, IN_USE) ? end : NULL;
+}
+
+static void give_back(RingObject *end, int lent) {
+    int expected = IN_USE;
+    atomic_compare_exchange_strong(&end->lent, &expected, lent);
+}
+
+static Entry *begin_message(const ProgramCall *call, Header *header) {
+    *header = call->header;
     header->sequence = ++call->calls->order->messages;
-    Entry *entry = begin_entry(call, header);
+    return begin_entry(call, header);
+}
+
+static Outcome send(const ProgramCall *call, RingObject *end, const Memory *buffers, Header *header) {
+    Memory data = only(call, buffers);
+    Entry *entry = begin_message(call, header);
     Status status = ring_begin(&end->ring, header, data.data, data.nbytes, SPIN);
     entry->ended = now();
     if (status == DONE_ALL) return MADE;
@@ -86,31 +105,52 @@ static int await_message(RingObject *end) {
     return inbox_await(memory, rings, 1, inbox_rung(memory), SLEEP) && ring_has_more(r);
 }
 
-static Status receive_all(RingObject *end, Memory into) {
+static Status take_all(RingObject *end, Memory into) {
     Status status = AGAIN;
     while (status == AGAIN && await_message(end)) status = ring_take(&end->ring, into.data, into.nbytes, SPIN);
     return status;
 }
 
-static Outcome receive(ProgramCall *call, const Memory *buffers, Header *header) {
-    RingObject *end = call->calls->pairs[call->peer].reader;
-    int expected = LENT;
-    if (!end || !atomic_compare_exchange_strong(&end->lent, &expected, IN_USE)) return REFUSED;
+static Outcome receive(const ProgramCall *call, RingObject *end, const Memory *buffers, Header *header) {
     Memory into = only(call, buffers);
-    header->sequence = ++call->calls->order->messages;
-    Entry *entry = begin_entry(call, header);
+    Entry *entry = begin_message(call, header);
     Head head;
     Status status = AGAIN;
     if (await_message(end) && ring_peek(&end->ring, &head) == DONE_ALL && head.header.extra == header->extra &&
         head.header.dtype == header->dtype && head.size == into.nbytes) {
         ring_accept(&end->ring, head.size);
-        status = head.size ? receive_all(end, into) : DONE_ALL;
+        status = head.size ? take_all(end, into) : DONE_ALL;
     }
     entry->ended = now();
-    if (status != DONE_ALL) entry->number = 0;
-    expected = IN_USE;
-    atomic_compare_exchange_strong(&end->lent, &expected, status == DONE_ALL ? LENT : KEPT);
-    return status == DONE_ALL ? MADE : BEGUN;
+    give_back(end, status == DONE_ALL ? LENT : KEPT);
+    if (status == DONE_ALL) return MADE;
+    entry->number = 0;
+    return BEGUN;
+}
+
+/* Send a message, for which there must be room, and receive another. */
+static Outcome exchange(const ProgramCall *call, const Memory *buffers, Header *header) {
+    const ProgramCall *sending = call->sending;
+    Memory from = only(sending, buffers), into = only(call, buffers);
+    int self = call->calls->rank;
+    if (sending->peer == self && call->peer == self) {
+        if (!call->calls->self_is_free || from.nbytes != into.nbytes) return REFUSED;
+        Entry *sent = begin_message(sending, header), *received = begin_message(call, header);
+        memcpy(into.data, from.data, into.nbytes);
+        sent->ended = received->ended = now();
+        return MADE;
+    }
+    RingObject *writer = writer_for(sending), *reader;
+    if (!writer || !ring_has_room(&writer->ring, from.nbytes) || !(reader = borrow_reader(call))) return REFUSED;
+    send(sending, writer, buffers, header);
+    return receive(call, reader, buffers, header);
+}
+
+static Outcome message(const ProgramCall *call, const Memory *buffers, Header *header) {
+    if (call->sending) return exchange(call, buffers, header);
+    RingObject *end = call->header.kind == SEND ? writer_for(call) : borrow_reader(call);
+    if (!end) return REFUSED;
+    return call->header.kind == SEND ? send(call, end, buffers, header) : receive(call, end, buffers, header);
 }
 
 Outcome make_call(ProgramCall *call, const Memory *buffers, Header *header) {
@@ -118,9 +158,7 @@ Outcome make_call(ProgramCall *call, const Memory *buffers, Header *header) {
     if (!calls || !is_usual(calls)) return REFUSED;
     *header = call->header;
     atomic_store(&calls->busy, 1);
-    Outcome outcome = header->kind == SEND   ? send(call, buffers, header)
-                      : header->kind == RECV ? receive(call, buffers, header)
-                                             : collective(call, buffers, header);
+    Outcome outcome = call->peer == COLLECTIVE ? collective(call, buffers, header) : message(call, buffers, header);
     atomic_store(&calls->busy, 0);
     if (outcome != MADE) calls->open_until = 0; /* until Python has looked */
     else if (call->clears)
@@ -131,23 +169,23 @@ Outcome make_call(ProgramCall *call, const Memory *buffers, Header *header) {
 
 /* ------------------------------------------------------------------ the type of a group's calls */
 
-/* ProgramCalls(order, recorder, observers, size, capacity): of a group of so many members. */
+/* ProgramCalls(order, recorder, observers, rank, size, capacity): of a member of a group. */
 static int calls_init(Calls *calls, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *order, *recorder, *observers;
     Py_ssize_t capacity;
-    int size;
+    int rank, size;
     if (calls->order) {
         PyErr_SetString(PyExc_RuntimeError, "ProgramCalls are made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!O!O!in", order_type, &order, recorder_type, &recorder, &PyDict_Type, &observers,
-                          &size, &capacity))
+    if (!PyArg_ParseTuple(args, "O!O!O!iin", order_type, &order, recorder_type, &recorder, &PyDict_Type, &observers,
+                          &rank, &size, &capacity))
         return -1;
     if (capacity < 1 || size < 1) {
         PyErr_SetString(PyExc_ValueError, "expected a size and a capacity of at least 1");
         return -1;
     }
-    calls->size = size;
+    calls->rank = rank, calls->size = size;
     calls->order = (Order *)Py_NewRef(order);
     calls->recorder = (Recorder *)Py_NewRef(recorder);
     calls->observers = Py_NewRef(observers);
@@ -226,8 +264,15 @@ static PyObject *calls_entries(Calls *calls, PyObject *Py_UNUSED(none)) {
 static PyObject *get_busy(Calls *calls, void *Py_UNUSED(closure)) { return PyBool_FromLong(calls->busy); }
 
 static PyGetSetDef calls_computed[] = {{"busy", (getter)(void (*)(void))get_busy, NULL, NULL, NULL}, {NULL}};
+/* set_self(free): whether no message of this member to itself is on its way. */
+static PyObject *calls_set_self(Calls *calls, PyObject *value) {
+    calls->self_is_free = value == Py_True;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef calls_methods[] = {{"open", (PyCFunction)(void (*)(void))calls_open, METH_O, NULL},
                                       {"attach", (PyCFunction)calls_attach, METH_O, NULL},
+                                      {"set_self", (PyCFunction)calls_set_self, METH_O, NULL},
                                       {"connect", (PyCFunction)(void (*)(void))calls_connect, METH_VARARGS, NULL},
                                       {"entries", (PyCFunction)(void (*)(void))calls_entries, METH_NOARGS, NULL},
                                       {NULL}};
@@ -239,24 +284,27 @@ static PyType_Spec calls_spec = {"transport.native._core.ProgramCalls", sizeof(C
 
 /* ------------------------------------------------------------------ the type of a call */
 
-/* ProgramCall(calls, owner, header fields, reduces, nbytes, peer, site, clears, operands, results, inputs, places):
+/* ProgramCall(sending, calls, owner, header fields, reduces, nbytes, peer, site, clears, operands, results, inputs, places):
  * operands and results are the bytes of an element of each, a place is (buffer, offset, nbytes). calls None: Python
  * makes it. */
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *calls, *owner, *fields, *places, *operands, *results;
+    PyObject *sending, *calls, *owner, *fields, *places, *operands, *results;
     long long nbytes;
     int peer, site, clears, inputs, reduces;
-    if (!PyArg_ParseTuple(args, "OOO!pLiipO!O!iO!", &calls, &owner, &PyTuple_Type, &fields, &reduces, &nbytes,
+    if (!PyArg_ParseTuple(args, "OOOO!pLiipO!O!iO!", &sending, &calls, &owner, &PyTuple_Type, &fields, &reduces, &nbytes,
                           &peer, &site, &clears, &PyTuple_Type, &operands, &PyTuple_Type, &results, &inputs,
                           &PyList_Type, &places))
         return NULL;
     if (calls != Py_None && !Py_IS_TYPE(calls, calls_type))
         return PyErr_Format(PyExc_TypeError, "expected ProgramCalls or None, got %R", calls);
+    if (sending != Py_None && Py_TYPE(sending) != type)
+        return PyErr_Format(PyExc_TypeError, "expected a ProgramCall or None, got %R", sending);
     if (PyTuple_GET_SIZE(fields) != HEADER_ARGS) return PyErr_Format(PyExc_TypeError, "expected %d fields", HEADER_ARGS);
     Py_ssize_t count = PyList_GET_SIZE(places);
     ProgramCall *call = (ProgramCall *)type->tp_alloc(type, count);
     if (!call) return NULL;
     call->owner = Py_NewRef(owner);
+    call->sending = sending == Py_None ? NULL : (ProgramCall *)Py_NewRef(sending);
     call->nbytes = nbytes;
     call->peer = peer, call->site = site, call->clears = clears;
     call->operands = (int)PyTuple_GET_SIZE(operands), call->results = (int)PyTuple_GET_SIZE(results);
@@ -288,6 +336,7 @@ static void call_dealloc(ProgramCall *call) {
     PyTypeObject *type = Py_TYPE(call);
     Py_XDECREF(call->calls);
     Py_XDECREF(call->owner);
+    Py_XDECREF(call->sending);
     PyMem_Free(call->itemsizes);
     type->tp_free((PyObject *)call);
     Py_DECREF(type);

@@ -30,7 +30,8 @@ typedef struct {
     Order *order;
     Recorder *recorder;
     PyObject *observers;
-    int size;
+    int size, rank;
+    _Atomic int self_is_free; /* no message of this member to itself is on its way */
     Pair *pairs; /* by member: the rings to it and from it; NULL where there are none yet */
     Entry *entries;
     uint64_t capacity;
@@ -39,8 +40,9 @@ typedef struct {
     _Atomic int busy;
 } Calls;
 
-typedef struct {
+typedef struct ProgramCall {
     PyObject_VAR_HEAD
+    struct ProgramCall *sending; /* of an exchange, whose other half this is; else NULL */
     Calls *calls; /* NULL: Python makes it */
     PyObject *owner; /* owner.make(header or None, views): make the call, or go on with the one of that header */
     Header header;
