@@ -22,6 +22,7 @@ from meshlib.jit.functions import (
     send,
     sendrecv,
 )
+from meshlib.jit.starting import jit
 
 __all__ = [
     "Passing",
@@ -31,6 +32,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "jit",
     "permute",
     "permute_done",
     "permute_start",

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
 from meshlib.jit.direct import DirectCall
-from meshlib.jit.host_calls import ORDERED, host_call
+from meshlib.jit.host_calls import host_call, internals
 from meshlib.jit.program import HostFunction
 
 
@@ -138,7 +138,7 @@ def _compiled(
 def _abstract_eval(x: Any, *_: Any, collective: InJit, site: CallSite) -> Any:
     del site
     result = collective.result(jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return jax.core.ShapedArray(result.shape, result.dtype), {ORDERED}
+    return jax.core.ShapedArray(result.shape, result.dtype), {internals().ORDERED}
 
 
 def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> tuple[Any, Any]:

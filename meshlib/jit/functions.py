@@ -28,7 +28,7 @@ from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
-from meshlib.jit.host_calls import host_call, traces_are_own
+from meshlib.jit.host_calls import host_call, internals
 from meshlib.jit.permuting import Permute, PermuteDone, PermuteStart
 from meshlib.jit.uneven import UnevenAllGather
 from meshlib.job.current import (
@@ -373,11 +373,12 @@ def _calls_group(group: Group) -> ProcessGroup:
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
     """
+    internals()  # says, if need be, that this JAX is not tested
     base = resolve_process_group(group)
     if base.rank() < 0:
         raise ValueError(f"group: this rank is not a member of {base}")
     world = find_world()
-    if world is not None and is_thread_world(world) and not traces_are_own():
+    if world is not None and is_thread_world(world) and not internals().traces_are_own():
         raise RuntimeError(
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"

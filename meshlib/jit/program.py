@@ -35,6 +35,8 @@ class Program:
         self._one: Callable[[], Callback | None] = lambda: None
         self._guards: list[Callable[[BaseException], None]] = []
         self._groups: dict[ProcessGroup, None] = {}
+        self.last: object = None
+        """A result of the last run: who waits for it waits for all calls."""
 
     def add_group(self, group: ProcessGroup) -> None:
         """Note that the program makes calls on ``group``."""
