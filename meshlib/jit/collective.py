@@ -34,6 +34,12 @@ class InJit(ABC):
     in_place = False
     """Whether the result begins as the operand, in the same memory."""
 
+    is_template = False
+    """Whether of the operand only shape and dtype matter: the call is made without it."""
+
+    only_sends = False
+    """Whether nothing comes back: its result is the operand itself, or what ``returned`` says."""
+
     operand_has_rows = result_has_rows = False
     """Whether there is one part for each member, along dim 0."""
 
@@ -46,6 +52,10 @@ class InJit(ABC):
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return the result's shape and dtype for those of the operand: by default the same."""
+        return x
+
+    def returned(self, x: jax.Array) -> jax.Array:
+        """Return the result where it ``only_sends``."""
         return x
 
     @abstractmethod
@@ -117,22 +127,24 @@ def _compiled(
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
     function = collective.function(operand)
+    # Free: the elements stay where they are.
+    flat = x.reshape(host_struct(x, collective.operand_has_rows).shape)
+    operands = [] if collective.is_template else [flat]
     out = host_call(
         function if site is None else site.name(function),
-        [host_struct(result, collective.result_has_rows)],
-        # Free: the elements stay where they are.
-        x.reshape(host_struct(x, collective.operand_has_rows).shape),
+        [] if collective.only_sends else [host_struct(result, collective.result_has_rows)],
+        *operands,
         # Nobody reads them; but the call is made when they are there, not before.
         *anchors,
         ordered=True,
-        aliases=((0, 0),) if collective.in_place else (),
+        aliases=((0, 0),) if collective.in_place and operands else (),
         reads=not collective.in_place,
         on_gpu=True,
         group=collective.group,
         direct=collective.direct(operand),
         site=site,
-    )[0]
-    return out.reshape(result.shape)
+    )
+    return collective.returned(x) if collective.only_sends else out[0].reshape(result.shape)
 
 
 def _abstract_eval(x: Any, *_: Any, collective: InJit, site: CallSite) -> Any:

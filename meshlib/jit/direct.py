@@ -79,12 +79,18 @@ class DirectCall(NamedTuple):
     peer: int
     in_place: bool
     clears: bool
-    reads_operand: bool = False
-    """Whether the array that ``spec`` calls its result is the operand."""
+    only_sends: bool
+    """Whether there is no result: what ``spec`` is given for it is the operand."""
     sending: DirectCall | None = None
     """The other half of an exchange, whose operand the same is."""
 
-    def compile(self, code: CodeType, owner: DirectCallback, itemsizes: Sequence[int]) -> Any:
+    def compile(
+        self,
+        code: CodeType,
+        owner: DirectCallback,
+        itemsizes: Sequence[int],
+        half: bool = False,
+    ) -> Any:
         """Return the ``core.ProgramCall`` that ``owner`` makes where compiled code does not.
 
         It is recorded at the first line of ``code``. ``itemsizes`` are of the program's operands.
@@ -92,14 +98,14 @@ class DirectCall(NamedTuple):
         group = self.group
         result = np.empty(self.result.shape, self.result.dtype)
         operand = result if self.in_place else np.empty(self.operand.shape, self.operand.dtype)
-        given = (operand, operand) if self.reads_operand else (result, operand)
+        given = (operand, operand) if self.only_sends else (result, operand)
         spec, outline = self.spec(*given), _Outline(group.rank(), group.size())
         spec.run(outline, None)  # type: ignore[arg-type]
-        arrays = [(0, operand), (len(itemsizes), result)]
+        arrays = [(0, operand), (len(itemsizes), result)] if itemsizes else [(0, result)]
         places = [_place(array, arrays) for array in (*outline.inputs, *outline.outputs)]
-        alone = spec.peer == group.rank() and self.sending is None and not self.reads_operand
+        alone = spec.peer == group.rank() and self.sending is None and not half
         calls = None if alone else program_calls(group)
-        sending = self.sending and self.sending.compile(code, owner, itemsizes)
+        sending = self.sending and self.sending.compile(code, owner, itemsizes, half=True)
         fields = (spec.elements, spec.root, spec.kind, spec.dtype, spec.op, spec.extra)
         return core.ProgramCall(  # type: ignore[union-attr]
             sending,
@@ -112,7 +118,7 @@ class DirectCall(NamedTuple):
             calls.number_of(code) if calls else 0,
             self.clears,
             tuple(itemsizes),
-            (result.itemsize,),
+            () if self.only_sends and not half else (result.itemsize,),
             len(outline.inputs),
             places,
         )
@@ -151,20 +157,23 @@ class DirectCallback:
         self._direct = direct
         self._function = function
         self._go_on = go_on
-        self._buffers = [(b.dtype, b.shape) for b in (*operands, direct.result)]
+        results = [] if direct.only_sends else [direct.result]
+        self._buffers = [(b.dtype, b.shape) for b in (*operands, *results)]
 
     def compile(self) -> Any:
         """Return a new ``core.ProgramCall``, which refers to this, and this not to it."""
-        itemsizes = [np.dtype(dtype).itemsize for dtype, _ in self._buffers[:-1]]
+        count = len(self._buffers) - (not self._direct.only_sends)
+        itemsizes = [np.dtype(dtype).itemsize for dtype, _ in self._buffers[:count]]
         return self._direct.compile(self._go_on.__code__, self, itemsizes)
 
     def make(self, header: bytes | None, views: Sequence[memoryview]) -> None:
         """Make the call, or go on with the one of that header."""
-        *inputs, output = (
+        direct = self._direct
+        inputs = [
             np.frombuffer(view, dtype).reshape(shape)
             for view, (dtype, shape) in zip(views, self._buffers, strict=True)
-        )
-        direct = self._direct
+        ]
+        output = inputs[0] if direct.only_sends else inputs.pop()
         try:
             if header is None:
                 self._function([output], inputs, self.program)

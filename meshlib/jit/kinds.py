@@ -118,7 +118,9 @@ class Issuing(InJit):
         operand = host_struct(x, self.operand_has_rows)
         result = host_struct(self.result(x), self.result_has_rows)
         spec, clears = self.call_spec(x), not self.has_result
-        return DirectCall(carrier, spec, operand, result, peer, self.in_place, clears)
+        return DirectCall(
+            carrier, spec, operand, result, peer, self.in_place, clears, self.only_sends
+        )
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
@@ -133,6 +135,8 @@ class Issuing(InJit):
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         call = self.host_side(x)
+        if self.only_sends:
+            return lambda _, inputs, __: call(inputs[0], inputs[0])
         if self.in_place:
             return lambda outputs, _, __: call(outputs[0], outputs[0])
         return lambda outputs, inputs, _: call(outputs[0], inputs[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshlib.groups.process_group import ProcessGroup
@@ -55,6 +56,7 @@ class Send(_OneToOne):
     """Sends the operand to ``peer``, and returns it."""
 
     kind = Kind.SEND
+    in_place, only_sends = False, True
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.peer, self.tag
@@ -65,6 +67,7 @@ class Receive(_OneToOne):
     """Receives from ``peer``; the operand is a template whose values do not matter."""
 
     kind = Kind.RECV
+    is_template = True
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.peer, self.tag
@@ -74,7 +77,7 @@ class Receive(_OneToOne):
 class _ReceiveAndAdd(Receive):
     """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
 
-    is_direct = False
+    is_direct = is_template = False
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         receive = super().host_side(x)
@@ -91,9 +94,8 @@ class _ReceiveAndAdd(Receive):
 class _SendAndForget(Send):
     """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
 
-    @property
-    def has_result(self) -> bool:
-        return False
+    def returned(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x)
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,9 @@ class Exchange(InJit):
         sent, received = send.direct(x), receive.direct(self.result(x))
         if sent is None or received is None:
             return None
-        # The halves work in place; the whole reads its operand and writes its result.
-        return received._replace(
-            operand=sent.operand,
-            in_place=False,
-            sending=sent._replace(result=received.result, in_place=False, reads_operand=True),
-        )
+        # The receive alone knows no operand.
+        whole = received._replace(operand=sent.operand, in_place=False)
+        return whole._replace(sending=sent._replace(result=received.result))
 
     def differential(self) -> InJit:
         return replace(self, derivation=f"{self.derivation}t")
