@@ -58,7 +58,7 @@ class ProcessGroup(Collectives):
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
         self.program_calls: Any = None
-        """What makes its calls inside ``jax.jit`` without the interpreter: ``meshlib.jit.native``."""
+        """Makes its calls inside ``jax.jit`` without the interpreter (``meshlib.jit.direct``)."""
         self.under_way: dict[int, Any] = {}
         """Calls inside ``jax.jit`` that were begun by one place of a program and end at another."""
         self.state: GroupState = GroupState(context, members, None if base is None else base.state)

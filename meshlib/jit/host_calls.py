@@ -44,25 +44,25 @@ OLDEST, BEYOND = (0, 8, 2), (0, 13)
 """The versions of JAX that this is tested with: from the one on, and before the other."""
 
 
+def check_version(version: tuple[int, ...]) -> None:
+    """Raise RuntimeError for a version of JAX that is not tested, unless MESHLIB_ANY_JAX is 1."""
+    if not OLDEST <= version < BEYOND and os.environ.get(ANY_JAX, "0") != "1":
+        here, oldest, beyond = (".".join(map(str, n)) for n in (version, OLDEST, BEYOND))
+        raise RuntimeError(
+            f"JAX is version {here}; meshlib.jit, which needs private parts of it, is tested with"
+            f" versions from {oldest} on and before {beyond}. Install one of those, or set"
+            f" {ANY_JAX}=1 to try this one"
+        )
+
+
 @cache
 def internals() -> ModuleType:
-    """Return ``meshlib.jit.internals``, after a look at JAX's version.
+    """Return ``meshlib.jit.internals``, after a look at JAX's version (``check_version``).
 
     The first call, of whatever kind, comes here: importing ``meshlib.jit`` touches nothing of JAX.
     From then on a program with calls is refused where two threads would run it.
-
-    Raises:
-        RuntimeError: JAX is of a version that is not tested, and ``MESHLIB_ANY_JAX`` is not set.
     """
-    version, oldest, beyond = (
-        ".".join(map(str, numbers)) for numbers in (jax.__version_info__, OLDEST, BEYOND)
-    )
-    if not OLDEST <= jax.__version_info__ < BEYOND and os.environ.get(ANY_JAX, "0") != "1":
-        raise RuntimeError(
-            f"JAX is version {version}; meshlib.jit, which needs private parts of it, is tested"
-            f" with versions from {oldest} up to, and without, {beyond}. Install one of those, or"
-            f" set {ANY_JAX}=1 to try this one"
-        )
+    check_version(jax.__version_info__)
     from meshlib.jit import internals
 
     internals.run_alone(_host_call_p)

@@ -193,7 +193,7 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         return None
 
     def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
-        """Return the ends of the rings to and from ``peer``, for compiled code; None: there are none.
+        """Return the ends of the rings to and from ``peer``, for compiled code; None: it has none.
 
         For the ways of ``transport.native`` alone.
         """

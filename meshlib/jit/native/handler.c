@@ -83,9 +83,9 @@ static int take_buffers(void *const *given, int64_t count, const uint64_t *items
 }
 
 static XLA_FFI_Error *handle(XLA_FFI_CallFrame *frame) {
-    const XLA_FFI_Extension_Base *extension = frame->extension_start;
-    if (extension && extension->type == XLA_FFI_Extension_Metadata) {
-        XLA_FFI_Metadata *about = ((const XLA_FFI_Metadata_Extension *)(const void *)extension)->metadata;
+    const void *extension = frame->extension_start; /* whose type has several names */
+    if (extension && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
+        XLA_FFI_Metadata *about = ((const XLA_FFI_Metadata_Extension *)extension)->metadata;
         about->api_version.major_version = MAJOR;
         about->api_version.minor_version = MINOR;
         about->traits = 0;
