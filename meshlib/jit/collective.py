@@ -128,7 +128,7 @@ def _compiled(
     result = collective.result(operand)
     function = collective.function(operand)
     # Free: the elements stay where they are.
-    flat = x.reshape(host_struct(x, collective.operand_has_rows).shape)
+    flat = x.reshape(host_struct(operand, collective.operand_has_rows).shape)
     operands = [] if collective.is_template else [flat]
     out = host_call(
         function if site is None else site.name(function),

@@ -350,11 +350,11 @@ def sendrecv(
         resolve_rank(base, src, group_src, "src"),
     )
     check_tag(tag)
-    shapes = ()
+    comes = goes = None
     if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
         dtype_code(like.dtype)
-        shapes = tuple((tuple(one.shape), str(one.dtype)) for one in (like, x))
-    return bind(messages.Exchange(calls, to, origin, tag, *shapes), x)
+        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(messages.Exchange(calls, to, origin, tag, comes, goes), x)
 
 
 def barrier(group: Group = None) -> None:

@@ -224,14 +224,14 @@ class Messages(Mailbox):
         """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
 
         For a caller who makes all calls with that peer, one after the other. It ends as soon as
-        this rank looks at what has come. Returns the two ends, or None while anything there is
-        unusual; nothing, and None, where the peer is this rank.
+        this rank looks at what has come. Returns the two ends, the sender's None if nothing was
+        sent yet; no ends where the peer is this rank; None while anything there is unusual.
         """
         if peer == self._rank:
             with self._lock:
                 return None if self._receives or self._unclaimed else ()
         writer, reader = self._writers.get(peer), self._rings.get(peer)
-        if writer is None or reader is None or peer not in self._watched:
+        if reader is None or peer not in self._watched:
             return None
         try:
             if not self._try_carrying():
@@ -243,13 +243,14 @@ class Messages(Mailbox):
                 )
                 if lent:
                     reader.end.lend()
-                    writer.end.lend()
+                    if writer is not None:
+                        writer.end.lend()
             self._stop_carrying()
         except BaseException:
             self._drop_carrying()
             let_go(self._lock)
             raise
-        return (writer.end, reader.end) if lent else None
+        return (writer and writer.end, reader.end) if lent else None
 
     def carry(self) -> None:
         """Take in what has arrived. Never blocks; any thread."""

@@ -230,15 +230,17 @@ static PyObject *calls_attach(Calls *calls, PyObject *group) {
     return PyBool_FromLong(calls->group == (GroupObject *)group);
 }
 
-/* connect(peer, writer, reader): the rings of a member, whose ends Python lends. */
+/* connect(peer, writer or None, reader): the rings of a member, whose ends Python lends. */
 static PyObject *calls_connect(Calls *calls, PyObject *args) {
     int peer;
     PyObject *writer, *reader;
-    if (!PyArg_ParseTuple(args, "iO!O!", &peer, ring_end_type, &writer, ring_end_type, &reader)) return NULL;
+    if (!PyArg_ParseTuple(args, "iOO!", &peer, &writer, ring_end_type, &reader)) return NULL;
+    if (writer != Py_None && !PyObject_TypeCheck(writer, ring_end_type))
+        return PyErr_Format(PyExc_TypeError, "expected a RingEnd or None, got %R", writer);
     if (peer < 0 || peer >= calls->size) return PyErr_Format(PyExc_ValueError, "no member %d", peer);
     Pair *pair = &calls->pairs[peer];
     /* They stay: a call may be looking. */
-    if (!pair->writer) pair->writer = (RingObject *)Py_NewRef(writer);
+    if (!pair->writer && writer != Py_None) pair->writer = (RingObject *)Py_NewRef(writer);
     if (!pair->reader) pair->reader = (RingObject *)Py_NewRef(reader);
     Py_RETURN_NONE;
 }
