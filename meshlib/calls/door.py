@@ -313,7 +313,7 @@ class Door:
         return self._run(run, record, "cpu")
 
     def take_over(self, packed: bytes, spec: CallSpec) -> None:
-        """Go on with the call ``spec``, which compiled code has begun with the header ``packed``."""
+        """Go on with the call ``spec``, which compiled code has begun; ``packed``: its header."""
         lanes, peer = self.lanes, spec.peer
         record = self._context.recorder.open(
             self.members.id, packed, spec.nbytes, peer, True, self.members.seconds
