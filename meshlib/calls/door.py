@@ -321,14 +321,13 @@ class Door:
         record.started = record.issued
         message = peer != COLLECTIVE
         lane = lanes.of_peer(spec.kind, peer, spec.extra) if message else lanes.collectives
-        run = (
-            spec.run
-            if message
-            else lambda communicator, call: communicator.resume(call, None, None)
-        )
+
+        def resume(communicator: Communicator, call: Call) -> None:
+            communicator.resume(call, None, None)
+
         entered = lane.try_enter()
         try:
-            self._run(run, record, "cpu")
+            self._run(spec.run if message else resume, record, "cpu")
         finally:
             if entered:
                 lane.leave()

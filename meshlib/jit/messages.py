@@ -7,6 +7,7 @@ is sent back and forth for them depends on what *both* members compute.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,8 @@ class Send(_OneToOne):
     """Sends the operand to ``peer``, and returns it."""
 
     kind = Kind.SEND
-    in_place, only_sends = False, True
+    in_place: ClassVar[bool] = False
+    only_sends: ClassVar[bool] = True
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.peer, self.tag
@@ -67,7 +69,7 @@ class Receive(_OneToOne):
     """Receives from ``peer``; the operand is a template whose values do not matter."""
 
     kind = Kind.RECV
-    is_template = True
+    is_template: ClassVar[bool] = True
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.peer, self.tag

@@ -130,6 +130,7 @@ STILL_SHOWN = {
         "observed",
         "on_failure",
         "owner",
+        "program_calls",
         "reached",
         "release",
         "retired",
