@@ -1,6 +1,7 @@
-"""Builds the compiled core, the C below transport/native, into a wheel or, if editable, beside it.
+"""Builds the compiled core, the C below transport/native and meshlib/native, into a wheel or, if
+editable, beside its sources.
 
-With it goes the handler that XLA calls, below meshlib/jit/native, where jaxlib and so XLA's header
+With it goes the handler that XLA calls, below meshlib/native/jit, where jaxlib and so XLA's header
 are installed as the core is built. Without it ``meshlib.jit`` makes all calls by Python.
 
 Without it ranks of one host use TCP. So where it cannot be built the wheel is a pure one, and a
@@ -27,8 +28,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "MESHLIB_NATIVE"
 SOURCES = "transport/native"
-ALL_SOURCES = (SOURCES, "meshlib/jit/native")
 MODULE = "transport.native._core"
+MODULES = (MODULE, "meshlib.native._calls")
+"""The second one works on the first one, whose headers it includes."""
 REASON = f"{SOURCES}/_core.txt"
 """Where what is installed without a core says why: ``transport.native`` reads it."""
 # -ffp-contract=off: the bits that NumPy computes, on every CPU.
@@ -36,13 +38,16 @@ FLAGS = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", 
 SECONDS = 120.0
 """What compiling, and then importing, may take."""
 
-_IMPORT = f"""
+_IMPORT = """
 import sys
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
-path = sys.argv[1]
-loader = ExtensionFileLoader({MODULE!r}, path)
-loader.exec_module(module_from_spec(spec_from_file_location(loader.name, path, loader=loader)))
+for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    loader = ExtensionFileLoader(name, path)
+    module = module_from_spec(spec_from_file_location(loader.name, path, loader=loader))
+    loader.exec_module(module)
+    # Whose import asks for its package as well.
+    sys.modules[name] = sys.modules[name.split('.')[0]] = module
 """
 
 
@@ -70,14 +75,16 @@ class CompiledCore(BuildHookInterface[BuilderConfig]):
 
     def _add_core(self, switch: str, editable: bool, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        inside = f"transport/native/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-        built = Path(self._scratch.name, Path(inside).name)
+        binaries = {
+            path: Path(self._scratch.name, Path(path).name) for path in map(binary, MODULES)
+        }
         try:
             if switch == "0":
                 raise NotBuilt(f"{SWITCH}=0")
-            compile_core(root, built)
+            compile_core(root, *binaries.values())
             if editable:
-                _replace(built, root / inside)
+                for inside, built in binaries.items():
+                    _replace(built, root / inside)
                 (root / REASON).unlink(missing_ok=True)
         except NotBuilt as reason:
             if switch == "1":
@@ -86,12 +93,14 @@ class CompiledCore(BuildHookInterface[BuilderConfig]):
             told = root / REASON if editable else Path(self._scratch.name, Path(REASON).name)
             told.write_text(f"{reason}\n", encoding="utf-8")
             if editable:
-                (root / inside).unlink(missing_ok=True)  # from another source or compiler
+                for inside in binaries:
+                    (root / inside).unlink(missing_ok=True)  # from another source or compiler
             else:
                 build_data["force_include"][str(told)] = REASON
             return
         if not editable:
-            build_data["force_include"][str(built)] = inside
+            for inside, built in binaries.items():
+                build_data["force_include"][str(built)] = inside
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
 
@@ -100,8 +109,14 @@ class CompiledCore(BuildHookInterface[BuilderConfig]):
         self._scratch.cleanup()
 
 
-def compile_core(root: Path, built: Path) -> None:
-    """Compile the sources below ``root`` into ``built``, and see that Python can import it.
+def binary(module: str) -> str:
+    """Return where the binary of ``module`` lies, from the root."""
+    return f"{module.replace('.', '/')}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def compile_core(root: Path, *built: Path) -> None:
+    """Compile the sources below ``root`` into ``built``, a file for each of ``MODULES`` or for the
+    first ones, and see that Python can import them.
 
     Raises:
         NotBuilt: there is no compiler, header, source; or one of the two steps failed.
@@ -112,17 +127,20 @@ def compile_core(root: Path, built: Path) -> None:
         raise NotBuilt(f"it is for CPython, not {sys.implementation.name}")
     headers = sysconfig.get_path("include")
     # Paths from the root, so that the same sources give the same bytes wherever they lie.
-    paths = [path for folder in ALL_SOURCES for path in Path(root, folder).rglob("*.c")]
-    sources = sorted(str(path.relative_to(root)) for path in paths)
-    if not sources:
-        raise NotBuilt(f"{root / SOURCES} has no sources")
-    if not Path(headers, "Python.h").is_file():
-        raise NotBuilt(f"{headers}/Python.h is missing")
-    compiler = find_compiler()
-    folders = [headers, *ALL_SOURCES, *xla_headers()]
-    includes = [word for folder in folders for word in ("-I", folder)]
-    _run("compiling", [*compiler, *FLAGS, *includes, *sources, "-o", str(built)], root)
-    _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, str(built)], root)
+    imported: list[str] = []
+    for module, file in zip(MODULES, built, strict=False):
+        folder = root.joinpath(*module.split(".")[:-1])
+        sources = sorted(str(path.relative_to(root)) for path in folder.rglob("*.c"))
+        if not sources:
+            raise NotBuilt(f"{folder} has no sources")
+        if not Path(headers, "Python.h").is_file():
+            raise NotBuilt(f"{headers}/Python.h is missing")
+        compiler = find_compiler()
+        folders = [headers, SOURCES, *([] if module == MODULE else xla_headers())]
+        includes = [word for folder in folders for word in ("-I", folder)]
+        _run("compiling", [*compiler, *FLAGS, *includes, *sources, "-o", str(file)], root)
+        imported += [module, str(file)]
+        _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, *imported], root)
 
 
 def xla_headers() -> list[str]:

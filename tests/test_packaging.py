@@ -23,10 +23,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("meshlib", "parallel", "transport")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BINARY = f"transport/native/_core{SUFFIX}"
+BINARIES = {BINARY, f"meshlib/native/_calls{SUFFIX}"}
 REASON = "transport/native/_core.txt"
 SOURCES = {
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "transport/native").rglob("*.[ch]")
+    path.relative_to(ROOT).as_posix()
+    for package in ("transport", "meshlib")
+    for path in (ROOT / package / "native").rglob("*.[ch]")
 }
+LEFT = {"_core", "_calls"}
 HOW = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
 SMALL_CORE = """
 #include <Python.h>
@@ -70,10 +74,11 @@ def unpacked(tmp_path_factory):
 def tree(unpacked, tmp_path):
     """A copy of it, with a core that compiles fast."""
     shutil.copytree(unpacked, tmp_path / "tree")
-    native = tmp_path / "tree/transport/native"
-    for source in native.rglob("*.[ch]"):
-        source.unlink()
-    (native / "core.c").write_text(SMALL_CORE)
+    for source in SOURCES:
+        (tmp_path / "tree" / source).unlink()
+    (tmp_path / "tree/transport/native/core.c").write_text(SMALL_CORE)
+    calls = SMALL_CORE.replace("_core", "_calls").replace("transport", "meshlib")
+    (tmp_path / "tree/meshlib/native/calls.c").write_text(calls)
     return tmp_path / "tree"
 
 
@@ -91,7 +96,9 @@ def package_files(top):
         path.relative_to(top).as_posix()
         for package in PACKAGES
         for path in (top / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.match("_core.*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.stem.split(".")[0] not in LEFT
     }
 
 
@@ -153,7 +160,7 @@ def test_wheel_with_a_core(unpacked, tmp_path, monkeypatch, capsys):
     assert facts["Tag"].endswith(f"linux_{os.uname().machine}")
     assert facts["Root-Is-Purelib"] == "false"
     assert wheel.name.endswith(f"-{facts['Tag']}.whl")
-    assert wheel_files(wheel) == package_files(ROOT) - SOURCES | {BINARY}
+    assert wheel_files(wheel) == package_files(ROOT) - SOURCES | BINARIES
 
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:

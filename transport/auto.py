@@ -26,7 +26,7 @@ from transport.errors import (
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Placement
 from transport.links.communicator import LinkCommunicator
-from transport.operands.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat
 from transport.place import Place, this_place
 from transport.shm import ShmCommunicator, unsupported_reason
 from transport.shm.meeting.directory import Directory
@@ -102,12 +102,15 @@ class AutoCommunicator(Forwarding, Communicator):
     def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
+    def message_rings(self) -> tuple[Any, ...] | None:
+        return None if self._near is None else self._near.message_rings()
+
     def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
         near = self._near
         return near.lend_rings(peer) if near is not None and self._ways.get(peer) is near else None
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
-        (self._chosen or self._choose(call)).resume(call, buffer, op)
+    def resume(self, call: Call, status: int) -> None:
+        (self._chosen or self._choose(call)).resume(call, status)
 
     # Point to point.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshlib.c10d.functions.messages import irecv, isend
-from meshlib.calls.door import Door
+from meshlib.calls.call_queue import CallQueue
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
 from meshlib.collectives.point_to_point import prepare_receive, prepare_send
@@ -42,7 +42,7 @@ class P2POp:
         self.tag = tag
         self.group_peer = group_peer
 
-    def prepare(self) -> tuple[Door, CallSpec] | None:
+    def prepare(self) -> tuple[CallQueue, CallSpec] | None:
         """Check the arguments; return the call, and where it is made. None where this rank is no
         member.
         """
@@ -53,7 +53,7 @@ class P2POp:
             spec = prepare_receive(
                 group, self.tensor, self.peer, self.tag, self.group_peer, put=self._put
             )
-        return None if spec is None else (group.door, spec)
+        return None if spec is None else (group.call_queue, spec)
 
     def _put(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -77,7 +77,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     """
     if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")
-    prepared: list[tuple[Door, CallSpec] | None] = []
+    prepared: list[tuple[CallQueue, CallSpec] | None] = []
     for i, op in enumerate(p2p_op_list):
         if not isinstance(op, P2POp):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"p2p_op_list[{i}] must be a P2POp, got {op!r}")

@@ -1,1 +1,1 @@
-"""One call: its turn, its shortcut, and the Work that waits for it."""
+"""One call: its queue, its fast path, and the Work that waits for it."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from meshlib.calls.lane import Continuations
+from meshlib.calls.call_stream import Continuations
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistBackendError
@@ -43,7 +43,7 @@ class End(Protocol):
 class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
-    A group gives its calls' futures the lane on which its continuations run. ``told()`` is called
+    A group gives its calls' futures the stream on which its continuations run. ``told()`` is called
     when somebody sees an exception, ``blocked()`` as for a ``Work``.
     """
 
@@ -127,9 +127,9 @@ class Future(Generic[T]):
                 " handler cannot wait for it; expected the handler to return first"
             )
         deadline = None if timeout is None else Deadline.after(timeout)
-        lane = _lane_of_this_thread()
-        if lane is not None:
-            self._wait_in_a_callback(lane, what, deadline)
+        stream = _lane_of_this_thread()
+        if stream is not None:
+            self._wait_in_a_callback(stream, what, deadline)
         else:
             self._wait(what, deadline)
         if self._completion is not None:
@@ -149,34 +149,34 @@ class Future(Generic[T]):
             raise
 
     def _wait_in_a_callback(
-        self, lane: Continuations, what: Callable[[], str], deadline: Deadline | None
+        self, stream: Continuations, what: Callable[[], str], deadline: Deadline | None
     ) -> None:
-        """Wait in a task of ``lane``, which may be needed for the outcome."""
-        before, lane.awaited = lane.awaited, self
+        """Wait in a task of ``stream``, which may be needed for the outcome."""
+        before, stream.awaited = stream.awaited, self
         try:
-            if self._needs(lane):
+            if self._needs(stream):
                 raise RuntimeError(
                     f"a callback waits for {what()}, which cannot come before that callback has"
                     " ended; expected it to be continued with then() instead"
                 )
-            if self._continuations is lane and self._source is not None:
-                lane.run_until(lambda: self._done, deadline)
+            if self._continuations is stream and self._source is not None:
+                stream.run_until(lambda: self._done, deadline)
             self._wait(what, deadline)
         finally:
-            lane.awaited = before
+            stream.awaited = before
 
-    def _needs(self, lane: Continuations) -> bool:
-        """Whether this cannot have an outcome before the task that ``lane`` runs has ended."""
+    def _needs(self, stream: Continuations) -> bool:
+        """Whether this cannot have an outcome before the task that ``stream`` runs has ended."""
         future, seen = self, set[Future[Any]]()
         while future not in seen:
             seen.add(future)
             runs, origin = future._continuations, future
             while origin._source is not None and not origin._under_way:
                 origin = origin._source
-            if runs is lane and origin._under_way:
+            if runs is stream and origin._under_way:
                 return True
-            # A continuation on another lane comes when what runs there has ended.
-            if runs is None or runs is lane or future._source is None:
+            # A continuation on another stream comes when what runs there has ended.
+            if runs is None or runs is stream or future._source is None:
                 return False
             awaited = runs.awaited
             if not isinstance(awaited, Future) or awaited._done:
@@ -264,14 +264,14 @@ class Future(Generic[T]):
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        lane = self._continuations
+        stream = self._continuations
         if self._keep(self._callbacks, callback):
             return
         # Not before those that are to come before it.
-        if lane is None or lane.is_current() or lane.is_idle():
+        if stream is None or stream.is_current() or stream.is_idle():
             callback(self)
         else:
-            lane.submit(lambda: self._call([callback]))
+            stream.submit(lambda: self._call([callback]))
 
     def at_once(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``callback(self)`` in the very thread in which this future becomes done.
@@ -305,10 +305,10 @@ class Future(Generic[T]):
             first, callbacks = self._first, self._callbacks
             self._first = self._callbacks = []
             self._ready.notify_all()
-            lane = self._continuations
-            inline = lane is None or lane.is_current()
-            if callbacks and lane is not None and not inline:
-                lane.submit(lambda: self._call(callbacks))
+            stream = self._continuations
+            inline = stream is None or stream.is_current()
+            if callbacks and stream is not None and not inline:
+                stream.submit(lambda: self._call(callbacks))
         for callback in first:
             callback(self)
         if inline:
@@ -324,9 +324,9 @@ class Future(Generic[T]):
 
 
 def _lane_of_this_thread() -> Continuations | None:
-    """Return the lane in whose task the calling thread is."""
-    lane = getattr(threading.current_thread(), "lane", None)
-    return lane if isinstance(lane, Continuations) else None
+    """Return the stream in whose task the calling thread is."""
+    stream = getattr(threading.current_thread(), "stream", None)
+    return stream if isinstance(stream, Continuations) else None
 
 
 def check_callable(callback: object) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from meshlib.native import calls as native
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicators.base import Communicator
-from transport.native import core
-from transport.operands.reduce_op import ReduceOp
 
 Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
 
 
-class Straight:
+class OverlapSafe:
     """A ``Run`` that is one call of the communicator, and waits for nothing else: so it may overlap
     with the ones before and after. Beside it only memory of its own is read and written, of which
     nobody else knows: the communicator sees which calls work on the same memory.
@@ -81,15 +78,5 @@ class CallSpec:
 
 
 PythonsCallSpec = CallSpec
-if core is not None and not TYPE_CHECKING:
-    CallSpec = core.CallSpec
-
-
-_Array = np.ndarray[Any, Any]
-InPlace = tuple[_Array, ReduceOp, Callable[[_Array, ReduceOp], CallSpec]]
-"""The call that is small most often, an all_reduce of a NumPy array where it lies: the array, the
-op, and what makes a ``CallSpec`` of them, or raises what is to be said against it.
-
-The shortcut needs no more than the first two, and what the call is, spelled out, takes longer than
-the call. A tuple, because making any other object is a tenth of it.
-"""
+if native is not None and not TYPE_CHECKING:
+    CallSpec = native.CallSpec

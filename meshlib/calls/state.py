@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from copy import copy
 
 from meshlib.calls.context import RankContext
+from meshlib.calls.fast_path import CallOrder, FastPath, Order
 from meshlib.calls.members import Members
-from meshlib.calls.shortcut import CallOrder, Order, Shortcut
 from meshlib.events.events import Departures, Refused
 from transport.communicators.base import Communicator, Turns
 from transport.condition import Condition, has, let_go
@@ -53,7 +53,7 @@ class GroupState:
         """By number: other members' refusals of calls that this rank has not come to."""
         self.order: CallOrder = Order()
         """The number of the last collective, and the hash of all."""
-        self.shortcut: Shortcut | None = None
+        self.fast_path: FastPath | None = None
         """Makes usual small calls by itself, once the members have met, while all is usual."""
         self.retired: bool = False
         """Whether the group was destroyed, or this rank's program was told that it broke, or a
@@ -103,7 +103,7 @@ class GroupState:
         self.lifecycle = max(to, self.lifecycle)
         if self.error is None:
             self.error = error
-        self.shortcut = None
+        self.fast_path = None
         self._changed.notify_all()
         return news
 

@@ -8,8 +8,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from meshlib.arrays.adapter import is_only_returned
 from meshlib.arrays.ignored import UntakenResult
+from meshlib.calls.call_stream import Continuations
 from meshlib.calls.future import End, Future, after, joint
-from meshlib.calls.lane import Continuations
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError
 

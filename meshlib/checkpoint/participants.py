@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.groups.agreement import gathered
+from meshlib.groups.agreement import gather_or_raise
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import Group, find_world
 
@@ -57,7 +57,7 @@ class Participants:
 
     def gather(self, make: Callable[[], T]) -> list[T]:
         """Return the values of ``make()`` on all ranks. If it raises on one, all ranks raise."""
-        return gathered(self.group, make, CheckpointError)
+        return gather_or_raise(self.group, make, CheckpointError)
 
     def of_first(self, make: Callable[[], T]) -> T:
         """Return the value of ``make()`` on the first rank, which alone calls it."""

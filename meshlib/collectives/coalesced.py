@@ -203,21 +203,21 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_all_gather_coalesced(
         self, output_tensor_lists: Sequence[ListOf[Any]], input_tensor_list: ListOf[Any]
     ) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         name = "output_tensor_lists"
-        check_list(output_tensor_lists, name, len(door.ranks))
+        check_list(output_tensor_lists, name, len(call_queue.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
         code = check_dtype(ins[0], "input_tensor_list[0]")
         outs: list[list[Adapted]] = []
         for i, tensors in enumerate(output_tensor_lists):
-            size = len(ins) if i == door.rank else None
+            size = len(ins) if i == call_queue.rank else None
             each = "one for each of input_tensor_list"
             outs.append(adapt_targets(tensors, f"{name}[{i}]", size, each))
         for j, x in enumerate(ins):
             check_same_dtype(x, f"input_tensor_list[{j}]", ins[0], "input_tensor_list[0]")
-            own = f"{name}[{door.rank}][{j}]"
+            own = f"{name}[{call_queue.rank}][{j}]"
             why = f"the size of input_tensor_list[{j}]"
-            check_size(outs[door.rank][j], own, x.flat.size, why)
+            check_size(outs[call_queue.rank][j], own, x.flat.size, why)
         for i, row in enumerate(outs):
             for j, out in enumerate(row):
                 check_same_dtype(out, f"{name}[{i}][{j}]", ins[0], "input_tensor_list[0]")
@@ -309,10 +309,10 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_all_gather_into_coalesced(
         self, output_tensors: ListOf[Any], input_tensors: ListOf[Any]
     ) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
-        code, size = check_dtype(ins[0], "input_tensors[0]"), len(door.ranks)
+        code, size = check_dtype(ins[0], "input_tensors[0]"), len(call_queue.ranks)
         _check_pairs(outs, "output_tensors", ins, "input_tensors", size)
         sizes, dtype = [x.flat.size for x in ins], ins[0].flat.dtype
         parts = [split_evenly(out.flat, size) for out in outs]
@@ -419,10 +419,10 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_reduce_scatter_tensor_coalesced(
         self, output_tensors: ListOf[Any], input_tensors: ListOf[Any], op: ReduceOp
     ) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
-        sizes, size = [out.flat.size for out in outs], len(door.ranks)
+        sizes, size = [out.flat.size for out in outs], len(call_queue.ranks)
         op, code = check_reduction(op, outs[0], "output_tensors[0]", sum(sizes))
         _check_pairs(ins, "input_tensors", outs, "output_tensors", size)
         dtype, device = outs[0].flat.dtype, outs[0].device

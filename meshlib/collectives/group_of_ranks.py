@@ -10,7 +10,7 @@ import numpy as np
 from meshlib.arrays.adapted import Adapted
 from meshlib.arrays.adapter import is_only_returned
 from meshlib.arrays.ignored import warn_if_discarded
-from meshlib.calls.door import Door
+from meshlib.calls.call_queue import CallQueue
 from meshlib.calls.spec import CallSpec, Run
 from transport.call import NO_ROOT, Kind
 from transport.checks import to_whole_number
@@ -18,6 +18,8 @@ from transport.deadline import Timeout
 
 T = TypeVar("T")
 
+ARRAYS, LISTS = False, True
+"""How the methods of a kind have a part for each member: in one array, or an array in a list."""
 NO_MEMBER: Any = None
 """What calls return on a rank that is no member, of which their types say nothing."""
 _USUAL = frozenset((np.ndarray, list, type(None)))
@@ -28,7 +30,7 @@ class GroupOfRanks:
     """Something that has, or is, a process group."""
 
     # No ABC: those take half a microsecond for ``isinstance``, which each call asks once.
-    door: Door
+    call_queue: CallQueue
     """The way into the calls of that group."""
 
     @property
@@ -43,19 +45,29 @@ class GroupOfRanks:
         arguments: tuple[Any, ...],
         async_op: bool,
         timeout: Timeout | None,
+        listed: bool | None = None,
     ) -> Any:
         """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
-        them; see ``Door.issue``. None on a rank that is no member.
+        them; see ``CallQueue.issue``. None on a rank that is no member.
+
+        ``listed``: see ``FastPath.make``; None where that does not know the arguments.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        fast_path = call_queue.state.fast_path
+        if fast_path is not None and listed is not None and not async_op:
+            result = fast_path.make(
+                kind, listed, arguments, call_queue.members.seconds if timeout is None else timeout
+            )
+            if result is not NotImplemented:
+                return result
+        if call_queue.rank < 0:
             return None
-        try:  # as ``Door.checked``, whose call is a part of a small collective's time
+        try:  # as ``CallQueue.checked``, whose call is a part of a small collective's time
             spec = prepare(*arguments)
         except Exception as error:
-            door.failure.refuse(kind, error)
+            call_queue.failure.refuse(kind, error)
             raise
-        result = door.issue(spec, async_op, timeout)
+        result = call_queue.issue(spec, async_op, timeout)
         if type(result) not in _USUAL and not async_op and is_only_returned(result):
             warn_if_discarded()
         return result
@@ -66,9 +78,28 @@ class GroupOfRanks:
         Raises ValueError for None.
         """
         if items is None:
-            rank = self.door.ranks[self.door.rank]
+            rank = self.call_queue.ranks[self.call_queue.rank]
             raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
         return items
+
+
+def make_fast(
+    group: GroupOfRanks,
+    kind: int,
+    listed: bool,
+    arguments: tuple[Any, ...],
+    timeout: Timeout | None = None,
+) -> Any:
+    """Make a usual call of ``group`` in compiled code: see ``FastPath.make``.
+
+    Returns NotImplemented for any other call, of which nothing has happened then.
+    """
+    call_queue = group.call_queue
+    fast_path = call_queue.state.fast_path
+    if fast_path is None:
+        return NotImplemented
+    seconds = call_queue.members.seconds if timeout is None else timeout
+    return fast_path.make(kind, listed, arguments, seconds)
 
 
 def resolve_rank(
@@ -84,7 +115,7 @@ def resolve_rank(
     a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
     argument's (``src``: then also ``group_src``).
     """
-    members = group.door.members
+    members = group.call_queue.members
     if type(rank) is int and group_rank is None:  # the usual case at once
         place = members.place_of(rank)
         if place is not None:

@@ -1,25 +1,20 @@
 """Collectives on arrays, as methods of whatever is a group of ranks.
 
-All of them go the same way: adapt the arguments to flat buffers, check them, and hand the door
-what must be equal on every member together with what is to be run. What holds for all is said in
-``collectives``, beside this. The words of a method are shared with the function of its name.
+All of them go the same way: adapt the arguments to flat buffers, check them, and hand the call
+queue what must be equal on every member together with what is to be run. What holds for all is said
+in ``collectives``, beside this. The words of a method are shared with the function of its name.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeVar, overload
 
-import numpy as np
-
 from meshlib.arrays import adapter as arrays
-from meshlib.arrays.checks import (
-    check_dtype,
-    check_reduction,
-)
-from meshlib.calls.spec import CallSpec, InPlace, Straight
+from meshlib.arrays.checks import check_dtype, check_reduction
+from meshlib.calls.spec import CallSpec, OverlapSafe
 from meshlib.calls.work import Work
-from meshlib.collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
-from transport.call import NO_ROOT, Call, Kind
+from meshlib.collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
+from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
 from transport.operands.reduce_op import ReduceOp
@@ -27,40 +22,7 @@ from transport.operands.reduce_op import ReduceOp
 A = TypeVar("A")
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
-_ALL_REDUCE = Kind.ALL_REDUCE
-
-
-def in_place_reduction(array: np.ndarray[Any, Any], op: ReduceOp) -> InPlace:
-    """Return the all_reduce of a NumPy array where it lies."""
-    return array, op, _spelled_out
-
-
-def _spelled_out(array: np.ndarray[Any, Any], op: ReduceOp) -> CallSpec:
-    code = op.codes.get(array.dtype)
-    if code is None or not array.flags.carray:
-        return _all_reduction(array, op)
-    # ``adapted`` arrays take two microseconds longer.
-    flat = array.ravel()
-
-    def run(communicator: Communicator, call: Call) -> Any:
-        communicator.all_reduce(call, flat, op)
-        return array
-
-    return CallSpec(_ALL_REDUCE, run, flat.size, NO_ROOT, code, op.code, 0, flat.nbytes)
-
-
-def _all_reduction(tensor: Any, op: Any) -> CallSpec:
-    x = arrays.in_out(tensor, "tensor")
-    op, code = check_reduction(op, x, "tensor", feedback=True)
-    flat = x.flat
-
-    def run(communicator: Communicator, call: Call) -> Any:
-        communicator.all_reduce(call, flat, op)
-        return x.finish()
-
-    size, nbytes = flat.size, flat.nbytes
-    how = run if x.writes_back else Straight(run)
-    return CallSpec(_ALL_REDUCE, how, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
+_ALL_REDUCE, _BROADCAST, _REDUCE = Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE
 
 
 class ArrayCollectives(GroupOfRanks):
@@ -123,13 +85,7 @@ class ArrayCollectives(GroupOfRanks):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        door = self.door
-        if door.rank < 0:
-            return None
-        plain = type(tensor) is np.ndarray and type(op) is ReduceOp
-        if plain:
-            return door.issue((tensor, op, _spelled_out), async_op, timeout)
-        return self._issue(_ALL_REDUCE, _all_reduction, (tensor, op), async_op, timeout)
+        return self._issue(_ALL_REDUCE, _all_reduction, (tensor, op), async_op, timeout, ARRAYS)
 
     @overload
     def broadcast(
@@ -204,13 +160,18 @@ class ArrayCollectives(GroupOfRanks):
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
-            Kind.BROADCAST, self._prepare_broadcast, (tensor, src, group_src), async_op, timeout
+            _BROADCAST,
+            self._prepare_broadcast,
+            (tensor, src, group_src),
+            async_op,
+            timeout,
+            ARRAYS,
         )
 
     def _prepare_broadcast(self, tensor: Any, src: int | None, group_src: int | None) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         root = resolve_rank(self, src, group_src, "src")
-        is_root = root == door.rank
+        is_root = root == call_queue.rank
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
         code = check_dtype(x, "tensor")
 
@@ -218,7 +179,7 @@ class ArrayCollectives(GroupOfRanks):
             communicator.broadcast(call, x.flat, root)
             return x.finish()
 
-        return spec_of(Kind.BROADCAST, run, x, code, elements=x.flat.size, root=root)
+        return spec_of(_BROADCAST, run, x, code, elements=x.flat.size, root=root)
 
     @overload
     def reduce(
@@ -299,15 +260,20 @@ class ArrayCollectives(GroupOfRanks):
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
-            Kind.REDUCE, self._prepare_reduce, (tensor, dst, op, group_dst), async_op, timeout
+            _REDUCE,
+            self._prepare_reduce,
+            (tensor, dst, op, group_dst),
+            async_op,
+            timeout,
+            ARRAYS,
         )
 
     def _prepare_reduce(
         self, tensor: Any, dst: int | None, op: ReduceOp, group_dst: int | None
     ) -> CallSpec:
-        door = self.door
+        call_queue = self.call_queue
         root = resolve_rank(self, dst, group_dst, "dst")
-        is_root = root == door.rank
+        is_root = root == call_queue.rank
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
         op, code = check_reduction(op, x, "tensor")
 
@@ -316,7 +282,7 @@ class ArrayCollectives(GroupOfRanks):
             return x.finish()
 
         return spec_of(
-            Kind.REDUCE,
+            _REDUCE,
             run,
             x,
             code,
@@ -324,3 +290,16 @@ class ArrayCollectives(GroupOfRanks):
             op=op.code,
             root=root,
         )
+
+
+def _all_reduction(tensor: Any, op: Any) -> CallSpec:
+    x = arrays.in_out(tensor, "tensor")
+    op, code = check_reduction(op, x, "tensor", feedback=True)
+    flat = x.flat
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.all_reduce(call, flat, op)
+        return x.finish()
+
+    how = run if x.writes_back else OverlapSafe(run)
+    return spec_of(_ALL_REDUCE, how, x, code, elements=flat.size, op=op.code)

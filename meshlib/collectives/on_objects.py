@@ -109,18 +109,18 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        if call_queue.rank < 0:
             return NO_MEMBER
 
         def prepare() -> tuple[Left, int, Flat | None]:
             root = resolve_rank(self, src, group_src, "src", default=0)
             check_fillable(object_list, "object_list")
-            mine = root == door.rank
+            mine = root == call_queue.rank
             data = dumps(list(object_list), "object_list") if mine else None
             return _shared_out(timeout), root, data
 
-        left, root, data = door.checked(Kind.BROADCAST, prepare)
+        left, root, data = call_queue.checked(Kind.BROADCAST, prepare)
         mine = data is not None
         size = np.array([0 if data is None else data.size, len(object_list)], np.int64)
         self.broadcast(size, group_src=root, timeout=left())
@@ -160,15 +160,15 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        if call_queue.rank < 0:
             return NO_MEMBER
 
         def prepare() -> tuple[Left, Flat]:
-            check_fillable(object_list, "object_list", len(door.ranks))
+            check_fillable(object_list, "object_list", len(call_queue.ranks))
             return _shared_out(timeout), dumps(obj, "obj")
 
-        left, data = door.checked(Kind.ALL_GATHER, prepare)
+        left, data = call_queue.checked(Kind.ALL_GATHER, prepare)
         sizes = self._gather_sizes(data.size, left())
         parts = [np.empty(n, np.uint8) for n in sizes]
         self.all_gather(parts, data, timeout=left())
@@ -209,23 +209,23 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        if call_queue.rank < 0:
             return None
 
         def prepare() -> tuple[Left, int, Flat]:
             root = resolve_rank(self, dst, group_dst, "dst", default=0)
-            if root == door.rank:
+            if root == call_queue.rank:
                 given = self._given(object_gather_list, "object_gather_list", "destination")
-                check_fillable(given, "object_gather_list", len(door.ranks))
+                check_fillable(given, "object_gather_list", len(call_queue.ranks))
             elif object_gather_list is not None:
                 raise ValueError(
                     "object_gather_list was given on a rank that is not the destination:"
-                    f" {door.ranks[door.rank]}, not {door.ranks[root]}"
+                    f" {call_queue.ranks[call_queue.rank]}, not {call_queue.ranks[root]}"
                 )
             return _shared_out(timeout), root, dumps(obj, "obj")
 
-        left, root, data = door.checked(Kind.GATHER, prepare)
+        left, root, data = call_queue.checked(Kind.GATHER, prepare)
         sizes = self._gather_sizes(data.size, left())
         if object_gather_list is None:
             self.gather(data, None, group_dst=root, timeout=left())
@@ -269,8 +269,8 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        if call_queue.rank < 0:
             return None
 
         def prepare() -> tuple[Left, int, list[Flat] | None]:
@@ -281,14 +281,14 @@ class ObjectCollectives(
                     "scatter_object_output_list is empty; expected room for one object"
                 )
             pieces = None
-            if root == door.rank:
+            if root == call_queue.rank:
                 name = "scatter_object_input_list"
                 given = self._given(scatter_object_input_list, name, "source")
-                check_list(given, name, len(door.ranks))
+                check_list(given, name, len(call_queue.ranks))
                 pieces = [dumps(entry, f"{name}[{i}]") for i, entry in enumerate(given)]
             return _shared_out(timeout), root, pieces
 
-        left, root, pieces = door.checked(Kind.SCATTER, prepare)
+        left, root, pieces = call_queue.checked(Kind.SCATTER, prepare)
         size = np.zeros(1, np.int64)
         sizes = None if pieces is None else [np.array([each.size], np.int64) for each in pieces]
         self.scatter(size, sizes, group_src=root, timeout=left())
@@ -328,8 +328,8 @@ class ObjectCollectives(
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        if call_queue.rank < 0:
             return
         left = _shared_out(timeout)
         check_sequence(object_list, "object_list")
@@ -373,8 +373,8 @@ class ObjectCollectives(
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        door = self.door
-        if door.rank < 0:
+        call_queue = self.call_queue
+        if call_queue.rank < 0:
             return -1
         left = _shared_out(timeout)
         check_fillable(object_list, "object_list")
@@ -390,6 +390,6 @@ class ObjectCollectives(
         return sender
 
     def _gather_sizes(self, size: int, timeout: float | None) -> list[int]:
-        sizes = np.empty(len(self.door.ranks), np.int64)
+        sizes = np.empty(len(self.call_queue.ranks), np.int64)
         self.all_gather_into_tensor(sizes, np.array([size], np.int64), timeout=timeout)
         return sizes.tolist()

@@ -9,7 +9,13 @@ from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
-from meshlib.collectives.group_of_ranks import NO_MEMBER, GroupOfRanks, resolve_rank
+from meshlib.collectives.group_of_ranks import (
+    ARRAYS,
+    NO_MEMBER,
+    GroupOfRanks,
+    make_fast,
+    resolve_rank,
+)
 from meshlib.recording.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
@@ -55,9 +61,14 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
+        if (
+            make_fast(self, _SEND, ARRAYS, (tensor, dst, tag, group_dst), timeout)
+            is not NotImplemented
+        ):
+            return
         spec = prepare_send(self, tensor, dst, tag, group_dst)
         if spec is not None:
-            self.door.issue(spec, False, timeout)
+            self.call_queue.issue(spec, False, timeout)
 
     def isend(
         self,
@@ -87,7 +98,7 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = prepare_send(self, tensor, dst, tag, group_dst)
-        return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
+        return NO_MEMBER if spec is None else self.call_queue.issue(spec, True, timeout)
 
     def recv(
         self,
@@ -120,8 +131,11 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
+        sender = make_fast(self, _RECV, ARRAYS, (tensor, src, tag, group_src), timeout)
+        if sender is not NotImplemented:
+            return sender
         spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)
-        return -1 if spec is None else self.door.issue(spec, False, timeout).source
+        return -1 if spec is None else self.call_queue.issue(spec, False, timeout).source
 
     def irecv(
         self,
@@ -153,16 +167,16 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = prepare_receive(self, tensor, src, tag, group_src)
-        return NO_MEMBER if spec is None else self.door.issue(spec, True, timeout)
+        return NO_MEMBER if spec is None else self.call_queue.issue(spec, True, timeout)
 
 
 def prepare_send(
     group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> CallSpec | None:
-    """Check ``send``'s arguments; return the call, for the door. None where this rank is no
+    """Check ``send``'s arguments; return the call, for the call queue. None where this rank is no
     member.
     """
-    if group.door.rank < 0:
+    if group.call_queue.rank < 0:
         return None
     peer = resolve_rank(group, dst, group_dst, "dst")
     check_tag(tag)
@@ -185,14 +199,14 @@ def prepare_receive(
     in_place: bool = False,
     put: Callable[[Any], object] | None = None,
 ) -> CallSpec | None:
-    """Check ``recv``'s arguments; return the call, for the door. None where this rank is no
+    """Check ``recv``'s arguments; return the call, for the call queue. None where this rank is no
     member.
 
     ``in_place``: the call does not return the array. ``put`` is called with a new array in the
     place of one that cannot be written to.
     """
-    door = group.door
-    if door.rank < 0:
+    call_queue = group.call_queue
+    if call_queue.rank < 0:
         return None
     anybody = src is None and group_src is None
     peer = None if anybody else resolve_rank(group, src, group_src, "src")
@@ -207,7 +221,7 @@ def prepare_receive(
 
     def run(communicator: Communicator, call: Call) -> Message:
         source = communicator.recv(call, flat, peer, tag)
-        return Message(x.finish(), door.ranks[source])
+        return Message(x.finish(), call_queue.ranks[source])
 
     sender = ANY_SOURCE if peer is None else peer
     return CallSpec(_RECV, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, sender)

@@ -49,29 +49,29 @@ class SymmetricMemory(GroupOfRanks):
         Raises ValueError, on all members, when they ask for different arrays; the group stays
         usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
-        door = self.door
-        rank = door.rank
+        call_queue = self.call_queue
+        rank = call_queue.rank
         if rank < 0:
             return None
-        dims, wanted, code, place = door.checked(Kind.ALLOCATE, _check, shape, dtype, device)
+        dims, wanted, code, place = call_queue.checked(Kind.ALLOCATE, _check, shape, dtype, device)
         count = math.prod(dims)
 
         def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
             mine = _describe(code, dims, place.on_cpu)
-            asked = np.empty((len(door.ranks), mine.size), mine.dtype)
+            asked = np.empty((len(call_queue.ranks), mine.size), mine.dtype)
             communicator.all_gather(call, list(asked), mine)
             if not (asked == mine).all():
                 return [_show(row) for row in asked]
             return communicator.allocate(call, count, wanted) if place.on_cpu else None
 
         spec = CallSpec(Kind.ALLOCATE, run, nbytes=count * wanted.itemsize)
-        result = door.issue(spec, timeout=timeout)
+        result = call_queue.issue(spec, timeout=timeout)
         if isinstance(result, np.ndarray):
             return result.reshape(dims)
         if result is None:
             return self._on_gpu(place, dims, wanted, timeout)
-        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(door.ranks, result, strict=True))
-        raise ValueError(f"the members of {door} ask for different symmetric arrays:{rows}")
+        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(call_queue.ranks, result, strict=True))
+        raise ValueError(f"the members of {call_queue} ask for different symmetric arrays:{rows}")
 
     def _on_gpu(
         self,
@@ -91,7 +91,7 @@ class SymmetricMemory(GroupOfRanks):
             return driver.array(memory.pointer, dims, dtype, number, memory)
 
         spec = CallSpec(Kind.ALLOCATE, run, nbytes=nbytes, device="cuda")
-        return self.door.issue(spec, timeout=timeout)
+        return self.call_queue.issue(spec, timeout=timeout)
 
 
 class _Place:

@@ -40,7 +40,7 @@ def is_usable(group: ProcessGroup) -> bool:
 
 def is_idle(group: ProcessGroup) -> bool:
     """Return whether no call of this rank is under way on ``group``, and none is queued."""
-    return group.door.lanes.is_idle()
+    return group.call_queue.streams.is_idle()
 
 
 def fail(group: ProcessGroup, error: DistError) -> None:

@@ -10,7 +10,7 @@ from meshlib.groups.process_group import ProcessGroup
 T = TypeVar("T")
 
 
-def gathered(
+def gather_or_raise(
     group: ProcessGroup | None, make: Callable[[], T], own: type[Exception] = ValueError
 ) -> list[T]:
     """Return what ``make()`` returns on each rank of ``group``; None is this process alone.

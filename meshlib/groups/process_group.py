@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from meshlib.calls.call_queue import CallQueue
 from meshlib.calls.context import Observer, RankContext
-from meshlib.calls.door import Door
 from meshlib.calls.failures.failure import Failure
+from meshlib.calls.fast_path import FastPath
 from meshlib.calls.members import Members
-from meshlib.calls.shortcut import Shortcut
-from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.state import GroupState, Lifecycle
 from meshlib.collectives.collectives import Collectives
 from meshlib.events.events import Departures
@@ -38,7 +38,7 @@ class ProcessGroup(Collectives):
     is no member, ``rank()`` is -1 and every call returns None.
 
     Composed of: ``Members`` (who), ``GroupState`` (what became of it, and what carries its calls),
-    ``Failure`` (how it breaks), ``Door`` (the way into each call).
+    ``Failure`` (how it breaks), ``CallQueue`` (the way into each call).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ProcessGroup(Collectives):
         self.state: GroupState = GroupState(context, members, None if base is None else base.state)
         """What has become of the group."""
         self._failure = Failure(self.state)
-        self.door: Door = Door(self.state, self._failure)
+        self.call_queue: CallQueue = CallQueue(self.state, self._failure)
         self._make_companion = make_companion
         self._adding = threading.Lock()  # a companion or the store
         self._companions: dict[str, ProcessGroup] = {}
@@ -158,11 +158,9 @@ class ProcessGroup(Collectives):
 
     # ------------------------------------------------------------------ calls
 
-    def issue(
-        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Any:
-        """Make one call; see ``Door.issue``."""
-        return self.door.issue(what, async_op, timeout)
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
+        """Make one call; see ``CallQueue.issue``."""
+        return self.call_queue.issue(spec, async_op, timeout)
 
     @contextmanager
     def observed(self, observer: Observer) -> Generator[None]:
@@ -191,9 +189,9 @@ class ProcessGroup(Collectives):
         return self.state.order.sequence, self.state.order.history
 
     @property
-    def shortcut(self) -> Shortcut | None:
+    def fast_path(self) -> FastPath | None:
         """What makes usual small calls in compiled code, once the members have met."""
-        return self.state.shortcut
+        return self.state.fast_path
 
     def has_communicator(self, device: str) -> bool:
         """Whether the communicator for arrays on ``device`` was made already."""
@@ -284,7 +282,7 @@ class ProcessGroup(Collectives):
     def release(self) -> None:
         """Let go of the communicators if the group is broken and no call is under way on them."""
         state = self.state
-        if state.lifecycle is Lifecycle.BROKEN and self.door.lanes.is_idle():
+        if state.lifecycle is Lifecycle.BROKEN and self.call_queue.streams.is_idle():
             state.release()
 
     def close(self, drain: float = DRAIN_SECONDS) -> None:
@@ -294,14 +292,14 @@ class ProcessGroup(Collectives):
             return
         if self.program_calls is not None:
             self.program_calls.close(0 if state.error is not None else drain)
-        idle = self.door.drain(0 if state.error is not None else drain)
+        idle = self.call_queue.drain(0 if state.error is not None else drain)
         with state.lock:
             state.advance(Lifecycle.DESTROYED)
             state.retired = True
         if self._users_store is not None:
             self._users_store.close()
         state.close(idle=idle)
-        self.door.lanes.join()
+        self.call_queue.streams.join()
 
     def leave_behind(self, error: DistError) -> None:
         """Let go of the group in a fork of this rank's process: every call raises ``error``.

@@ -1,4 +1,4 @@
-"""Calls that compiled programs make without the interpreter: ``native/`` makes them.
+"""Calls that compiled programs make without the interpreter: ``native/jit`` of meshlib makes them.
 
 What a call is, is said once, by its ``CallSpec``: here it is asked which arrays a communicator over
 shared memory would hand to the engine for it, and where in the program's buffers they lie. Python
@@ -21,10 +21,10 @@ from meshlib.calls.spec import CallSpec
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
 from meshlib.jit.program import HostArray, HostFunction, Program
+from meshlib.native import calls as native
 from meshlib.recording.recorder import CAPACITY, COLLECTIVE, Record
 from transport.call import Call, Kind
 from transport.deadline import Deadline
-from transport.native import core
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.communicator import ShmCommunicator
 
@@ -32,7 +32,7 @@ MOMENT = 0.05
 """Seconds for which all is taken to be as usual: as long as the engine itself waits without a look
 at signals and deadlines."""
 
-handler: Any = None if core is None else core.xla_handler
+handler: Any = None if native is None else native.xla_handler
 """What XLA calls, a capsule; None where the core was built without XLA's header."""
 
 Spec = Callable[[HostArray, HostArray], CallSpec]
@@ -91,7 +91,7 @@ class DirectCall(NamedTuple):
         itemsizes: Sequence[int],
         half: bool = False,
     ) -> Any:
-        """Return the ``core.ProgramCall`` that ``owner`` makes where compiled code does not.
+        """Return the ``ProgramCall`` that ``owner`` makes where compiled code does not.
 
         It is recorded at the first line of ``code``. ``itemsizes`` are of the program's operands.
         """
@@ -107,7 +107,7 @@ class DirectCall(NamedTuple):
         calls = None if alone else program_calls(group)
         sending = self.sending and self.sending.compile(code, owner, itemsizes, half=True)
         fields = (spec.elements, spec.root, spec.kind, spec.dtype, spec.op, spec.extra)
-        return core.ProgramCall(  # type: ignore[union-attr]
+        return native.ProgramCall(  # type: ignore[union-attr]
             sending,
             calls and calls.native,
             owner,
@@ -133,7 +133,7 @@ class DirectCall(NamedTuple):
 
     def go_on(self, header: bytes, output: HostArray, x: HostArray) -> None:
         """Go on with the call that compiled code has begun."""
-        self.group.door.take_over(header, self.spec(output, x))
+        self.group.call_queue.take_over(header, self.spec(output, x))
         if self.clears:
             output.fill(0)
 
@@ -202,14 +202,14 @@ def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, i
 
 
 class ProgramCalls:
-    """How compiled programs make the calls of ``group``; see ``native/program_calls.c``."""
+    """How compiled programs make the calls of ``group``; see ``meshlib/native/jit``."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         context = group.context
         order, recorder = group.state.order, context.recorder
         place = group.rank(), group.size()
-        self.native: Any = core.ProgramCalls(order, recorder, context.observers, *place, CAPACITY)  # type: ignore[union-attr]
+        self.native: Any = native.ProgramCalls(order, recorder, context.observers, *place, CAPACITY)  # type: ignore[union-attr]
         self._codes: dict[CodeType, int] = {}
         self._kept: dict[int, Record] = {}
         recorder.sources.append(self._records)

@@ -1,10 +1,10 @@
 """Calling Python from compiled XLA programs, on the program's own buffers.
 
 It stands on the custom call behind ``jax.experimental.buffer_callback`` (no copy in either
-direction, about 2 microseconds), or on the handler below ``native/``, and adds a place in the
-program's *order*. Ordered calls thread an XLA token
-from one to the next, in the order of the Python program, through ``jit``, ``scan``, ``while``,
-``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
+direction, about 2 microseconds), or on the handler of ``meshlib/native/jit``, and adds a place in
+the program's *order*. Ordered calls thread an XLA token from one to the next, in the order of the
+Python program, through ``jit``, ``scan``, ``while``, ``cond`` and from one dispatched computation
+to the next. XLA cannot exchange them, on any rank.
 
 The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
 are one thread's, and another one's are refused before they begin.

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec
+from meshlib.collectives.group_of_ranks import ARRAYS, LISTS, make_fast
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind, host_struct
 from meshlib.jit.direct import DirectCall
@@ -52,7 +53,7 @@ HostSide = Callable[[HostArray, HostArray], None]
 
 @dataclass(frozen=True)
 class Issuing(InJit):
-    """What is common to all of them: they are one call of ``kind``, through a group's door.
+    """What is common to all of them: they are one call of ``kind``, through a group's call queue.
 
     The fields ``op``, ``root``, ``peer`` and ``tag`` of those that have them are that call's.
     """
@@ -68,6 +69,10 @@ class Issuing(InJit):
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         """Return what the communicator's method of this kind is given, but for the call."""
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]] | None:
+        """Return whether parts are lists, and the arguments of the group's method; None: none."""
+        return None
 
     @property
     def has_result(self) -> bool:
@@ -125,9 +130,12 @@ class Issuing(InJit):
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
         spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
+        kind, carrier, usual = self.kind, self.carrier, self.usual
 
         def call(output: HostArray, x: HostArray) -> None:
-            issue(spec(output, x))
+            given = usual(output, x) if type(output) is np.ndarray else None
+            if given is None or make_fast(carrier, kind, *given) is NotImplemented:
+                issue(spec(output, x))
             if not has_result:
                 output.fill(0)
 
@@ -189,6 +197,9 @@ class AllReduce(SameShape):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op
 
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, self.op)
+
     def transposed(self) -> InJit | None:
         return self if self.op.kind in _LINEAR else None
 
@@ -218,6 +229,9 @@ class Broadcast(SameShape):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.root
 
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, None, self.root)
+
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root, ReduceOp.SUM)
 
@@ -232,6 +246,9 @@ class Reduce(SameShape):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op, self.root
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, None, self.op, self.root)
 
     @property
     def has_result(self) -> bool:
@@ -259,6 +276,9 @@ class AllGather(_OneToMembers):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return _rows(output), flat_of(x)
 
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, x)
+
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
 
@@ -272,6 +292,9 @@ class ReduceScatter(_MembersToOne):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), _rows(x), self.op
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, x, self.op)
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -316,6 +339,9 @@ class Gather(_OneToMembers):
         outputs = _rows(output) if self.has_result else None
         return outputs, flat_of(x), self.root
 
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return LISTS, (x, list(output) if self.has_result else None, None, self.root)
+
     @property
     def has_result(self) -> bool:
         return self.group.rank() == self.root
@@ -337,6 +363,10 @@ class Scatter(_MembersToOne):
         inputs = _rows(x) if self.group.rank() == self.root else None
         return flat_of(output), inputs, self.root
 
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        is_source = self.group.rank() == self.root
+        return LISTS, (output, list(x) if is_source else None, None, self.root)
+
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
 
@@ -351,6 +381,9 @@ class AllToAll(Issuing):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return _rows(output), _rows(x)
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, x, None, None)
 
     def transposed(self) -> InJit:
         return self

@@ -75,7 +75,7 @@ class Program:
     def add(self, callback: Callback, callbacks: Sequence[Any]) -> None:
         """Note that the program calls ``callback``; it has, or will have, ``callbacks`` in all."""
         callback.all = callbacks
-        # Nothing that compiled code refers to may refer to it: see ``native/program_calls.c``.
+        # Nothing that compiled code refers to may refer to it: see ``meshlib/native/jit``.
         self._one = weakref.ref(callback)
 
     def guard(self, cleanup: Callable[[BaseException], None]) -> None:

@@ -167,7 +167,7 @@ class GroupRegistry:
         return {
             group.id: (*group.chain(), len(group.ranks))
             for group in self.all()
-            if group.rank() >= 0 and group.state.usable and group.door.lanes.is_idle()
+            if group.rank() >= 0 and group.state.usable and group.call_queue.streams.is_idle()
         }
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -231,7 +231,7 @@ class GroupRegistry:
             self._refusals.setdefault(refusal.group, []).append(refusal)
             group = self._groups.get(refusal.group)
         if group is not None:
-            group.door.failure.hear_refusal(refusal)
+            group.call_queue.failure.hear_refusal(refusal)
 
     def lose(self, rank: int, error: DistError) -> None:
         """Break the groups of ``rank``, whose loss ``membership`` has noted."""
@@ -289,7 +289,7 @@ class GroupRegistry:
         if known is not None:
             group.fail(known)
         for refusal in refusals:
-            group.door.failure.hear_refusal(refusal)
+            group.call_queue.failure.hear_refusal(refusal)
         for left in self._membership.departures:
             group.do_without(left)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.calls.door import Door
+from meshlib.calls.call_queue import CallQueue
 from meshlib.calls.members import Members
 from meshlib.collectives.collectives import Collectives
 from meshlib.diagnosis.sampling.sample import Coordinate
@@ -287,9 +287,9 @@ class DeviceMesh(MeshValue, Collectives):
     # ------------------------------------------------------------------ groups
 
     @property
-    def door(self) -> Door:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def call_queue(self) -> CallQueue:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The way into the calls over all dims."""
-        return self.process_group.door
+        return self.process_group.call_queue
 
     @property
     def process_group(self) -> ProcessGroup:

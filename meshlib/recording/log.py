@@ -54,14 +54,6 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     @property
-    def levels(self) -> dict[int, bool]:
-        """Which levels are known to be logged or not; empty after they were changed.
-
-        Where ``logging`` has no such thing (it is not documented), nothing is ever known.
-        """
-        return getattr(LOGGER, "_cache", {})
-
-    @property
     def detailed(self) -> bool:
         """Whether every call is to be logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)

@@ -17,10 +17,10 @@ from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING
 
+from meshlib.native import calls as native
 from transport import environment
 from transport.call import Call, Kind
 from transport.deadline import Deadline
-from transport.native import core
 
 if TYPE_CHECKING:
     from transport.cuda.flat import Completion
@@ -210,7 +210,7 @@ class StepMarks:
         self.moments.append(now)
 
 
-Ring: type[_Ring] = _Ring if core is None else core.Ring
+Ring: type[_Ring] = _Ring if native is None else native.Ring
 
 
 class FlightRecorder(Ring):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from meshlib.calls.call_stream import Continuations
 from meshlib.calls.future import Future
-from meshlib.calls.lane import Continuations
 from meshlib.rpc.loopback import AnyConnection
 from transport.channel.threads import ThreadPool
 

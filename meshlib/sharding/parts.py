@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from meshlib.groups.agreement import gathered
+from meshlib.groups.agreement import gather_or_raise
 from meshlib.sharding.local import Array, array_module
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number, to_whole_numbers
@@ -116,7 +116,7 @@ def _agreed(
     if mesh.coordinate_of(mesh.get_rank()) is None:
         raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
     ranks = mesh.process_group.ranks
-    answers = gathered(mesh.process_group, tell)
+    answers = gather_or_raise(mesh.process_group, tell)
     first = answers[0]
     for rank, answer in zip(ranks, answers, strict=True):
         for what in same:

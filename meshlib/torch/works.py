@@ -8,7 +8,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-from meshlib.calls.lane import Lane
+from meshlib.calls.call_stream import CallStream
 from meshlib.calls.work import Work
 from meshlib.groups.process_group import ProcessGroup
 
@@ -20,14 +20,14 @@ _JOIN_SECONDS = 1.0
 
 
 class Continuations:
-    """Runs what is to be done when calls have ended: in their order, in no lane of a group.
+    """Runs what is to be done when calls have ended: in their order, in no stream of a group.
 
     What follows on a call that was itself made in a continuation runs in another thread, so that
     a continuation may wait for the calls that it makes.
     """
 
     def __init__(self) -> None:
-        self._lanes: list[Lane] = []
+        self._streams: list[CallStream] = []
         self._lock = threading.Lock()
         self._here = threading.local()
 
@@ -38,22 +38,22 @@ class Continuations:
     def submit(self, level: int, task: Callable[[], None]) -> None:
         """Run ``task`` after all others that follow on calls made at ``level``."""
         with self._lock:
-            while len(self._lanes) <= level:
-                self._lanes.append(Lane(f"meshlib-torch-then-{len(self._lanes)}"))
-            lane = self._lanes[level]
+            while len(self._streams) <= level:
+                self._streams.append(CallStream(f"meshlib-torch-then-{len(self._streams)}"))
+            stream = self._streams[level]
 
         def run() -> None:
             self._here.level = level + 1
             task()
 
-        lane.submit(run)
+        stream.submit(run)
 
     def close(self) -> None:
         """Let the threads end as soon as they are idle, and wait a moment for that."""
         with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.join(_JOIN_SECONDS)
+            streams = list(self._streams)
+        for stream in streams:
+            stream.join(_JOIN_SECONDS)
 
 
 class TorchWork(_c10d.Work):

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 import transport.shm.communicator
-from meshlib.calls.door import Door
-from meshlib.calls.shortcut import SHORT
-from meshlib.calls.spec import CallSpec, InPlace, Run
+from meshlib.calls.call_queue import CallQueue
+from meshlib.calls.fast_path import SHORT
+from meshlib.calls.spec import CallSpec, Run
 from meshlib.groups import process_group
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import Call, CallHeader
@@ -46,41 +46,33 @@ class _UncheckedCall(Call):
         return Deadline(self._started + self._seconds, self._seconds)
 
 
-class UncheckedDoor(Door):
-    """A door that neither records nor numbers calls; for synchronous collectives."""
+class UncheckedCallQueue(CallQueue):
+    """A call queue that neither records nor numbers calls; for synchronous collectives."""
 
-    def issue(
-        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Any:
-        """See ``Door.issue``: this is what it would be without checks."""
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
+        """See ``CallQueue.issue``: this is what it would be without checks."""
         seconds = self.members.seconds if timeout is None else to_seconds(timeout)
-        shortcut = self.state.shortcut
-        if shortcut is not None and not async_op:
-            result = shortcut.issue(what, seconds)
-            if result is not NotImplemented:
-                return result
-        spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
         if spec.device not in self.members.backends:
             raise ValueError(f"{self} has no backend for arrays on {spec.device!r}")
         if self._context.observers:
             raise RuntimeError("unchecked calls cannot be observed")
-        state, lane = self.state, self.lanes.collectives
+        state, stream = self.state, self.streams.collectives
         with state.lock:
             if not state.usable:
                 raise state.unusable()
             state.order.sequence += 1
-            if async_op or spec.peer != COLLECTIVE or not lane.try_enter():
+            if async_op or spec.peer != COLLECTIVE or not stream.try_enter():
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
             if self._context.log.detailed:
                 raise RuntimeError("unchecked calls are not logged")
         try:
             result = self._run_unchecked(spec.run, _UncheckedCall(seconds), spec.device)
-            if shortcut is None and spec.kind in SHORT:
-                self.open_shortcut(met=True)
-                if self.state.shortcut is not None:
-                    self.state.shortcut.checked = False
+            if self.state.fast_path is None and spec.kind in SHORT:
+                self.open_fast_path(met=True)
+                if self.state.fast_path is not None:
+                    self.state.fast_path.checked = False
         finally:
-            lane.leave()
+            stream.leave()
         return result
 
     def _run_unchecked(self, run: Run, call: Call, device: str) -> Any:
@@ -104,5 +96,5 @@ class UncheckedCalls(Calls):
 
 def install() -> None:
     """Have this process use these from now on, before ``init_process_group``."""
-    setattr(process_group, "Door", UncheckedDoor)  # noqa: B010
+    setattr(process_group, "CallQueue", UncheckedCallQueue)  # noqa: B010
     setattr(transport.shm.communicator, "Calls", UncheckedCalls)  # noqa: B010

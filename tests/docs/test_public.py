@@ -110,9 +110,10 @@ DOCUMENTED = {
     },
 }
 STILL_SHOWN = {
-    "mesh": {"door"},
+    "mesh": {"call_queue"},
     "group": {
         "await_failure",
+        "call_queue",
         "chain",
         "close",
         "communicator",
@@ -121,8 +122,8 @@ STILL_SHOWN = {
         "context",
         "destroyed",
         "do_without",
-        "door",
         "fail",
+        "fast_path",
         "has_communicator",
         "issue",
         "leave_behind",
@@ -135,7 +136,6 @@ STILL_SHOWN = {
         "release",
         "retired",
         "seconds",
-        "shortcut",
         "state",
         "under_way",
     },

@@ -185,22 +185,29 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         return ()
 
     def outline(self) -> Any:
-        """Return what the compiled core needs to make small calls here by itself; None: it cannot.
+        """Return what compiled code needs to make collectives here by itself; None: it cannot.
 
         For the ways of ``transport.native`` alone. What it begins and cannot end goes on with
         ``resume``.
         """
         return None
 
-    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
-        """Return the ends of the rings to and from ``peer``, for compiled code; None: it has none.
+    def message_rings(self) -> tuple[Any, ...] | None:
+        """Return what compiled code needs to send and receive here by itself; None: it cannot.
 
-        For the ways of ``transport.native`` alone.
+        That is a list of the ends to each member, one of those from each (None: not now), and four
+        collections that are empty while messages may be taken.
         """
         return None
 
-    def resume(self, call: Call, buffer: Buffer | None, op: ReduceOp | None) -> None:
-        """Go on with an all_reduce (without ``buffer``: a barrier) that the core has begun."""
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
+        """Return the ends of the rings to and from ``peer``, for compiled code that does without
+        the interpreter's lock; None: it cannot.
+        """
+        return None
+
+    def resume(self, call: Call, status: int) -> None:
+        """Go on with a collective that the core has begun; ``status`` is what it said."""
         raise NotImplementedError
 
     @property

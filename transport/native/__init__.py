@@ -1,8 +1,4 @@
-"""The compiled core, where there is one: see ``core.h``, and ``module.c`` for what is in it.
-
-The engine of shared memory is there alone. What it does to make a call, Python does as well; a
-class with a twin in Python is typed as that one.
-"""
+"""The compiled core, where there is one: see ``core.h``, and ``module.c`` for what is in it."""
 
 from __future__ import annotations
 
@@ -15,11 +11,14 @@ from types import ModuleType
 
 from transport import environment
 
-_MODULE = "transport.native._core"
 _AGAIN = "install meshlib again"
 
 
-def _load() -> tuple[ModuleType | None, str | None]:
+def load(name: str, package: str) -> tuple[ModuleType | None, str | None]:
+    """Return the compiled module ``name`` of ``package``, or None; and why, with a way to mend it.
+
+    Raises ValueError for a value of MESHLIB_NATIVE in the environment that says nothing.
+    """
     switch = os.environ.get(environment.NATIVE, "")
     if switch not in {"", "0", "1"}:
         raise ValueError(
@@ -28,15 +27,15 @@ def _load() -> tuple[ModuleType | None, str | None]:
     if switch == "0":
         return None, f"{environment.NATIVE}=0 in the environment; unset it to have the core"
     try:
-        module = import_module(_MODULE)
+        module = import_module(f"{package}.{name}")
     except ModuleNotFoundError:
-        return None, _why_not_built()
+        return None, _why_not_built(name, package)
     except ImportError as error:
         return None, f"{error}; {_AGAIN}, so that it is built for this Python and this machine"
     # The sources lie beside it in an editable installation only, and may have changed since.
-    built = Path(str(module.__file__)).stat().st_mtime
-    folders = Path(__file__).parent, Path(__file__).parents[2] / "meshlib" / "jit" / "native"
-    for source in (path for folder in folders for path in folder.rglob("*.[ch]")):
+    file = Path(str(module.__file__))
+    built = file.stat().st_mtime
+    for source in file.parent.rglob("*.[ch]"):
         if source.stat().st_mtime > built:
             why = f"{source} was changed after {module.__file__} was built; {_AGAIN} (`make` does)"
             if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank
@@ -45,9 +44,10 @@ def _load() -> tuple[ModuleType | None, str | None]:
     return module, None
 
 
-def _why_not_built() -> str:
+def _why_not_built(name: str, package: str) -> str:
     """Return the cause, which the build has left if there was one, and the mend."""
-    others = [path.name for path in Path(__file__).parent.glob("_core.*.so")]
+    folder = Path(*import_module(package).__path__)
+    others = [path.name for path in folder.glob(f"{name}.*.so")]
     if others:
         return f"it was built for another Python ({', '.join(others)}); {_AGAIN} for this one"
     try:
@@ -61,5 +61,5 @@ def _why_not_built() -> str:
     return f"it was not built when meshlib was installed: {reason}; {_AGAIN} {mend}"
 
 
-core, why_not = _load()
+core, why_not = load("_core", __name__)
 """The module, or None; and why it is None, with what to do about it."""

@@ -1,7 +1,5 @@
 /* The module transport.native._core. */
-#include "binding/group.h"
-#include "binding/ring.h"
-#include "program_calls.h"
+#include "binding/api.h"
 
 /* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -61,14 +59,21 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
     return *type ? PyModule_AddType(module, *type) : -1;
 }
 
+static int add_api(PyObject *module) {
+    static Api api;
+    api = (Api){sizeof api,     group_type, fields_type, ring_end_type, export_array, export_view, describe_part,
+                release_arrays, dtype_of,   find_loops,  is_small,      begin_call,   carry_on,    send_now,
+                receive_now,    group_begin, ring_is_broken, ring_has_room, ring_begin, receive_lent};
+    PyObject *capsule = PyCapsule_New(&api, API_NAME, NULL);
+    int failed = !capsule || PyModule_AddObjectRef(module, "api", capsule);
+    Py_XDECREF(capsule);
+    return failed ? -1 : 0;
+}
+
 static int fill(PyObject *module) {
-    PyTypeObject *shortcut_type;
-    init_clock();
     init_crc32c();
-    if (init_shortcut() || add_type(module, &order_spec, &order_type) ||
-        add_type(module, &fields_spec, &fields_type) || add_type(module, &recorder_spec, &recorder_type) ||
-        add_type(module, &group_spec, &group_type) || add_ring_end(module) || init_spec(module) ||
-        add_type(module, &shortcut_spec, &shortcut_type) || add_program_calls(module) || add_handler(module))
+    if (add_type(module, &fields_spec, &fields_type) || add_type(module, &group_spec, &group_type) ||
+        add_ring_end(module) || add_api(module))
         return -1;
     static const struct {
         const char *name;

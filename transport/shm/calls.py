@@ -29,6 +29,7 @@ Check = Callable[[Call, int], None]
 """Raises when waiting for a member (a group rank; -1: for none) in a call has become pointless."""
 
 _NOBODY = -1
+_NO_DTYPE = np.dtype(np.uint8)
 
 
 class Calls:
@@ -79,16 +80,16 @@ class Calls:
             status = native.start(kind, root, call, inputs, outputs, 0 if op is None else op.code)
             if status:
                 arrays = [*inputs, *outputs]
-                dtype = arrays[0].dtype if arrays else np.dtype(np.uint8)
+                dtype = arrays[0].dtype if arrays else _NO_DTYPE
                 self._go_on(call, status, op, dtype)
         except BaseException:
             native.stop()
             raise
 
-    def resume(self, call: Call, op: ReduceOp | None, dtype: np.dtype[np.generic]) -> None:
-        """Go on with a call that compiled code has begun."""
+    def resume(self, call: Call, status: int) -> None:
+        """Go on with a call that compiled code has begun, which has all loops that it needs."""
         try:
-            self._go_on(call, self._core.AGAIN, op, dtype)
+            self._go_on(call, status, None, _NO_DTYPE)
         except BaseException:
             self.native.stop()
             raise

@@ -28,7 +28,6 @@ from transport.shm.support import the_core, unsupported_reason
 
 _GROUP = "group"
 _NOBODY = -1
-_NO_DTYPE = np.dtype(np.uint8)
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
@@ -180,13 +179,15 @@ class ShmCommunicator(MessagingCommunicator):
     def outline(self) -> Any:
         return None if self._ready is None else self._ready.calls.native
 
+    def message_rings(self) -> tuple[Any, ...] | None:
+        return self.mailbox.rings
+
     def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
         """See ``Communicator.lend_rings``."""
         return self.mailbox.lend(peer)
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
-        dtype = _NO_DTYPE if buffer is None else buffer.dtype
-        self._attempt(self._members(call).calls.resume, call, op, dtype)
+    def resume(self, call: Call, status: int) -> None:
+        self._attempt(self._members(call).calls.resume, call, status)
 
     # The end.
 

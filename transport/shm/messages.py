@@ -60,7 +60,7 @@ class Messages(Mailbox):
         }
         # Held by the carrier.
         self._carrying = threading.RLock()
-        self._carrier: int | None = None
+        self._carriers: list[int] = []
         # Members that are gone, until all that they sent is taken.
         self._ending: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
@@ -68,6 +68,14 @@ class Messages(Mailbox):
         self._writers: dict[int, RingWriter] = {}
         self._guard = threading.Lock()
         self._own_rings = itertools.count(1)
+        self._senders: list[Any] = [None] * size
+        self._receivers: list[Any] = [None] * size
+        self.rings: tuple[Any, ...] = (
+            self._senders,
+            self._receivers,
+            *(self._receives, self._unclaimed, self._lost, self._carriers),
+        )
+        """See ``Communicator.message_rings``."""
 
     # Sending.
 
@@ -158,6 +166,8 @@ class Messages(Mailbox):
                 except OSError as error:
                     name = self._membership.describe(self._rank)
                     raise no_memory(name, inbox.nbytes // self._size, error) from error
+            if self._aborted is None and dst not in self._gone:
+                self._senders[dst], self._receivers[dst] = ring.end, self._rings[dst].end
             return ring
 
     # Receiving.
@@ -271,6 +281,7 @@ class Messages(Mailbox):
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
+            self._senders[src] = self._receivers[src] = None
             ring = self._writers.get(src)
             if ring is not None:
                 ring.end.take_back()
@@ -285,6 +296,7 @@ class Messages(Mailbox):
         # An interrupted call, which is the reason, may have kept them.
         self._drop_carrying()
         with self._guard:
+            self._senders[:] = self._receivers[:] = [None] * self._size
             rings = list(self._writers.values())
         for end in (*(ring.end for ring in rings), *(ring.end for ring in self._rings.values())):
             end.take_back()
@@ -303,11 +315,14 @@ class Messages(Mailbox):
             # Another transport that delivers here watches members that this one cannot reach.
             if not self.shared or self._neighbourhood.is_near(peer, call):
                 self._neighbourhood.watch(peer, call)
+                with self._guard:
+                    if self._aborted is None and peer not in self._gone:
+                        self._receivers[peer] = self._rings[peer].end
             self._watched.add(peer)
 
     def _stir(self) -> None:
         # A thread that waits may be the carrier, which sleeps on the bell.
-        if self._carrier not in {None, threading.get_ident()}:
+        if self._carriers not in ([], [threading.get_ident()]):
             self._ring_bell()
 
     def _sleep(self, call: Call, receive: Receive) -> None:
@@ -336,15 +351,15 @@ class Messages(Mailbox):
     def _try_carrying(self) -> bool:
         """Become the carrier, unless there is one."""
         me = threading.get_ident()
-        if self._carrier == me or not self._carrying.acquire(blocking=False):
+        if self._carriers == [me] or not self._carrying.acquire(blocking=False):
             return False
-        self._carrier = me
+        self._carriers.append(me)
         return True
 
     def _stop_carrying(self) -> None:
         """Leave the rest to somebody else. Not under the mailbox's lock."""
         while True:
-            self._carrier = None
+            self._carriers.clear()
             self._carrying.release()
             self._wake_carriers()
             if not self._ending or not self._try_carrying():
@@ -355,7 +370,7 @@ class Messages(Mailbox):
     def _drop_carrying(self) -> None:
         """Leave all to somebody else if this thread carries, wherever an exception came."""
         if has(self._carrying):
-            self._carrier = None
+            self._carriers.clear()
             let_go(self._carrying)
             self._wake_carriers()
 

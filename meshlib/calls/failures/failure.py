@@ -102,7 +102,7 @@ class Failure:
             state.departures = (*state.departures, left)
             if absent:
                 state.absent = (*state.absent, *absent)
-                state.shortcut = None
+                state.fast_path = None
             communicators = state.open_communicators()
         state.lose(communicators, left.ranks)
         if not absent or state.destroyed:
@@ -160,7 +160,7 @@ class Failure:
         with state.lock:
             if state.order.sequence < refusal.sequence:
                 state.refused.setdefault(refusal.sequence, refusal)
-                state.shortcut = None
+                state.fast_path = None
                 return
         for record in self._context.recorder.records(self._members.id):
             header = record.header

@@ -1,7 +1,7 @@
 """Asynchronous collectives of which two are under way at a time, over links that claim delay.
 
 Rank 0 has issued all of its calls before the others issue their first, so none has ended before the
-next one waits in its lane.
+next one waits in its stream.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 from far_ranks import COUNT, Begun, Calls, Order, settle
 
 import meshlib as dist
-from meshlib.calls import legs
-from meshlib.calls.lane import LaneThread
+from meshlib.calls import overlap_queue
+from meshlib.calls.call_stream import StreamThread
 from meshlib.testing import run_ranks
 
 Array = npt.NDArray[np.float32]
@@ -275,7 +275,7 @@ def test_an_interpreter_without_room_for_threads_makes_one_call_after_the_other(
 ) -> None:
     order = Order()
 
-    class NoRoom(LaneThread):
+    class NoRoom(StreamThread):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
@@ -288,6 +288,6 @@ def test_an_interpreter_without_room_for_threads_makes_one_call_after_the_other(
             call()
         return all((one == other).all() for one, other in zip(arrays, alone, strict=True))
 
-    monkeypatch.setattr(legs, "LaneThread", NoRoom)
+    monkeypatch.setattr(overlap_queue, "StreamThread", NoRoom)
     assert all(run_ranks(program, 2, backend="tcp"))
     assert not begun.once.is_set()

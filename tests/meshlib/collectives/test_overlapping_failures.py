@@ -38,10 +38,10 @@ def gather(group: dist.ProcessGroup, count: int = COUNT) -> dist.Work[Any]:
 
 def two_calls(group: dist.ProcessGroup) -> list[dist.Work[Any]]:
     """Make two, of which none begins before both have been issued."""
-    lane = group.door.lanes.collectives
-    assert lane.try_enter()
+    stream = group.call_queue.streams.collectives
+    assert stream.try_enter()
     works = [gather(group) for _ in range(2)]
-    lane.leave()
+    stream.leave()
     return works
 
 
@@ -160,7 +160,7 @@ def test_a_rank_that_fails_in_one_of_two_calls_breaks_both(
         assert group is not None
         failing = dist.get_rank() == 0
         if failing:
-            mine.add(group.door.lanes.collectives.name)
+            mine.add(group.call_queue.streams.collectives.name)
             armed.set()
             works = two_calls(group)
         else:

@@ -63,8 +63,8 @@ def test_room_is_looked_for_when_the_turn_has_come(monkeypatch):
     looked, has_room = [], ShmCommunicator.takes_at_once
 
     def look(comm, dst, nbytes):
-        lane = dist.group.WORLD.door.lanes.of_peer(Kind.SEND, dst, 0)
-        looked.append(lane.is_idle())
+        stream = dist.group.WORLD.call_queue.streams.of_peer(Kind.SEND, dst, 0)
+        looked.append(stream.is_idle())
         return has_room(comm, dst, nbytes)
 
     monkeypatch.setattr(ShmCommunicator, "takes_at_once", look)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.call_stream import Continuations
 from meshlib.calls.future import Future
-from meshlib.calls.lane import Continuations
 from meshlib.calls.work import Work
 from meshlib.testing import run_ranks
 
@@ -167,8 +167,8 @@ def test_callbacks_of_two_groups_that_wait_for_each_other_are_refused():
     for future in after:
         with pytest.raises(RuntimeError, match="cannot come before"):
             future.wait(WAIT)
-    for lane in (one, other):
-        lane.join(WAIT)
+    for stream in (one, other):
+        stream.join(WAIT)
 
 
 def test_a_callback_that_raises_harms_nobody(caplog):

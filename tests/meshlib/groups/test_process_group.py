@@ -1,4 +1,4 @@
-"""Groups through the one door: arrays in, results out, order, groups of some of the ranks."""
+"""Groups through the call queue: arrays in, results out, order, groups of some of the ranks."""
 
 import threading
 

@@ -7,12 +7,12 @@ import pytest
 from interrupts import SOON, Interrupter, in_thread
 
 import meshlib as dist
-from meshlib.calls import door, lane, lanes, state
+from meshlib.calls import call_queue, call_stream, call_streams, state
 from meshlib.calls.failures import failure, reporter
 from meshlib.testing import run_ranks
 from transport import condition
 
-CALLS = {module.__file__ for module in (condition, door, lane, lanes, state)}
+CALLS = {module.__file__ for module in (condition, call_queue, call_stream, call_streams, state)}
 FAILING = CALLS | {module.__file__ for module in (failure, reporter)}
 
 

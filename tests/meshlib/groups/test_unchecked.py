@@ -1,4 +1,4 @@
-"""The door without checks gives the same results, and leaves out what it says."""
+"""The call queue without checks gives the same results, and leaves out what it says."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ import meshlib as dist
 from meshlib.groups import process_group
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
-from tests.benchmarks.unchecked import UncheckedDoor
+from tests.benchmarks.unchecked import UncheckedCallQueue
 
 
 @pytest.mark.parametrize("backend", ["inproc", "tcp"])
 def test_unchecked_calls_are_right_and_leave_no_record(backend, monkeypatch):
-    monkeypatch.setattr(process_group, "Door", UncheckedDoor)
+    monkeypatch.setattr(process_group, "CallQueue", UncheckedCallQueue)
 
     def program():
         x = np.full(3, dist.get_rank() + 1.0)
@@ -25,7 +25,7 @@ def test_unchecked_calls_are_right_and_leave_no_record(backend, monkeypatch):
 
 
 def test_unchecked_members_of_different_calls_do_not_notice(monkeypatch):
-    monkeypatch.setattr(process_group, "Door", UncheckedDoor)
+    monkeypatch.setattr(process_group, "CallQueue", UncheckedCallQueue)
 
     def program():
         x = np.full(2, dist.get_rank() + 2.0)

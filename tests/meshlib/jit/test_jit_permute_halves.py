@@ -178,7 +178,7 @@ def test_a_program_that_fails_between_breaks_it_off_for_all():
             jax.block_until_ready(waits(x))
         group = current_world().default_group.companion("jit").companion("passing")
         assert not group.under_way
-        assert group.door.drain(SECONDS)
+        assert group.call_queue.drain(SECONDS)
 
     run_ranks(rank, 2, timeout=2 * SECONDS)
 

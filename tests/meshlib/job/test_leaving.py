@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.fast_path import Order
 from meshlib.calls.members import Members
-from meshlib.calls.shortcut import Order
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.state import GroupState
 from meshlib.events.events import Departures, Leave

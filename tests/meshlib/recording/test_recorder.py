@@ -10,15 +10,16 @@ import weakref
 
 import pytest
 
-from meshlib.calls import shortcut as order
+from meshlib.calls import fast_path as order
 from meshlib.calls.spec import PythonsCallSpec
+from meshlib.native import calls as native
 from meshlib.recording import recorder
 from meshlib.recording.call_report import report_calls
 from meshlib.recording.recorder import Record
 from transport.call import CallHeader, history_after
 from transport.native import core
 
-RINGS = [recorder._Ring] + ([] if core is None else [core.Ring])
+RINGS = [recorder._Ring] + ([] if native is None else [native.Ring])
 
 
 def header(sequence):
@@ -34,8 +35,8 @@ def make(request):
         names = {"ring": ring, "header": header}
         # The twin begins at the third caller up: two of them are always the project's.
         source = (
-            "def door(n): return ring.open('g', header(n), 8, -1, True, 5.0)\n"
-            "def method(n): return door(n)"
+            "def call_queue(n): return ring.open('g', header(n), 8, -1, True, 5.0)\n"
+            "def method(n): return call_queue(n)"
         )
         exec(compile(source, recorder.__file__, "exec"), names)
         return ring, names["method"]
@@ -214,10 +215,10 @@ def test_it_goes_with_what_it_keeps(make):
     assert gone() is None
 
 
-@pytest.mark.skipif(core is None, reason="needs the compiled core")
+@pytest.mark.skipif(native is None, reason="needs the compiled core")
 class TestCompiled:
     def test_bad_arguments(self):
-        ring = core.Ring(2, Record, recorder._OwnFiles())
+        ring = native.Ring(2, Record, recorder._OwnFiles())
         for args in [(), ("g", b"short", 8, -1, True, 5.0), (1, header(1), 8, -1, True, 5.0)]:
             with pytest.raises(TypeError):
                 ring.open(*args)
@@ -230,16 +231,16 @@ class TestCompiled:
         with pytest.raises(TypeError):
             ring.followers = ((),)
         with pytest.raises(ValueError, match="capacity"):
-            core.Ring(0, Record, recorder._OwnFiles())
+            native.Ring(0, Record, recorder._OwnFiles())
         with pytest.raises(ValueError, match="CallFields"):
-            core.Ring(1, int, recorder._OwnFiles())
+            native.Ring(1, int, recorder._OwnFiles())
         with pytest.raises(TypeError):
             core.CallFields().packed = b"short"
         assert not ring.copy()
 
     def test_time_is_that_of_the_clock(self):
         """Also once the processor's counter has been compared with it, after 20 ms."""
-        ring = core.Ring(1, Record, recorder._OwnFiles())
+        ring = native.Ring(1, Record, recorder._OwnFiles())
         end = time.monotonic() + 0.1
         while (before := time.monotonic()) < end:
             issued = ring.open("g", header(1), 8, -1, True, 5.0).issued
@@ -247,7 +248,7 @@ class TestCompiled:
 
 
 TWINS = [(order.CallOrder, PythonsCallSpec)]
-TWINS += [] if core is None else [(core.Order, core.CallSpec)]
+TWINS += [] if native is None else [(native.Order, native.CallSpec)]
 
 
 @pytest.mark.parametrize(("kind_of_order", "call_spec"), TWINS)

@@ -12,8 +12,8 @@ import numpy as np
 from interrupts import SOON
 
 from meshlib.calls import future, work
-from meshlib.calls import lane as lanes
-from meshlib.calls.lane import Lane
+from meshlib.calls import stream as streams
+from meshlib.calls.call_stream import CallStream
 from transport import condition, inproc
 from transport.call import Call, CallHeader, Kind, dtype_code
 from transport.communicators.runtime import Membership, Runtime
@@ -29,7 +29,7 @@ HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data
 _CODE = {
     module.__file__
-    for module in (condition, future, incoming, inproc, lanes, mailboxes, threading, work)
+    for module in (condition, future, incoming, inproc, streams, mailboxes, threading, work)
 }
 
 
@@ -119,14 +119,14 @@ class TestCalls:
         assert at_every_step(wait, check) > 50
 
     def test_draining_a_lane(self) -> None:
-        lane = Lane("lane")
-        assert lane.try_enter()
+        stream = CallStream("stream")
+        assert stream.try_enter()
 
         def check() -> None:
-            lane.submit(lambda: None)
-            assert not lane.drain(0)
-            lane._queue.clear()
+            stream.submit(lambda: None)
+            assert not stream.drain(0)
+            stream._queue.clear()
 
-        assert at_every_step(lambda: lane.drain(0.0001), check) > 50
-        lane.leave()
-        lane.join(SOON)
+        assert at_every_step(lambda: stream.drain(0.0001), check) > 50
+        stream.leave()
+        stream.join(SOON)

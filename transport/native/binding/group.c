@@ -12,22 +12,18 @@ void release_arrays(GroupObject *o) {
 }
 
 int dtype_of(const Py_buffer *view) {
-    const char *format = view->format;
-    int wide = view->itemsize == 8;
-    if (!format || !format[0] || format[1] || (!wide && view->itemsize != 4)) return 0;
-    if ((uintptr_t)view->buf % (uintptr_t)view->itemsize) return 0;
-    switch (format[0]) {
-    case 'f': return 11;
-    case 'd': return 12;
-    case 'i':
-    case 'l':
-    case 'q': return wide ? 8 : 6;
-    case 'I':
-    case 'L':
-    case 'Q': return wide ? 9 : 7;
-    default: return 0;
-    }
+    static const struct {
+        char format[3];
+        char size, code;
+    } known[] = {{"f", 4, 11}, {"d", 8, 12}, {"i", 4, 6},  {"l", 8, 8},  {"q", 8, 8},  {"I", 4, 7},   {"L", 8, 9},  {"Q", 8, 9},
+                 {"?", 1, 1},  {"b", 1, 2},  {"B", 1, 3},  {"h", 2, 4},  {"H", 2, 5},  {"e", 2, 10},  {"Zf", 8, 13}, {"Zd", 16, 14}};
+    if (!view->format) return 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(view->format, known[i].format) && view->itemsize == known[i].size) return known[i].code;
+    return 0;
 }
+
+static int is_aligned(const Py_buffer *view) { return (uintptr_t)view->buf % (uintptr_t)view->itemsize == 0; }
 
 /* The runs of an array that does not lie in one piece: 1, or 0 where it does. */
 static int find_strides(const Py_buffer *view, Strides *s) {
@@ -66,7 +62,29 @@ static uint64_t place_of(const Group *g, const Py_buffer *view) {
     return 0;
 }
 
-void describe_array(GroupObject *o, int i) {
+void describe_part(GroupObject *o, int at, int view, int part, int parts) {
+    const Py_buffer *whole = &o->views[view];
+    uint64_t nbytes = (uint64_t)(whole->len / parts), offset = (uint64_t)part * nbytes, place = place_of(&o->group, whole);
+    o->group.arrays[at] = (Array){.data = (char *)whole->buf + offset, .nbytes = nbytes, .place = place ? place + offset : 0};
+}
+
+int export_view(PyObject *array, int writable, Py_buffer *view) {
+    if (PyObject_GetBuffer(array, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0))) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (view->len && dtype_of(view) && is_aligned(view)) return 1;
+    PyBuffer_Release(view);
+    return 0;
+}
+
+int export_array(GroupObject *o, PyObject *array, int writable) {
+    int exported = export_view(array, writable, &o->views[o->exported]);
+    o->exported += exported;
+    return exported;
+}
+
+static void describe_array(GroupObject *o, int i) {
     const Py_buffer *view = &o->views[i];
     int flat = !view->strides || view->ndim == 0 || (view->ndim == 1 && view->strides[0] == view->itemsize);
     int gaps = !flat && find_strides(view, &o->strides[i]);
@@ -98,6 +116,8 @@ static int take_arrays(GroupObject *o, PyObject *list, int flags, int most) {
 /* The loops for what is reduced, where they can take all arrays. */
 static const Loops *loops_for(const GroupObject *o, int op) {
     int dtype = dtype_of(&o->views[0]);
+    for (int i = 0; i < o->exported; i++)
+        if (!is_aligned(&o->views[i])) return NULL;
     for (int i = 1; dtype && i < o->exported; i++)
         if (dtype_of(&o->views[i]) != dtype || o->views[i].len != o->views[0].len) return NULL;
     return dtype ? find_loops(dtype, op) : NULL;

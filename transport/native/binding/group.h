@@ -1,6 +1,6 @@
-/* The engine's group, as Python and native/calls have it. */
+/* The engine's group, as Python and the C of the floors above have it. */
 #pragma once
-#include "core.h"
+#include "binding/call.h"
 #include "engine/engine.h"
 
 #define HELD_BYTES (128 << 10) /* a call of more gives up the interpreter's lock at once */
@@ -24,9 +24,14 @@ int is_small(const GroupObject *o); /* whether the call whose arrays are exporte
 Status begin_call(GroupObject *o, const CallSpecification *what);
 Status carry_on(GroupObject *o);
 
-/* What the arrays of a call have to be told: of the view number i, whether it has gaps. */
-void describe_array(GroupObject *o, int i);
+/* Export an array, which is then the last of the views: 1; 0: it does not lie in one piece, cannot be written to, is
+ * empty, or has a dtype without a code. No exception. */
+int export_array(GroupObject *o, PyObject *array, int writable);
+int export_view(PyObject *array, int writable, Py_buffer *view); /* the same, into a view of the caller's */
+
+/* Have array number `at` of a call be one of the parts of a view, all of one size. */
+void describe_part(GroupObject *o, int at, int view, int part, int parts);
 void release_arrays(GroupObject *o);
 
-/* The code of a dtype that a buffer's format and size of elements stand for; 0: none that the loops know. */
+/* The code of the dtype that a buffer's format and size of elements stand for (transport/call.py); 0: none. */
 int dtype_of(const Py_buffer *view);

@@ -71,6 +71,56 @@ static PyObject *move_args(RingObject *o, PyObject *args, const char *format, Mo
 static PyObject *end_write(RingObject *o, PyObject *args) { return move_args(o, args, "y*i", write_more); }
 static PyObject *end_take(RingObject *o, PyObject *args) { return move_args(o, args, "w*i", ring_take); }
 
+int send_now(RingObject *o, const Header *header, const Py_buffer *data) {
+    Ring *r = &o->ring;
+    uint64_t size = (uint64_t)data->len;
+    if (r->left || ring_is_broken(r) || !ring_has_room(r, size)) return 0;
+    if (size <= HELD_BYTES) return ring_begin(r, header, data->buf, size, LOOK) == DONE_ALL;
+    Status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ring_begin(r, header, data->buf, size, LOOK);
+    Py_END_ALLOW_THREADS
+    return status == DONE_ALL;
+}
+
+/* Begin to take the next message if it is the expected one: 0: nothing has happened. */
+static int accept_if(Ring *r, const Header *expected, uint64_t size) {
+    Head head;
+    if (ring_peek(r, &head) != DONE_ALL || head.size != size || head.header.extra != expected->extra ||
+        head.header.dtype != expected->dtype)
+        return 0;
+    ring_accept(r, size);
+    return 1;
+}
+
+int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
+    Ring *r = &o->ring;
+    uint64_t size = (uint64_t)into->len;
+    if (size > HELD_BYTES) return 0;
+    int lent = LENT, borrowed = atomic_compare_exchange_strong(&o->lent, &lent, IN_USE);
+    if (lent == IN_USE) return 0;
+    int done = !r->left && ring_await_whole(r, size, GLANCE) && accept_if(r, expected, size) &&
+               ring_take(r, into->buf, size, GLANCE) == DONE_ALL;
+    if (borrowed) o->lent = LENT;
+    return done;
+}
+
+/* Wait until something has come: 0 where Python has to look. */
+static int await_message(RingObject *o) {
+    Ring *r = &o->ring, *const rings[] = {r};
+    char *memory = o->memory.buf;
+    if (ring_has_more(r)) return 1;
+    return inbox_await(memory, rings, 1, inbox_rung(memory), SLEEP) && ring_has_more(r);
+}
+
+Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size) {
+    Ring *r = &o->ring;
+    if (!await_message(o) || !accept_if(r, expected, size)) return AGAIN;
+    Status status = size ? AGAIN : DONE_ALL;
+    while (status == AGAIN && await_message(o)) status = ring_take(r, into, size, SPIN);
+    return status;
+}
+
 /* ------------------------------------------------------------------ the receiver */
 
 /* peek(): the header, packed, and the size of the next message, which is there; None: it is damaged. */
@@ -133,7 +183,7 @@ static PyObject *end_wake_sender(RingObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* lend(): let compiled programs use this end until Python takes it back, or looks at what is pending. */
+/* lend(): let code without the interpreter's lock use this end until Python takes it back, or looks at what is pending. */
 static PyObject *end_lend(RingObject *o, PyObject *Py_UNUSED(none)) {
     o->lent = LENT;
     Py_RETURN_NONE;

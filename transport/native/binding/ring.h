@@ -2,8 +2,8 @@
 #pragma once
 #include "core.h"
 
-/* Whether compiled programs may use an end without the interpreter's lock (meshlib/jit/native). Python takes back what
- * it has lent, and waits for nobody: an end in use is as one on which nothing has come. */
+/* Whether code that does without the interpreter's lock may use an end. Python takes back what it has lent, and waits
+ * for nobody: an end in use is as one on which nothing has come. */
 enum { KEPT, LENT, IN_USE };
 
 typedef struct {
@@ -14,6 +14,15 @@ typedef struct {
 } RingObject;
 
 extern PyTypeObject *ring_end_type;
+
+/* Send or receive a whole message if that can be done now, or in a moment: 1; 0: nothing has happened. For the only
+ * thread that uses this end. */
+int send_now(RingObject *o, const Header *header, const Py_buffer *data);
+int receive_now(RingObject *o, const Header *expected, const Py_buffer *into);
+
+/* Receive a message into an end that is lent, without the interpreter's lock: DONE_ALL; else Python has to go on. */
+Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size);
+
 int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
 
 /* Functions of the module.

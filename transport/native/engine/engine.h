@@ -28,7 +28,7 @@ typedef enum {
 } Status;
 
 /* The kinds of calls: transport/call.py. */
-enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL };
+enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL, SEND, RECV };
 
 #pragma pack(push, 1)
 /* What must be equal on all members: transport/call.py. */
@@ -197,6 +197,8 @@ Status ring_peek(const Ring *r, Head *head);
 void ring_accept(Ring *r, uint64_t size);
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode);
 int ring_has_more(const Ring *r);
+/* Whether a whole message of `size` bytes is there, or comes as far as `mode` lets this wait. */
+int ring_await_whole(Ring *r, uint64_t size, Mode mode);
 
 /* Wait until one of some rings of an inbox has more, or is broken, or its bell has rung since `rung`: 1 or 0. */
 int inbox_await(char *memory, Ring *const *rings, int count, uint64_t rung, Mode mode);

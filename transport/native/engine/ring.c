@@ -146,6 +146,12 @@ static Status available(const Ring *r, uint64_t *nbytes) {
     return *nbytes ? DONE_ALL : AGAIN;
 }
 
+int ring_await_whole(Ring *r, uint64_t size, Mode mode) {
+    uint64_t nbytes;
+    return await_awake(&r->patience, mode, has_more, r) && available(r, &nbytes) == DONE_ALL &&
+           nbytes >= LINE + whole_lines(size);
+}
+
 /* ------------------------------------------------------------------ the sender's end */
 
 Status ring_write(Ring *r, const char *data, uint64_t size, Mode mode) {

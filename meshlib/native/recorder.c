@@ -1,5 +1,5 @@
 /* The last calls of a rank: the base of meshlib/recording/recorder.py's FlightRecorder. */
-#include "core.h"
+#include "calls.h"
 
 PyTypeObject *recorder_type;
 
@@ -155,7 +155,7 @@ static int recorder_init(Recorder *ring, PyObject *args, PyObject *Py_UNUSED(kwa
     }
     if (!PyArg_ParseTuple(args, "nO!O!", &capacity, &PyType_Type, &type, &PyDict_Type, &own_files))
         return -1;
-    if (capacity < 1 || !PyType_IsSubtype((PyTypeObject *)type, fields_type)) {
+    if (capacity < 1 || !PyType_IsSubtype((PyTypeObject *)type, transport->fields_type)) {
         PyErr_SetString(PyExc_ValueError, "expected a capacity of at least 1, and a kind of CallFields");
         return -1;
     }
@@ -237,5 +237,5 @@ static PyType_Slot recorder_slots[] = {{Py_tp_init, recorder_init},
                                    {Py_tp_members, recorder_members},
                                    {Py_tp_getset, recorder_computed},
                                    {0, NULL}};
-PyType_Spec recorder_spec = {"transport.native._core.Ring", sizeof(Recorder), 0,
+PyType_Spec recorder_spec = {"meshlib.native._calls.Ring", sizeof(Recorder), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, recorder_slots};

@@ -1,5 +1,5 @@
-/* What a call is, as whoever makes one says it: meshlib/calls/spec.py. */
-#include "core.h"
+/* The type CallSpec: meshlib/calls/spec.py. */
+#include "calls.h"
 
 PyTypeObject *spec_type;
 
@@ -100,7 +100,7 @@ static PyType_Slot spec_slots[] = {{Py_tp_dealloc, spec_dealloc},
                                    {Py_tp_clear, spec_clear},
                                    {Py_tp_members, spec_members},
                                    {0, NULL}};
-static PyType_Spec spec_spec = {"transport.native._core.CallSpec", sizeof(CallSpec), 0,
+static PyType_Spec spec_spec = {"meshlib.native._calls.CallSpec", sizeof(CallSpec), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
                                     Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                 spec_slots};

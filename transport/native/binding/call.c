@@ -1,23 +1,7 @@
-/* What is kept of a call. */
-#include "core.h"
-
-#include <string.h>
-
-#define PRIME 65521u /* as in transport/call.py */
+/* The type CallFields. */
+#include "binding/call.h"
 
 PyTypeObject *fields_type;
-
-/* The header as one number, little end first, modulo the prime: by words, each with what its place is
- * worth there. */
-uint16_t history_after(const Header *header) {
-    const uint64_t one = UINT64_MAX % PRIME + 1; /* 2**64 */
-    uint64_t words[HEADER_BYTES / 8], sum = 0, worth = 1;
-    memcpy(words, header, HEADER_BYTES);
-    for (int i = 0; i < HEADER_BYTES / 8; i++, worth = worth * one % PRIME) sum += words[i] % PRIME * worth;
-    return (uint16_t)(sum % PRIME);
-}
-
-/* ------------------------------------------------------------------ the type */
 
 static PyObject *get_packed(Fields *self, void *Py_UNUSED(closure)) {
     PyObject *packed;

@@ -1,7 +1,6 @@
 /* Calls of compiled programs, made in the threads of XLA's without the interpreter. */
 #pragma once
-#include "binding/group.h"
-#include "binding/ring.h"
+#include "../calls.h"
 
 /* Where an array of a call lies: in which of the program's buffers, operands first, and where there. */
 typedef struct {

@@ -1,8 +1,8 @@
-"""Legs: tasks of a lane of which one lets the next begin before its own end.
+"""Overlap: a task of a stream lets the next one begin before its own end.
 
-Each has a thread of its own then, but only one of the two runs at a time: the later one begins
-when the earlier one says so, which goes on when the later one waits for it. So neither has to guard
-anything from the other.
+Each has a thread of its own then, but only one of the two runs at a time. The later one begins
+when the earlier one says so. The earlier one goes on when the later one waits for it. So neither
+has to guard anything from the other.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from meshlib.calls.lane import Lane, LaneThread
+from meshlib.calls.call_stream import CallStream, StreamThread
 
 
-class LegLane(Lane):
-    """A lane whose tasks may be legs; those of a leg's thread are ``Turns`` of its communicator."""
+class OverlapQueue(CallStream):
+    """A stream whose tasks may overlap. To the communicator it is the ``Turns`` of the calls."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._here = threading.local()
         self.overlapping: bool = False
-        """Whether some task may ask for the next to begin: before, none needs to be a leg."""
+        """Whether some task may ask for the next to begin: before, none needs to be an overlap."""
 
     def note_overlapping(self) -> None:
         """See ``Turns``."""
         self.overlapping = True
 
     def begin_next(self, most: int) -> bool:
-        """See ``Turns``: the calling task and the next one have to be legs."""
-        leg: Leg | None = getattr(self._here, "leg", None)
-        if leg is None or leg.has_next or not self._queue:
+        """See ``Turns``: the calling task and the next one have to be overlap tasks."""
+        overlap: OverlapTask | None = getattr(self._here, "overlap", None)
+        if overlap is None or overlap.has_next or not self._queue:
             return False
         next_ = self._queue[0]
-        if not isinstance(next_, Leg) or next_.nbytes > most:
+        if not isinstance(next_, OverlapTask) or next_.nbytes > most:
             return False
         try:
-            leg.let_begin(next_, self._queue.popleft)
+            overlap.let_begin(next_, self._queue.popleft)
         except RuntimeError:  # no room for a thread
             return False
         return True
 
     def await_former(self) -> None:
         """See ``Turns``."""
-        leg: Leg | None = getattr(self._here, "leg", None)
-        if leg is not None:
-            leg.await_former()
+        overlap: OverlapTask | None = getattr(self._here, "overlap", None)
+        if overlap is not None:
+            overlap.await_former()
 
-    def walk(self, leg: Leg) -> None:
-        """Make a leg, in the calling thread."""
-        self._here.leg = leg
+    def walk(self, overlap: OverlapTask) -> None:
+        """Make an overlap, in the calling thread."""
+        self._here.overlap = overlap
         try:
-            leg.make()
+            overlap.make()
         finally:
-            self._here.leg = None
+            self._here.overlap = None
 
 
-class Leg:
-    """A task of ``lane``: ``task``, a call of ``nbytes``, which may begin early, and let the next
+class OverlapTask:
+    """A task of ``stream``: ``task``, a call of ``nbytes``, which may begin early, and let the next
     begin.
 
     One that begins early leaves alone what the one before it works on until ``await_former``, and
@@ -78,20 +78,20 @@ class Leg:
 
     def __init__(
         self,
-        lane: LegLane,
+        stream: OverlapQueue,
         task: Callable[[], None],
         nbytes: int = 0,
         on_turn: Callable[[], object] | None = None,
     ) -> None:
-        self._lane = lane
+        self._lane = stream
         self._task = task
         self._on_turn = on_turn
         self.nbytes: int = nbytes
-        self._former: Leg | None = None
+        self._former: OverlapTask | None = None
         self._standing = threading.Event()
         self._over = threading.Event()
         # The one that it has let begin; its own thread, if it began in another one's time.
-        self._next: Leg | None = None
+        self._next: OverlapTask | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -102,12 +102,12 @@ class Leg:
     def __call__(self) -> None:
         """Make the task and those that begin in this way before others end; return at their end."""
         self._lane.walk(self)
-        leg: Leg | None = self
-        while leg is not None:
-            leg._over.wait()
-            if leg._thread is not None:
-                leg._thread.join()
-            leg._next, leg = None, leg._next
+        overlap: OverlapTask | None = self
+        while overlap is not None:
+            overlap._over.wait()
+            if overlap._thread is not None:
+                overlap._thread.join()
+            overlap._next, overlap = None, overlap._next
 
     def make(self) -> None:
         """Make the task."""
@@ -118,11 +118,11 @@ class Leg:
             self._over.set()
             self._standing.set()
 
-    def let_begin(self, next_: Leg, begun: Callable[[], object]) -> None:
+    def let_begin(self, next_: OverlapTask, begun: Callable[[], object]) -> None:
         """Have ``next_`` begin in a thread of its own, and tell ``begun()``; return when it waits
         for this one, or is over. RuntimeError: there is no room for a thread.
         """
-        thread = LaneThread(self._lane, lambda: self._lane.walk(next_))
+        thread = StreamThread(self._lane, lambda: self._lane.walk(next_))
         next_._former, next_._thread = self, thread
         try:
             thread.start()
@@ -134,7 +134,7 @@ class Leg:
         next_._standing.wait()
 
     def await_former(self) -> None:
-        """Wait for the end of the leg that has let this one begin, if there is one."""
+        """Wait for the end of the overlap that has let this one begin, if there is one."""
         former, self._former = self._former, None
         if former is not None:
             self._standing.set()

@@ -1,41 +1,44 @@
-"""``Door``: the one way into the calls of a group, of every kind.
+"""``CallQueue``: the one way into the calls of a group, of every kind.
 
-Order, deadlines, recording, the shortcut and failure meet in ``Door.issue`` and nowhere else.
+Order, deadlines, recording, the fast path and failure meet in ``CallQueue.issue`` and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
+import numpy as np
+
+from meshlib.calls.call_stream import CallStream
+from meshlib.calls.call_streams import CallStreams
 from meshlib.calls.failures.failure import Failure
-from meshlib.calls.lane import Lane
-from meshlib.calls.lanes import Lanes
-from meshlib.calls.legs import Leg
+from meshlib.calls.fast_path import SHORT, FastPath
 from meshlib.calls.members import Members
-from meshlib.calls.shortcut import SHORT, Shortcut
-from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
+from meshlib.calls.overlap_queue import OverlapTask
+from meshlib.calls.spec import CallSpec, OverlapSafe, Run
 from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
+from meshlib.native import calls as native
+from meshlib.recording.log import LOGGER
 from meshlib.recording.recorder import COLLECTIVE, Record
-from transport.call import Call, CallHeader, Kind
+from transport.call import OP_CODES, Call, CallHeader, Kind
 from transport.communicators.base import Communicator
 from transport.condition import has
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError
 from transport.native import core
-from transport.operands.reduce_op import ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 T = TypeVar("T")
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
-_ALL_REDUCE = Kind.ALL_REDUCE
+_OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
+"""The reductions that are the same object wherever a program uses them, by their codes."""
 
 
-class Door:
+class CallQueue:
     """Makes the calls of the group of ``state``.
 
     ``ranks`` are the members' global ranks, ``rank`` this one's place among them, -1 if it has
@@ -49,17 +52,13 @@ class Door:
         self.ranks: tuple[int, ...] = members.ranks
         self.rank: int = members.rank()
         self.failure: Failure = failure
-        # Held while a call is numbered and queued; the compiled core looks at it without waiting.
-        self._numbering = Lock()
         name = members.group_desc or members.id
-        self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
+        self.streams: CallStreams = CallStreams(name, context.rank, context.adopt_thread)
         self._context = context
-        state.turns = self.lanes.collectives
+        state.turns = self.streams.collectives
 
-    def issue(
-        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
-    ) -> Any:
-        """Make one call: ``run(communicator, call)`` of ``what`` at its turn.
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
+        """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
 
         Collectives run in the order of issue; so do point-to-point calls with one peer, direction
         and tag, independently of all others. ``timeout``: by default the group's. An asynchronous
@@ -70,18 +69,15 @@ class Door:
         broke it if it is broken; ``DistBackendError`` in a signal handler that has interrupted a
         call which this one would have to wait for.
         """
-        seconds = self.members.seconds if timeout is None else self._seconds(what, timeout)
+        seconds = self.members.seconds
+        if timeout is not None:
+            seconds = self.checked(spec.kind, to_seconds, timeout)
         state = self.state
-        shortcut = state.shortcut
-        if shortcut is not None and not async_op:
-            try:
-                result = shortcut.issue(what, seconds)
-            except Exception as error:
-                self._note_refused(what, error)
-                raise
+        fast_path = state.fast_path
+        if fast_path is not None and not async_op:
+            result = fast_path.open(spec, seconds)
             if result is not NotImplemented:
                 return result
-        spec = self._spell_out(what) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
         context = self._context
         if device != "cpu":
@@ -91,35 +87,38 @@ class Door:
         numbered_here = has(state.lock)
         with state.lock:
             self._check_usable(kind, numbered_here)
-            lanes = self.lanes
+            streams = self.streams
             message = peer != COLLECTIVE
-            lane = lanes.of_peer(kind, peer, spec.extra) if message else lanes.collectives
-            if not async_op and self._is_blocked(lane):
+            stream = streams.of_peer(kind, peer, spec.extra) if message else streams.collectives
+            if not async_op and self._is_blocked(stream):
                 raise self._interrupted(kind)
-            with self._numbering:
+            try:
+                state.order.numbering = True  # the compiled core makes none of its own meanwhile
                 packed = state.order.next_header(spec)
                 record = context.recorder.open(
                     self.members.id, packed, spec.nbytes, peer, not async_op, seconds
                 )
                 if context.log.detailed:
                     run = context.log.around(run, record, self.members)
-                inline = (not async_op or kind is Kind.SEND) and lane.try_enter()
+                inline = (not async_op or kind is Kind.SEND) and stream.try_enter()
                 # Nobody else sends to that peer now, and takes the room.
                 if inline and async_op and not self._ends_at_once(spec):
-                    lane.leave()
+                    stream.leave()
                     inline = False
-                work = None if inline else self._enqueue(lane, run, record, what, spec)
+                work = None if inline else self._enqueue(stream, run, record, spec)
+            finally:
+                state.order.numbering = False
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
-            return self._at_once(lane, run, record, device)
+            return self._at_once(stream, run, record, device)
         record.started = record.issued
         try:
             result = self._run(run, record, device)
-            if device == "cpu" and (shortcut is None or not shortcut.met):
-                self.open_shortcut(kind in SHORT)
+            if device == "cpu" and (fast_path is None or not fast_path.met):
+                self.open_fast_path(kind in SHORT)
         finally:
-            lane.leave()
+            stream.leave()
         if record.completion is not None:
             completion, record.completion = record.completion, None  # the record outlives it
             completion.join()
@@ -136,23 +135,6 @@ class Door:
             self.failure.refuse(kind, error)
             raise
 
-    def _seconds(self, what: CallSpec | InPlace, timeout: Timeout) -> float:
-        kind = _ALL_REDUCE if isinstance(what, tuple) else what.kind
-        return self.checked(kind, to_seconds, timeout)
-
-    def _spell_out(self, what: InPlace) -> CallSpec:
-        array, op, spelled_out = what
-        return self.checked(_ALL_REDUCE, spelled_out, array, op)
-
-    def _note_refused(self, what: CallSpec | InPlace, error: Exception) -> None:
-        """Tell the other members if the ``error`` of a shortcut is in the call's arguments."""
-        if isinstance(what, tuple):
-            array, op, spelled_out = what
-            try:
-                spelled_out(array, op)
-            except Exception:  # noqa: BLE001 (it is ``error`` once more)
-                self.failure.refuse(_ALL_REDUCE, error)
-
     def _check_device(self, device: str) -> None:
         backends = self.members.backends
         # Arrays on a GPU have a way by the host's backend.
@@ -160,11 +142,11 @@ class Door:
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
 
-    def _is_straight(self, what: CallSpec | InPlace, spec: CallSpec) -> bool:
-        """Whether a call is what ``Straight`` says."""
+    def _is_overlap_safe(self, spec: CallSpec) -> bool:
+        """Whether a call is what ``OverlapSafe`` says."""
         if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
             return False
-        return isinstance(spec.run, Straight) or (isinstance(what, tuple) and what[0].flags.carray)
+        return isinstance(spec.run, OverlapSafe)
 
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
@@ -180,25 +162,25 @@ class Door:
         communicator = self.state.communicators.get(spec.device)
         return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
 
-    def _at_once(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
+    def _at_once(self, stream: CallStream, run: Run, record: Record, device: str) -> Work[Any]:
         """Make a call for which somebody may wait later; its turn is there, and given back."""
-        work = self._work(record, lane)
+        work = self._work(record, stream)
         record.started = record.issued
         try:
             work.finish(self._run(run, record, device), None)
-        except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
+        except Exception as error:  # noqa: BLE001 (the Work raises it)
             work.fail(error)
         finally:
-            lane.leave()
+            stream.leave()
         return work
 
-    def _work(self, record: Record, lane: Lane) -> Work[Any]:
+    def _work(self, record: Record, stream: CallStream) -> Work[Any]:
         return Work(
             lambda: f"{record.header} on {self}",
             self.failure.note_told,
-            self.lanes.continuations,
+            self.streams.continuations,
             lambda: f"{record.kind}, {record.site},",
-            blocked=partial(self._is_blocked, lane),
+            blocked=partial(self._is_blocked, stream),
         )
 
     def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
@@ -212,9 +194,9 @@ class Door:
         if numbered_here:
             raise self._interrupted(kind)
 
-    def _is_blocked(self, lane: Lane) -> bool:
-        """Whether the calling thread is in the middle of a call for which one on ``lane`` waits."""
-        return lane.is_mine() or self.state.is_making()
+    def _is_blocked(self, stream: CallStream) -> bool:
+        """Whether the calling thread is in a call that one on ``stream`` waits for."""
+        return stream.is_mine() or self.state.is_making()
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
         """Return what a call raises that a signal handler makes in the middle of another one."""
@@ -227,10 +209,8 @@ class Door:
             " reads between its calls"
         )
 
-    def _enqueue(
-        self, lane: Lane, run: Run, record: Record, what: CallSpec | InPlace, spec: CallSpec
-    ) -> Work[Any]:
-        work, device = self._work(record, lane), spec.device
+    def _enqueue(self, stream: CallStream, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
+        work, device = self._work(record, stream), spec.device
 
         def task() -> None:
             try:
@@ -238,14 +218,14 @@ class Door:
                 result = self._run(run, record, device)
                 completion, record.completion = record.completion, None
                 work.finish(result, completion)
-            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+            except BaseException as error:  # noqa: BLE001 (the Work raises it)
                 work.fail(error)
 
-        legs = self.lanes.collectives
-        if legs.overlapping and lane is legs and self._is_straight(what, spec):
-            lane.submit(Leg(legs, task, record.nbytes, record.start))
+        queue = self.streams.collectives
+        if queue.overlapping and stream is queue and self._is_overlap_safe(spec):
+            stream.submit(OverlapTask(queue, task, record.nbytes, record.start))
         else:
-            lane.submit(task)
+            stream.submit(task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:
@@ -282,61 +262,72 @@ class Door:
             record.completion.explain_by(partial(self.failure.explain, record))
         return result
 
-    # ------------------------------------------------------------------ the shortcut
+    # ------------------------------------------------------------------ the fast path
 
-    def open_shortcut(self, met: bool) -> None:
+    def open_fast_path(self, met: bool) -> None:
         """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
-        context, state, lanes = self._context, self.state, self.lanes
-        if core is None or not state.usual or (state.shortcut is not None and not met):
+        context, state, streams = self._context, self.state, self.streams
+        if native is None or not state.usual or (state.fast_path is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
-        outline = state.communicators["cpu"].outline() if met else None
-        # What ``issue`` works with, in the order of ``transport/native/calls/shortcut.c``.
-        of_group = (self.members.id, self._resume, self._run, state.order, self._numbering)
-        of_lanes = (*lanes.collectives.parts(), lanes.parts_of_peer)
-        of_rank = (context.recorder, context.observers, context.log.levels)
-        parts = (*of_group, *of_lanes, *of_rank)
-        shortcut: Shortcut = core.Shortcut(outline, met, parts)
+        communicator = state.communicators["cpu"]
+        outline = communicator.outline() if met else None
+        rings = communicator.message_rings()
+        # In the order of ``meshlib/native/fast_path.c``.
+        of_group = (self.members.id, self.ranks, self._resume, self._carry_message, self._run)
+        of_lanes = (state.order, streams.collectives, streams.of_peer)
+        of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
+        parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
+        fast_path: FastPath = native.FastPath(outline, rings, met, parts)
         with state.lock:
             if state.usual:
-                state.shortcut = shortcut
+                state.fast_path = fast_path
 
-    def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
-        """Go on with the all_reduce of ``tensor``, or without ``op`` the barrier, that the shortcut
-        began; the turn is its own to give back.
-        """
+    def _resume(self, record: Record, status: int) -> None:
+        """Go on with the call that the fast path began; the turn is its own to give back."""
 
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.resume(call, None if op is None else tensor.ravel(), op)
-            return None if op is None else tensor
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.resume(call, status)
 
-        return self._run(run, record, "cpu")
+        self._run(run, record, "cpu")
+
+    def _carry_message(self, record: Record, kind: int, array: Flat) -> None:
+        """Send or receive the NumPy array of a call that the fast path has opened."""
+        tag = record.header.extra
+
+        def run(communicator: Communicator, call: Call) -> None:
+            if kind == Kind.SEND:
+                communicator.send(call, array.ravel(), record.peer, tag)
+            else:
+                communicator.recv(call, array.ravel(), record.peer, tag)
+
+        self._run(run, record, "cpu")
 
     def take_over(self, packed: bytes, spec: CallSpec) -> None:
         """Go on with the call ``spec``, which compiled code has begun; ``packed``: its header."""
-        lanes, peer = self.lanes, spec.peer
+        streams, peer = self.streams, spec.peer
         record = self._context.recorder.open(
             self.members.id, packed, spec.nbytes, peer, True, self.members.seconds
         )
         record.started = record.issued
         message = peer != COLLECTIVE
-        lane = lanes.of_peer(spec.kind, peer, spec.extra) if message else lanes.collectives
+        stream = streams.of_peer(spec.kind, peer, spec.extra) if message else streams.collectives
 
         def resume(communicator: Communicator, call: Call) -> None:
-            communicator.resume(call, None, None)
+            communicator.resume(call, core.AGAIN)  # type: ignore[union-attr]
 
-        entered = lane.try_enter()
+        entered = stream.try_enter()
         try:
             self._run(spec.run if message else resume, record, "cpu")
         finally:
             if entered:
-                lane.leave()
+                stream.leave()
 
     # ------------------------------------------------------------------ the end
 
     def drain(self, seconds: float) -> bool:
         """Let calls that were issued end; return whether all did within ``seconds``."""
-        return self.lanes.drain(Deadline.after(seconds), self.state.is_receiving)
+        return self.streams.drain(Deadline.after(seconds), self.state.is_receiving)
 
     def __repr__(self) -> str:
         return repr(self.members)

@@ -1,7 +1,7 @@
-"""A lane: tasks that run one after the other, in the order in which they were issued.
+"""A stream: tasks that run one after the other, in the order in which they were issued.
 
-A synchronous task on an idle lane runs in the caller's own thread, which saves two thread
-switches; all others run on the lane's thread, which is started when it is first needed and ends
+A synchronous task on an idle stream runs in the caller's own thread, which saves two thread
+switches. All others run on the stream's thread. That is started when it is first needed and ends
 after a quiet while.
 """
 
@@ -11,58 +11,44 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from transport.condition import Condition, has, let_go
+from meshlib.calls.stream_lock import StreamLock
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 
 IDLE_SECONDS = 5.0
 
 
-class LaneThread(threading.Thread):
-    """The thread of a lane, which it names."""
+class StreamThread(threading.Thread):
+    """The thread of a stream, which it names."""
 
-    def __init__(self, lane: Lane, target: Callable[[], None]) -> None:
-        super().__init__(target=target, name=lane.name, daemon=True)
-        self.lane = lane
+    def __init__(self, stream: CallStream, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=stream.name, daemon=True)
+        self.stream = stream
 
 
-class Lane:
+class CallStream(StreamLock):
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
     ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+
+    The thread that runs a task has the turn. A task leaves the queue after the turn is taken, so
+    the stream is idle when the queue is empty and the turn is free, looked at in this order.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Held by the thread that runs a task, and knows it. A task leaves the queue after this is
-        # taken, so the lane is idle when the queue is empty and this is free, looked at in this
-        # order.
-        self._turn = threading.RLock()
         self._queue: deque[Callable[[], None]] = deque()
-        # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
+        super().__init__(self._queue)
+        # Of the queue, for the stream's thread; of the stream's being idle, for those who drain it.
         self._changed = Condition()
-        self._draining = 0
         self._thread: threading.Thread | None = None
 
-    def parts(self) -> tuple[Lane, deque[Callable[[], None]], threading.RLock]:  # pyright: ignore[reportInvalidTypeForm]
-        """Return this, what is queued, and the turn: for the compiled core, which enters, too."""
-        return self, self._queue, self._turn
-
-    def try_enter(self) -> bool:
-        """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
-        return not self._queue and not self.is_mine() and self._turn.acquire(False)
-
-    def leave(self) -> None:
-        """End what ``try_enter`` began."""
-        self._turn.release()
-        if self._draining:
-            self._notify()
-
     def submit(self, task: Callable[[], None]) -> None:
-        """Append ``task``; it runs on the lane's thread when all before it have ended."""
+        """Append ``task``; it runs on the stream's thread when all before it have ended."""
         with self._changed.lock:
             self._queue.append(task)
             if self._thread is None:
-                self._thread = LaneThread(self, self._run)
+                self._thread = StreamThread(self, self._run)
                 self._thread.start()
             else:
                 self._changed.notify_all()
@@ -71,11 +57,11 @@ class Lane:
         """Wait until nothing is queued or running; return whether that came in time (seconds)."""
         try:
             with self._changed.lock:
-                self._draining += 1
+                self.draining += 1
                 try:
                     return self._changed.wait_for(self.is_idle, timeout)
                 finally:
-                    self._draining -= 1
+                    self.draining -= 1
         except BaseException:
             let_go(self._changed.lock)
             raise
@@ -96,13 +82,10 @@ class Lane:
                 return self.try_enter()
             finally:
                 if not mine:
-                    let_go(self._turn)
+                    self.release()
 
-    def is_mine(self) -> bool:
-        """Whether the calling thread has the turn."""
-        return has(self._turn)
-
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """See ``StreamLock.leave``."""
         with self._changed.lock:
             self._changed.notify_all()
 
@@ -115,20 +98,19 @@ class Lane:
                     if self._thread is me:
                         self._thread = None
                     return
-            with self._turn:
-                # A thread that was joined and one that came after it may both have seen a task.
-                task = self._queue.popleft() if self._queue else None
-                if task is not None:
-                    task()
-                del task  # its arrays must not live until the next task comes
-            if self._draining:
-                self._notify()
+            self.enter()
+            # A thread that was joined and one that came after it may both have seen a task.
+            task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()
+            del task  # its arrays must not live until the next task comes
+            self.leave()
 
 
-class Continuations(Lane):
+class Continuations(CallStream):
     """What a group's calls are followed by: the callbacks of their futures.
 
-    They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
+    They run in the order in which the calls ended, off the calls' own streams: so they may wait for
     later calls of their group. One that waits for another runs what lies between in its own place.
     ``enter()`` is called first of all in their thread.
     """
@@ -145,8 +127,8 @@ class Continuations(Lane):
         super()._run()
 
     def is_current(self) -> bool:
-        """Whether the calling thread runs a task of this lane."""
-        return getattr(threading.current_thread(), "lane", None) is self
+        """Whether the calling thread runs a task of this stream."""
+        return getattr(threading.current_thread(), "stream", None) is self
 
     def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
         """Run tasks, from inside of one, until ``done()`` or the deadline.

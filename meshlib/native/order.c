@@ -1,12 +1,25 @@
 /* The numbers of a group that Python and C both count on. */
-#include "core.h"
+#include "calls.h"
+
+#define PRIME 65521u /* as in transport/call.py */
 
 PyTypeObject *order_type;
+
+/* The header as one number, little end first, modulo the prime: by words, each with what its place is
+ * worth there. */
+uint16_t history_after(const Header *header) {
+    const uint64_t one = UINT64_MAX % PRIME + 1; /* 2**64 */
+    uint64_t words[HEADER_BYTES / 8], sum = 0, worth = 1;
+    memcpy(words, header, HEADER_BYTES);
+    for (int i = 0; i < HEADER_BYTES / 8; i++, worth = worth * one % PRIME) sum += words[i] % PRIME * worth;
+    return (uint16_t)(sum % PRIME);
+}
 
 static PyMemberDef order_members[] = {
     {"sequence", T_ULONGLONG, offsetof(Order, sequence), 0, NULL},
     {"history", T_USHORT, offsetof(Order, history), 0, NULL},
     {"messages", T_ULONGLONG, offsetof(Order, messages), 0, NULL},
+    {"numbering", T_BOOL, offsetof(Order, numbering), 0, NULL},
     {NULL}};
 
 /* One argument of read_header, for a field of so many bits. */
@@ -73,4 +86,4 @@ static PyType_Slot order_slots[] = {{Py_tp_new, PyType_GenericNew},
                                     {Py_tp_methods, order_methods},
                                     {Py_tp_members, order_members},
                                     {0, NULL}};
-PyType_Spec order_spec = {"transport.native._core.Order", sizeof(Order), 0, Py_TPFLAGS_DEFAULT, order_slots};
+PyType_Spec order_spec = {"meshlib.native._calls.Order", sizeof(Order), 0, Py_TPFLAGS_DEFAULT, order_slots};

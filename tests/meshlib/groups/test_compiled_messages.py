@@ -1,4 +1,4 @@
-"""Messages enter by the compiled door where there is one: as by Python's, and with its records."""
+"""Messages enter by compiled code where there is one: as by Python's, and with its records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.lane import Lane
-from meshlib.calls.lanes import Lanes
+from meshlib.calls.call_stream import CallStream
+from meshlib.calls.call_streams import CallStreams
 from meshlib.job.current import current_world
+from meshlib.native import calls as native
 from meshlib.testing import run_ranks
 from transport.call import Kind
-from transport.native import core
 
-NEEDS_CORE = pytest.mark.skipif(core is None, reason="there is no compiled core here")
+NEEDS_CORE = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 
 
 def group():
@@ -39,7 +39,7 @@ def test_the_records_are_the_same_by_both_doors(backend):
     def rank():
         found = []
         for open_again in (False, True):
-            group().state.shortcut = None
+            group().state.fast_path = None
             if open_again:
                 pass_on(np.zeros(1))  # after which the core opens the next ones
             before = len(current_world().recorder.records())
@@ -61,30 +61,30 @@ def test_the_records_are_the_same_by_both_doors(backend):
             )
             messages = [r.header.sequence for r in records if r.kind in {"send", "recv"}]
             assert messages == list(range(messages[0], messages[0] + 2))
-        shortcut = group().shortcut
-        assert (shortcut is None) == (core is None)
+        fast_path = group().fast_path
+        assert (fast_path is None) == (native is None)
         return found
 
     for found in run_ranks(rank, 3, backend=backend):
         assert found[0] == found[1]
-        assert all("test_message_door" in record[-1] for record in found[0])
+        assert all("test_compiled_messages" in record[-1] for record in found[0])
 
 
 @pytest.mark.parametrize("backend", ["inproc", "tcp"])
 def test_a_tag_that_never_comes_again_leaves_nothing_behind(backend):
-    def lanes():
+    def streams():
         gc.collect()
-        return sum(isinstance(one, Lane) for one in gc.get_objects())
+        return sum(isinstance(one, CallStream) for one in gc.get_objects())
 
     def rank():
         pass_on(np.zeros(1))
         dist.barrier()
-        before = lanes()
+        before = streams()
         dist.barrier()
         for tag in range(1, 1001):
             pass_on(np.ones(1), tag)
         dist.barrier()
-        after = lanes()
+        after = streams()
         dist.barrier()
         assert after - before <= 2 * 300  # of two ranks; without a bound, 2000
         return float(pass_on(np.ones(1), 7)[0])
@@ -95,13 +95,13 @@ def test_a_tag_that_never_comes_again_leaves_nothing_behind(backend):
 @NEEDS_CORE
 def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
     asked = []
-    parts = Lanes.parts_of_peer
+    original = CallStreams.of_peer
 
-    def parts_of_peer(self, kind, peer, tag, /):
+    def of_peer(self, kind, peer, tag, /):
         asked.append(kind)
-        return parts(self, kind, peer, tag)
+        return original(self, kind, peer, tag)
 
-    monkeypatch.setattr(Lanes, "parts_of_peer", parts_of_peer)
+    monkeypatch.setattr(CallStreams, "of_peer", of_peer)
 
     def rank():
         for _ in range(2):
@@ -109,7 +109,7 @@ def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
                 pass_on(np.ones(1), tag)
 
     run_ranks(rank, 2, backend="tcp")
-    # Receives are as many lanes as tags, and push that of the sends out now and then.
+    # Receives are as many streams as tags, and push that of the sends out now and then.
     assert asked.count(Kind.RECV) >= 2 * 2 * 39
     assert 2 <= asked.count(Kind.SEND) <= 20
 
@@ -117,12 +117,12 @@ def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
 @NEEDS_CORE
 def test_collectives_are_left_to_python_until_the_members_have_met():
     def rank():
-        met = [group().shortcut]
+        met = [group().fast_path]
         for call in (lambda: pass_on(np.ones(2)), dist.barrier):
             call()
-            shortcut = group().shortcut
-            assert shortcut is not None
-            met.append(shortcut.met)
+            fast_path = group().fast_path
+            assert fast_path is not None
+            met.append(fast_path.met)
         return met
 
     assert run_ranks(rank, 2, backend="shm") == [[None, False, True]] * 2
@@ -134,7 +134,7 @@ def test_under_many_tags_each_message_finds_its_receive():
         for tag in (*range(40), *reversed(range(40)), *[7] * 3):
             x = np.full(2, float(tag))
             assert np.array_equal(pass_on(x, tag), x)
-        return group().door.lanes.is_idle()
+        return group().call_queue.streams.is_idle()
 
     assert run_ranks(rank, 2) == [True] * 2
 
@@ -168,11 +168,11 @@ def test_an_interrupt_in_a_message_leaves_no_turn_taken(monkeypatch):
             monkeypatch.setattr(communicator, "recv", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 dist.recv(np.zeros(1), 1)
-            assert group().shortcut is None
-            assert group().door.lanes.is_idle()
+            assert group().fast_path is None
+            assert group().call_queue.streams.is_idle()
         with pytest.raises(dist.RankFailedError, match="KeyboardInterrupt"):
             dist.recv(np.zeros(1), 1 - dist.get_rank())
-        return group().door.lanes.is_idle()
+        return group().call_queue.streams.is_idle()
 
     assert run_ranks(rank, 2) == [True] * 2
 

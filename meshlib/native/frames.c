@@ -5,7 +5,7 @@
  * the interpreter's frames where their layout is known, as greenlet and Cython do.
  */
 #define Py_BUILD_CORE 1
-#include "core.h"
+#include "calls.h"
 
 #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030E0000 && \
     __has_include("internal/pycore_frame.h")

@@ -3,8 +3,6 @@
  */
 #include "program_calls.h"
 
-#define SEND 10 /* transport/call.py */
-
 static PyTypeObject *calls_type;
 
 /* ------------------------------------------------------------------ records */
@@ -15,7 +13,7 @@ static Entry *begin_entry(const ProgramCall *call, const Header *header) {
     Entry *entry = &calls->entries[number % calls->capacity];
     entry->number = 0;
     entry->header = *header;
-    entry->issued = now();
+    entry->issued = monotonic();
     entry->ended = 0;
     entry->nbytes = call->nbytes;
     entry->thread = PyThread_get_thread_ident();
@@ -29,7 +27,7 @@ static Entry *begin_entry(const ProgramCall *call, const Header *header) {
 
 static int is_usual(const Calls *calls) {
     /* Memory that stays where it is: a look that comes too late is as one that came before. */
-    return calls->open_until > now() && !(calls->group && calls->group->group.news) && !calls->recorder->watched &&
+    return calls->open_until > monotonic() && !(calls->group && calls->group->group.news) && !calls->recorder->watched &&
            calls->recorder->annotate == Py_None && !PyDict_GET_SIZE(calls->recorder->labels) &&
            !PyDict_GET_SIZE(calls->observers);
 }
@@ -50,8 +48,8 @@ static Outcome collective(ProgramCall *call, const Memory *buffers, Header *head
                               .inputs = call->inputs, .count = call->count, .reduces = call->loops != NULL,
                               .header = *header, .loops = call->loops};
     o->sync = 1;
-    Status status = group_begin(&o->group, &what, SLEEP);
-    entry->ended = now();
+    Status status = transport->group_begin(&o->group, &what, SLEEP);
+    entry->ended = monotonic();
     if (status == DONE_ALL) return MADE;
     entry->number = 0;   /* Python makes a record of its own, */
     o->group.news = 0; /* and looks for news first */
@@ -66,7 +64,7 @@ static Memory only(const ProgramCall *call, const Memory *buffers) {
 
 static RingObject *writer_for(const ProgramCall *call) {
     RingObject *end = call->calls->pairs[call->peer].writer;
-    return end && end->lent && !ring_is_broken(&end->ring) ? end : NULL;
+    return end && end->lent && !transport->ring_is_broken(&end->ring) ? end : NULL;
 }
 
 /* The reader's end, until it is given back. */
@@ -90,38 +88,18 @@ static Entry *begin_message(const ProgramCall *call, Header *header) {
 static Outcome send(const ProgramCall *call, RingObject *end, const Memory *buffers, Header *header) {
     Memory data = only(call, buffers);
     Entry *entry = begin_message(call, header);
-    Status status = ring_begin(&end->ring, header, data.data, data.nbytes, SPIN);
-    entry->ended = now();
+    Status status = transport->ring_begin(&end->ring, header, data.data, data.nbytes, SPIN);
+    entry->ended = monotonic();
     if (status == DONE_ALL) return MADE;
     entry->number = 0;
     return BEGUN; /* the receiver has to be asked to make room */
 }
 
-/* Wait until something has come: 0 where Python has to look. */
-static int await_message(RingObject *end) {
-    Ring *r = &end->ring, *const rings[] = {r};
-    char *memory = end->memory.buf;
-    if (ring_has_more(r)) return 1;
-    return inbox_await(memory, rings, 1, inbox_rung(memory), SLEEP) && ring_has_more(r);
-}
-
-static Status take_all(RingObject *end, Memory into) {
-    Status status = AGAIN;
-    while (status == AGAIN && await_message(end)) status = ring_take(&end->ring, into.data, into.nbytes, SPIN);
-    return status;
-}
-
 static Outcome receive(const ProgramCall *call, RingObject *end, const Memory *buffers, Header *header) {
     Memory into = only(call, buffers);
     Entry *entry = begin_message(call, header);
-    Head head;
-    Status status = AGAIN;
-    if (await_message(end) && ring_peek(&end->ring, &head) == DONE_ALL && head.header.extra == header->extra &&
-        head.header.dtype == header->dtype && head.size == into.nbytes) {
-        ring_accept(&end->ring, head.size);
-        status = head.size ? take_all(end, into) : DONE_ALL;
-    }
-    entry->ended = now();
+    Status status = transport->receive_lent(end, header, into.data, into.nbytes);
+    entry->ended = monotonic();
     give_back(end, status == DONE_ALL ? LENT : KEPT);
     if (status == DONE_ALL) return MADE;
     entry->number = 0;
@@ -137,11 +115,11 @@ static Outcome exchange(const ProgramCall *call, const Memory *buffers, Header *
         if (!call->calls->self_is_free || from.nbytes != into.nbytes) return REFUSED;
         Entry *sent = begin_message(sending, header), *received = begin_message(call, header);
         memcpy(into.data, from.data, into.nbytes);
-        sent->ended = received->ended = now();
+        sent->ended = received->ended = monotonic();
         return MADE;
     }
     RingObject *writer = writer_for(sending), *reader;
-    if (!writer || !ring_has_room(&writer->ring, from.nbytes) || !(reader = borrow_reader(call))) return REFUSED;
+    if (!writer || !transport->ring_has_room(&writer->ring, from.nbytes) || !(reader = borrow_reader(call))) return REFUSED;
     send(sending, writer, buffers, header);
     return receive(call, reader, buffers, header);
 }
@@ -217,7 +195,7 @@ static void calls_dealloc(Calls *calls) {
 static PyObject *calls_open(Calls *calls, PyObject *value) {
     double seconds = PyFloat_AsDouble(value);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
-    if (seconds > 0) calls->open_until = now() + seconds;
+    if (seconds > 0) calls->open_until = monotonic() + seconds;
     else calls->open_until = 0;
     if (seconds <= 0 && calls->group) calls->group->group.news = 0; /* Python looks for them now */
     Py_RETURN_NONE;
@@ -225,7 +203,7 @@ static PyObject *calls_open(Calls *calls, PyObject *value) {
 
 /* attach(group): where the members share memory. Whether it is still the one that it was. */
 static PyObject *calls_attach(Calls *calls, PyObject *group) {
-    if (!Py_IS_TYPE(group, group_type)) return PyErr_Format(PyExc_TypeError, "expected a Group, got %R", group);
+    if (!Py_IS_TYPE(group, transport->group_type)) return PyErr_Format(PyExc_TypeError, "expected a Group, got %R", group);
     if (!calls->group) calls->group = (GroupObject *)Py_NewRef(group); /* it stays: a call may be looking */
     return PyBool_FromLong(calls->group == (GroupObject *)group);
 }
@@ -234,8 +212,8 @@ static PyObject *calls_attach(Calls *calls, PyObject *group) {
 static PyObject *calls_connect(Calls *calls, PyObject *args) {
     int peer;
     PyObject *writer, *reader;
-    if (!PyArg_ParseTuple(args, "iOO!", &peer, &writer, ring_end_type, &reader)) return NULL;
-    if (writer != Py_None && !PyObject_TypeCheck(writer, ring_end_type))
+    if (!PyArg_ParseTuple(args, "iOO!", &peer, &writer, transport->ring_end_type, &reader)) return NULL;
+    if (writer != Py_None && !PyObject_TypeCheck(writer, transport->ring_end_type))
         return PyErr_Format(PyExc_TypeError, "expected a RingEnd or None, got %R", writer);
     if (peer < 0 || peer >= calls->size) return PyErr_Format(PyExc_ValueError, "no member %d", peer);
     Pair *pair = &calls->pairs[peer];
@@ -281,7 +259,7 @@ static PyMethodDef calls_methods[] = {{"open", (PyCFunction)(void (*)(void))call
 static PyType_Slot calls_slots[] = {{Py_tp_init, calls_init},       {Py_tp_new, PyType_GenericNew},
                                     {Py_tp_dealloc, calls_dealloc}, {Py_tp_methods, calls_methods},
                                     {Py_tp_getset, calls_computed}, {0, NULL}};
-static PyType_Spec calls_spec = {"transport.native._core.ProgramCalls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT,
+static PyType_Spec calls_spec = {"meshlib.native._calls.ProgramCalls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT,
                                  calls_slots};
 
 /* ------------------------------------------------------------------ the type of a call */
@@ -328,7 +306,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
         if (!failed && (place->buffer < 0 || place->buffer >= buffers))
             PyErr_Format(PyExc_ValueError, "there is no buffer %d", place->buffer), failed = 1;
     }
-    if (!failed && reduces) call->loops = find_loops(call->header.dtype, call->header.op);
+    if (!failed && reduces) call->loops = transport->find_loops(call->header.dtype, call->header.op);
     if (failed) Py_CLEAR(call);
     else if (calls != Py_None && (!reduces || call->loops)) call->calls = (Calls *)Py_NewRef(calls);
     return (PyObject *)call;
@@ -359,7 +337,7 @@ static PyType_Slot call_slots[] = {{Py_tp_new, call_new},           {Py_tp_deall
                                    {Py_tp_getset, call_computed},   {0, NULL}};
 /* The collector of cycles knows nothing of it: it would take from a call under way what that still needs, when nothing
  * but XLA keeps the program. So what it refers to must not refer to it. */
-static PyType_Spec call_spec = {"transport.native._core.ProgramCall", sizeof(ProgramCall), sizeof(Place),
+static PyType_Spec call_spec = {"meshlib.native._calls.ProgramCall", sizeof(ProgramCall), sizeof(Place),
                                 Py_TPFLAGS_DEFAULT, call_slots};
 
 int add_program_calls(PyObject *module) {
