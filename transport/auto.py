@@ -14,7 +14,7 @@ import numpy as np
 from transport import environment
 from transport.call import Call
 from transport.choosing.choice import Thresholds
-from transport.communicators.base import Collectives, Communicator, Turns
+from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
 from transport.errors import (
@@ -62,7 +62,6 @@ class AutoCommunicator(Forwarding, Communicator):
         self._far: LinkCommunicator | None = None
         self._levels: HierarchicalCommunicator | None = None
         self._chosen: Communicator | None = None
-        self._turns: Turns | None = None
         # What carries messages, by peer.
         self._ways: dict[int, Communicator] = {}
         machine = host.machine if host is not None else None
@@ -79,15 +78,10 @@ class AutoCommunicator(Forwarding, Communicator):
             self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 
-    def take_turns(self, turns: Turns) -> None:
-        self._turns = turns
-
     # Collectives.
 
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
         chosen = self._chosen or self._choose(call)
-        if self._turns is not None:
-            chosen.take_turns(self._turns)
         # All later ones go there directly: this way costs a microsecond, much of a small call.
         for name in Collectives.__abstractmethods__:
             setattr(self, name, getattr(chosen, name))

@@ -20,7 +20,7 @@ from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.link import Link, OnPiece, waited_for, wrong_frame
+from transport.link import Link, OnPiece, Request, waited_for, wrong_frame
 from transport.links.alone import AloneCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
@@ -37,6 +37,7 @@ class _Frame:
     """A frame in a queue; ``lent`` when ``data`` is the sender's own memory."""
 
     packed: bytes
+    tag: int
     data: memoryview
     lent: bool
     started: bool = False
@@ -56,14 +57,14 @@ class _Channel:
         self._sender_left = False
         self._receiver_left = False
 
-    def offer(self, call: Call, data: memoryview) -> _Frame:
+    def offer(self, call: Call, data: memoryview, tag: int = 0) -> _Frame:
         """Queue a frame without waiting. One that is lent must be awaited with ``wait_taken``."""
         with self._lock:
             if self._cut or self._receiver_left:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
             lent = data.nbytes > self._eager or self._queued + cost > HIGH_WATER
-            frame = _Frame(call.packed, data if lent else memoryview(bytes(data)), lent)
+            frame = _Frame(call.packed, tag, data if lent else memoryview(bytes(data)), lent)
             if not lent:
                 self._queued += cost
             self._frames.append(frame)
@@ -89,16 +90,19 @@ class _Channel:
                     self._frames.remove(frame)
                     return False
 
-    def begin_take(self, deadline: Deadline) -> _Frame | None:
-        """Wait for the next frame; None when the deadline passes first."""
+    def begin_take(self, deadline: Deadline, packed: bytes = b"", tag: int = 0) -> _Frame | None:
+        """Wait for the next frame of the call ``packed`` with ``tag``, or one of another call, for
+        which there is no sense in waiting; None when the deadline passes first.
+        """
         with self._lock:
             while True:
                 if self._cut:
                     raise _Cut
-                if self._frames:
-                    frame = self._frames.popleft()
-                    frame.started = True
-                    return frame
+                for frame in self._frames:
+                    if frame.tag == tag or frame.packed != packed:
+                        self._frames.remove(frame)
+                        frame.started = True
+                        return frame
                 if self._sender_left:
                     raise _Cut
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
@@ -241,24 +245,15 @@ class InprocLink(Link):
         self.peer = peer
         self._owner = owner
 
-    def send(self, call: Call, data: memoryview) -> None:
-        self._finish_send(call, self._offer(call, data))
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _Sent:
+        try:
+            frame = self._outward.offer(call, data, tag)
+        except _Cut:
+            raise self._gone() from None
+        return _Sent(self, call, frame)
 
-    def recv_into(self, call: Call, into: memoryview) -> None:
-        self._receive(call, into, None)
-
-    def exchange(
-        self,
-        call: Call,
-        data: memoryview,
-        source: Link,
-        into: memoryview,
-        on_piece: OnPiece | None = None,
-    ) -> None:
-        assert isinstance(source, InprocLink)
-        frame = self._offer(call, data)
-        source._receive(call, into, on_piece)
-        self._finish_send(call, frame)
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _Received:
+        return _Received(self, call, into, tag)
 
     # Many algorithms send to one neighbour and receive from another one.
 
@@ -274,15 +269,8 @@ class InprocLink(Link):
     def _name(self) -> str:
         return self._owner.membership.describe(self.peer)
 
-    def _offer(self, call: Call, data: memoryview) -> _Frame:
-        try:
-            return self._outward.offer(call, data)
-        except _Cut:
-            raise self._gone() from None
-
-    def _finish_send(self, call: Call, frame: _Frame) -> None:
-        if not frame.lent:
-            return
+    def finish_send(self, call: Call, frame: _Frame) -> None:
+        """Wait until the peer has taken a frame that was lent."""
         call.waiting_for = self.peer
         try:
             taken = self._outward.wait_taken(frame, call.deadline)
@@ -292,10 +280,11 @@ class InprocLink(Link):
             raise waited_for(call, self.peer, self._name, "to take data")
         call.waiting_for = None
 
-    def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
+    def receive(self, call: Call, into: memoryview, tag: int, on_piece: OnPiece | None) -> None:
+        """Wait for a frame, and copy it."""
         call.waiting_for = self.peer
         try:
-            frame = self._inward.begin_take(call.deadline)
+            frame = self._inward.begin_take(call.deadline, call.packed, tag)
         except _Cut:
             raise self._gone() from None
         if frame is None:
@@ -318,6 +307,41 @@ class InprocLink(Link):
         if self._owner.abort_reason is not None:
             return CommunicatorAbortedError(self._owner.abort_reason)
         return PeerLostError(f"{self._name} is gone", self.peer)
+
+
+class _Sent(Request):
+    """A frame that the peer takes."""
+
+    __slots__ = ("_call", "_frame", "_link")
+
+    def __init__(self, link: InprocLink, call: Call, frame: _Frame) -> None:
+        self._link = link
+        self._call = call
+        self._frame = frame
+        self.done = not frame.lent
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self._link.finish_send(self._call, self._frame)
+            self.done = True
+
+
+class _Received(Request):
+    """A frame that its receiver copies when it waits."""
+
+    __slots__ = ("_call", "_into", "_link", "_tag")
+
+    def __init__(self, link: InprocLink, call: Call, into: memoryview, tag: int) -> None:
+        self._link = link
+        self._call = call
+        self._into = into
+        self._tag = tag
+        self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self._link.receive(self._call, self._into, self._tag, on_piece)
+            self.done = True
 
 
 class InprocCommunicator(LinkCommunicator):

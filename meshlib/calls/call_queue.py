@@ -17,8 +17,7 @@ from meshlib.calls.call_streams import CallStreams
 from meshlib.calls.failures.failure import Failure
 from meshlib.calls.fast_path import SHORT, FastPath
 from meshlib.calls.members import Members
-from meshlib.calls.overlap_queue import OverlapTask
-from meshlib.calls.spec import CallSpec, OverlapSafe, Run
+from meshlib.calls.spec import CallSpec, Run
 from meshlib.calls.state import GroupState
 from meshlib.calls.work import Work
 from meshlib.native import calls as native
@@ -55,7 +54,6 @@ class CallQueue:
         name = members.group_desc or members.id
         self.streams: CallStreams = CallStreams(name, context.rank, context.adopt_thread)
         self._context = context
-        state.turns = self.streams.collectives
 
     def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
@@ -142,12 +140,6 @@ class CallQueue:
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
 
-    def _is_overlap_safe(self, spec: CallSpec) -> bool:
-        """Whether a call is what ``OverlapSafe`` says."""
-        if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
-            return False
-        return isinstance(spec.run, OverlapSafe)
-
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
             0, spec.elements, spec.root, spec.kind, spec.dtype, spec.op, extra=spec.extra
@@ -221,11 +213,7 @@ class CallQueue:
             except BaseException as error:  # noqa: BLE001 (the Work raises it)
                 work.fail(error)
 
-        queue = self.streams.collectives
-        if queue.overlapping and stream is queue and self._is_overlap_safe(spec):
-            stream.submit(OverlapTask(queue, task, record.nbytes, record.start))
-        else:
-            stream.submit(task)
+        stream.submit(task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from meshlib.calls.call_stream import CallStream, Continuations
-from meshlib.calls.overlap_queue import OverlapQueue
 from transport.call import Kind
 from transport.deadline import Deadline
 
@@ -19,14 +18,14 @@ _KEPT = 256
 
 
 class CallStreams:
-    """``collectives`` run in the order of issue; two may overlap. So do point-to-point
-    calls with one peer, direction and tag. Calls of other streams do not wait for them.
+    """``collectives`` run in the order of issue. So do point-to-point calls with one peer,
+    direction and tag. Calls of other streams do not wait for them.
     ``continuations`` follow on both; ``enter()`` makes their thread one of the rank's.
     """
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
-        self.collectives: OverlapQueue = OverlapQueue(f"meshlib-{name}-{rank}")
+        self.collectives: CallStream = CallStream(f"meshlib-{name}-{rank}")
         self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
         # A stream lives as long as it has a task or a thread, or is referred to. Those made
         # last are to this, and a few to the compiled core. A tag that never comes again costs none.

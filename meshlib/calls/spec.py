@@ -14,22 +14,6 @@ Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
 
 
-class OverlapSafe:
-    """A ``Run`` that is one call of the communicator, and waits for nothing else: so it may overlap
-    with the ones before and after. Beside it only memory of its own is read and written, of which
-    nobody else knows: the communicator sees which calls work on the same memory.
-    """
-
-    __slots__ = ("_run",)
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __call__(self, communicator: Communicator[Any], call: Call) -> Any:
-        """Make the call; return its result."""
-        return self._run(communicator, call)
-
-
 class CallSpec:
     """What a call is: ``run`` is made at its turn, on the communicator for arrays on ``device``.
 

@@ -11,7 +11,7 @@ from meshlib.calls.context import RankContext
 from meshlib.calls.fast_path import CallOrder, FastPath, Order
 from meshlib.calls.members import Members
 from meshlib.events.events import Departures, Refused
-from transport.communicators.base import Communicator, Turns
+from transport.communicators.base import Communicator
 from transport.condition import Condition, has, let_go
 from transport.errors import DistError
 
@@ -62,8 +62,6 @@ class GroupState:
         Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
         the same place of the program on every member, whenever each came to know of it.
         """
-        self.turns: Turns | None = None
-        """The turns of the collectives, for those communicators that ask."""
         self.communicators: dict[str, Communicator] = {}
         """By the device whose arrays they carry."""
         self._base = base
@@ -155,8 +153,6 @@ class GroupState:
             communicator = self.communicators.get(device)
             if communicator is None:
                 communicator = self.context.make_communicator(self.members, device)
-                if self.turns is not None:
-                    communicator.take_turns(self.turns)
                 with self.lock:
                     self.communicators[device] = communicator
                     failure, departed = self.error, self.departed

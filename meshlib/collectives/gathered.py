@@ -6,7 +6,7 @@ As in ``on_arrays``, the words of a method are shared with the function of its n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
@@ -22,7 +22,7 @@ from meshlib.arrays.checks import (
     same_start,
     split_evenly,
 )
-from meshlib.calls.spec import CallSpec, OverlapSafe
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, spec_of
 from transport.call import Call, Kind
@@ -97,15 +97,13 @@ class GatheringCollectives(GroupOfRanks):
         return self._issue(
             _ALL_GATHER,
             self._prepare_all_gather,
-            (tensor_list, tensor, async_op),
+            (tensor_list, tensor),
             async_op,
             timeout,
             LISTS,
         )
 
-    def _prepare_all_gather(
-        self, tensor_list: ListOf[Any], tensor: Any, async_op: bool
-    ) -> CallSpec:
+    def _prepare_all_gather(self, tensor_list: ListOf[Any], tensor: Any) -> CallSpec:
         call_queue = self.call_queue
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
@@ -121,7 +119,7 @@ class GatheringCollectives(GroupOfRanks):
             return [out.finish() for out in outs]
 
         flats = [out.flat for out in outs]
-        return _all_gather(x, code, flats, outs, finish, async_op)
+        return _all_gather(x, code, flats, finish)
 
     @overload
     def all_gather_into_tensor(
@@ -182,15 +180,13 @@ class GatheringCollectives(GroupOfRanks):
         return self._issue(
             _ALL_GATHER,
             self._prepare_all_gather_into,
-            (output_tensor, input_tensor, async_op),
+            (output_tensor, input_tensor),
             async_op,
             timeout,
             ARRAYS,
         )
 
-    def _prepare_all_gather_into(
-        self, output_tensor: Any, input_tensor: Any, async_op: bool
-    ) -> CallSpec:
+    def _prepare_all_gather_into(self, output_tensor: Any, input_tensor: Any) -> CallSpec:
         call_queue = self.call_queue
         x = arrays.source(input_tensor, "input_tensor")
         code = check_dtype(x, "input_tensor")
@@ -201,7 +197,7 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(out.flat, size)
         if not same_start(x.flat, flats[call_queue.rank]):
             check_no_overlap(out, "output_tensor", x, "input_tensor")
-        return _all_gather(x, code, flats, [out], out.finish, async_op)
+        return _all_gather(x, code, flats, out.finish)
 
     @overload
     def reduce_scatter(
@@ -278,14 +274,14 @@ class GatheringCollectives(GroupOfRanks):
         return self._issue(
             _REDUCE_SCATTER,
             self._prepare_reduce_scatter,
-            (output, input_list, op, async_op),
+            (output, input_list, op),
             async_op,
             timeout,
             LISTS,
         )
 
     def _prepare_reduce_scatter(
-        self, output: Any, input_list: ListOf[Any], op: ReduceOp, async_op: bool
+        self, output: Any, input_list: ListOf[Any], op: ReduceOp
     ) -> CallSpec:
         call_queue = self.call_queue
         out = arrays.target(output, "output")
@@ -301,7 +297,7 @@ class GatheringCollectives(GroupOfRanks):
             check_same_dtype(x, f"input_list[{i}]", out, "output")
             if i != call_queue.rank or not same_start(out.flat, x.flat):
                 check_no_overlap(out, "output", x, f"input_list[{i}]")
-        return _reduce_scatter(out, [x.flat for x in ins], op, code, async_op)
+        return _reduce_scatter(out, [x.flat for x in ins], op, code)
 
     @overload
     def reduce_scatter_tensor(
@@ -378,15 +374,13 @@ class GatheringCollectives(GroupOfRanks):
         return self._issue(
             _REDUCE_SCATTER,
             self._prepare_reduce_scatter_tensor,
-            (output, input, op, async_op),
+            (output, input, op),
             async_op,
             timeout,
             ARRAYS,
         )
 
-    def _prepare_reduce_scatter_tensor(
-        self, output: Any, input: Any, op: ReduceOp, async_op: bool
-    ) -> CallSpec:
+    def _prepare_reduce_scatter_tensor(self, output: Any, input: Any, op: ReduceOp) -> CallSpec:
         call_queue = self.call_queue
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
@@ -397,7 +391,7 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(x.flat, size)
         if not same_start(out.flat, flats[call_queue.rank]):
             check_no_overlap(out, "output", x, "input")
-        return _reduce_scatter(out, flats, op, code, async_op)
+        return _reduce_scatter(out, flats, op, code)
 
     # The names that c10d gives to these two since it has others with "tensor" in them.
     all_gather_single = all_gather_into_tensor
@@ -408,31 +402,24 @@ def _all_gather(
     x: Adapted,
     code: int,
     flats: list[Flat],
-    outs: Sequence[Adapted],
     finish: Callable[[], Any],
-    async_op: bool,
 ) -> CallSpec:
-    """Gather the members' ``x`` into ``flats``, the memory of ``outs``; return ``finish()``."""
+    """Gather the members' ``x`` into ``flats``; return ``finish()``."""
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.all_gather(call, flats, x.flat)
         return finish()
 
-    overlap_safe = async_op and not any(out.writes_back for out in outs)
-    how = OverlapSafe(run) if overlap_safe else run
     elements = sum(flat.size for flat in flats)
-    return spec_of(_ALL_GATHER, how, x, code, elements=elements)
+    return spec_of(_ALL_GATHER, run, x, code, elements=elements)
 
 
-def _reduce_scatter(
-    out: Adapted, flats: list[Flat], op: ReduceOp, code: int, async_op: bool
-) -> CallSpec:
+def _reduce_scatter(out: Adapted, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
     """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.reduce_scatter(call, out.flat, flats, op)
         return out.finish()
 
-    how = OverlapSafe(run) if async_op and not out.writes_back else run
     elements = sum(flat.size for flat in flats)
-    return spec_of(_REDUCE_SCATTER, how, out, code, elements=elements, op=op.code)
+    return spec_of(_REDUCE_SCATTER, run, out, code, elements=elements, op=op.code)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype, check_reduction
-from meshlib.calls.spec import CallSpec, OverlapSafe
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
 from transport.call import Call, Kind
@@ -301,5 +301,4 @@ def _all_reduction(tensor: Any, op: Any) -> CallSpec:
         communicator.all_reduce(call, flat, op)
         return x.finish()
 
-    how = run if x.writes_back else OverlapSafe(run)
-    return spec_of(_ALL_REDUCE, how, x, code, elements=flat.size, op=op.code)
+    return spec_of(_ALL_REDUCE, run, x, code, elements=flat.size, op=op.code)

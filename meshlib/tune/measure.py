@@ -29,6 +29,7 @@ from transport.communicators.runtime import Membership
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.cost import inside_bytes
 from transport.inproc import InprocCommunicator
+from transport.link import exchange as exchange_frames
 from transport.links.communicator import LinkCommunicator
 from transport.operands.flat import as_bytes
 from transport.place import Place
@@ -145,7 +146,7 @@ def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[floa
 
         def exchange(call: Call, mine: memoryview = mine, theirs: memoryview = theirs) -> None:
             link = communicator.link(peer, call)
-            link.exchange(call, mine, link, theirs)
+            exchange_frames(call, link, mine, link, theirs)
 
         times.append(statistics.median(runner.times(Kind.BARRIER, exchange, nbytes)))
     return fit_line(EXCHANGED, times)

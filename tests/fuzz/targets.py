@@ -18,21 +18,20 @@ from meshlib.trace import dump
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.channel.frames import FrameError, FrameReader, pack
 from transport.deadline import Deadline
-from transport.errors import DistNetworkError, DistStoreError
+from transport.errors import (
+    DistNetworkError,
+    DistStoreError,
+    HeaderMismatchError,
+    PeerLostError,
+)
 from transport.net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport.rendezvous.beacon import Beacon
 from transport.shm.meeting.peer_connection import Message
 from transport.store.commands import Commands
 from transport.store.fields import WireError, unpack_fields
 from transport.store.tcp.wire import REPLY, REQUEST, Frames, Status
-from transport.tcp.frame import (
-    PREFIX_BYTES,
-    SMALL_BYTES,
-    STAGING_BYTES,
-    Incoming,
-    WrongFrame,
-    parse_prefix,
-)
+from transport.tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix
+from transport.tcp.link import TcpLink
 from transport.tcp.meeting.address import Address
 from transport.tcp.meeting.hello import HELLO_BYTES, Hello
 
@@ -62,9 +61,19 @@ def handshake(data: bytes) -> None:
 class _Stream:
     """A socket from which ``data`` comes in pieces of ``step`` bytes."""
 
-    def __init__(self, data: bytes, step: int) -> None:
+    def __init__(self, data: bytes, step: int, sock: socket.socket | None = None) -> None:
+        self._sock = sock
         self._data = data
         self._step = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def getsockname(self) -> tuple[str]:
+        return ("here",)
+
+    def getpeername(self) -> tuple[str]:
+        return ("there",)
 
     def recv_into(self, into: memoryview, size: int = 0, _flags: int = 0) -> int:
         piece = self._data[: min(self._step, size or len(into), len(into))]
@@ -85,23 +94,28 @@ def frame(data: bytes) -> None:
     if data[:1] > b"\x80":
         stream = _CALL.packed + stream
     into = memoryview(bytearray(size))
-    incoming = Incoming(_CALL, into, memoryview(bytearray(STAGING_BYTES)), lambda have, over: ())
-    sock = cast(socket.socket, _Stream(stream, step))
-    try:
-        while not incoming.done:
-            incoming.pull(sock, 0)
-    except (ConnectionResetError, WrongFrame):
-        if incoming.received == 0:
-            assert not any(into)
-        return
-    header, length = parse_prefix(stream)
-    assert (header, length) == (_CALL.header, size)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = TcpLink(cast(socket.socket, _Stream(stream, step, theirs)), 0, "rank 0")
+        request = link.post_recv(_CALL, into)
+        try:
+            while not request.done:
+                if not link.pull():
+                    link.check_awaited(request)
+        except (PeerLostError, HeaderMismatchError):
+            if request.received == 0:
+                assert not any(into)
+            return
+        finally:
+            link.close()
+    found = Prefix(stream)
+    assert (found.header, found.size) == (_CALL.header, size)
     assert into == stream[PREFIX_BYTES : PREFIX_BYTES + size]
 
 
 def prefix(data: bytes) -> None:
     """Any prefix is a header that can be shown: messages are made of what arrived."""
-    header, _ = parse_prefix(data.ljust(PREFIX_BYTES, b"\0"))
+    header = Prefix(data.ljust(PREFIX_BYTES, b"\0")).header
     assert str(header)
     assert CallHeader.unpack(header.pack()) == header
 

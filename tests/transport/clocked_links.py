@@ -16,7 +16,6 @@ from far_links import FarInprocCommunicator, FarLink
 from rank_threads import Member
 
 from transport.call import Call, Kind
-from transport.link import Link, OnPiece
 from transport.operands.reduce_op import ReduceOp
 
 KINDS = [
@@ -32,7 +31,8 @@ KINDS = [
 
 
 class Clocks:
-    """By rank, the delays so far; by (sender, receiver), when frames under way were sent.
+    """By rank, the delays so far; by sender, receiver, call and tag, when frames under way were
+    sent.
 
     ``weigh(sender, receiver)`` is how long a frame between them takes.
     """
@@ -40,7 +40,7 @@ class Clocks:
     def __init__(self, weigh: Callable[[int, int], int] = lambda _sender, _receiver: 1) -> None:
         self.weigh = weigh
         self.now: dict[int, int] = defaultdict(int)
-        self.sent: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self.sent: dict[tuple[int, int, bytes, int], deque[int]] = defaultdict(deque)
 
 
 class ClockedLink(FarLink):
@@ -49,42 +49,20 @@ class ClockedLink(FarLink):
     clocks: Clocks
     own: int
 
-    def _stamp(self) -> None:
-        self.clocks.sent[self.own, self.peer].append(self.clocks.now[self.own])
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Any:
+        sent = self.clocks.sent[self.own, self.peer, call.packed, tag]
+        sent.append(self.clocks.now[self.own])
+        return super().post_send(call, data, tag)
 
-    def _read(self) -> None:
-        arrived = self.clocks.sent[self.peer, self.own].popleft()
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> Any:
+        request: Any = super().post_recv(call, into, tag)
+        request.on_done = lambda: self._read((self.peer, self.own, call.packed, tag))
+        return request
+
+    def _read(self, key: tuple[int, int, bytes, int]) -> None:
+        arrived = self.clocks.sent[key].popleft()
         arrived += self.clocks.weigh(self.peer, self.own)
         self.clocks.now[self.own] = max(self.clocks.now[self.own], arrived)
-
-    def send(self, call: Call, data: memoryview) -> None:
-        self._stamp()
-        super().send(call, data)
-
-    def recv_into(self, call: Call, into: memoryview) -> None:
-        super().recv_into(call, into)
-        self._read()
-
-    def exchange(
-        self,
-        call: Call,
-        data: memoryview,
-        source: Link,
-        into: memoryview,
-        on_piece: OnPiece | None = None,
-    ) -> None:
-        assert isinstance(source, ClockedLink)
-        self._stamp()
-        super().exchange(call, data, source, into, on_piece)
-        source._read()
-
-    def lend(self, call: Call, data: memoryview) -> Any:
-        self._stamp()
-        return super().lend(call, data)
-
-    def take(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
-        super().take(call, into, on_piece)
-        self._read()
 
 
 class Clocked(FarInprocCommunicator):
@@ -98,7 +76,7 @@ class Clocked(FarInprocCommunicator):
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = ClockedLink(self, peer)
-            link.given, link.log = 1 << 30, self.log
+            link.window, link.log = 1 << 30, self.log
             link.clocks, link.own = self.clocks, self.rank
         return link
 

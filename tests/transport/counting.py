@@ -11,7 +11,7 @@ from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.inproc import InprocCommunicator, InprocLink
-from transport.link import Link, OnPiece
+from transport.link import Link, Request
 
 
 @dataclass
@@ -36,24 +36,12 @@ class CountingLink(Link):
         self.inner = inner
         self._count = count
 
-    def send(self, call: Call, data: memoryview) -> None:
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
         self._count.add(data.nbytes)
-        self.inner.send(call, data)
+        return self.inner.post_send(call, data, tag)
 
-    def recv_into(self, call: Call, into: memoryview) -> None:
-        self.inner.recv_into(call, into)
-
-    def exchange(
-        self,
-        call: Call,
-        data: memoryview,
-        source: Link,
-        into: memoryview,
-        on_piece: OnPiece | None = None,
-    ) -> None:
-        assert isinstance(source, CountingLink)
-        self._count.add(data.nbytes)
-        self.inner.exchange(call, data, source.inner, into, on_piece)
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> Request:
+        return self.inner.post_recv(call, into, tag)
 
 
 def counting(

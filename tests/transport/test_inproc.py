@@ -17,6 +17,7 @@ from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistStoreError
 from transport.inproc import HIGH_WATER, InprocCommunicator
+from transport.link import exchange
 from transport.operands.reduce_op import ReduceOp
 from transport.store.file.store import FileStore
 from transport.store.hash_store import HashStore
@@ -161,7 +162,7 @@ def test_a_lent_frame_outlives_an_abort_that_comes_while_it_is_copied() -> None:
         frame_in = member.comm.link(0, call())
         # An exchange whose own direction goes nowhere: the peer never takes this frame.
         with pytest.raises(CommunicatorAbortedError, match="enough of this"):
-            link.exchange(call(), buffer.copy().data, frame_in, buffer.data, on_piece)
+            exchange(call(), link, buffer.copy().data, frame_in, buffer.data, on_piece)
         thread.join(LONG)
 
     run_group(INPROC, 2, body)

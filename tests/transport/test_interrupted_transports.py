@@ -34,7 +34,7 @@ from transport.nccl.ledger import Ledger
 from transport.shm import ShmCommunicator, messages
 from transport.shm.sizes import Sizes
 from transport.store.hash_store import HashStore
-from transport.tcp import TcpCommunicator, link
+from transport.tcp import TcpCommunicator, connection, link, worker
 from transport.tcp import communicator as tcp
 from transport.tcp.link import TcpLink
 
@@ -43,7 +43,19 @@ SHM = Transport(
 )
 _CODE = {
     module.__file__
-    for module in (condition, incoming, ledgers, link, mailbox, messages, mpi_inbox, tcp, watches)
+    for module in (
+        condition,
+        connection,
+        incoming,
+        ledgers,
+        link,
+        mailbox,
+        messages,
+        mpi_inbox,
+        tcp,
+        watches,
+        worker,
+    )
 }
 
 

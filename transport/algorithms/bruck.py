@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import exchange
 from transport.operands.flat import as_bytes
 from transport.operands.operand import TOTAL
 from transport.operands.reduce_op import Flat
@@ -27,8 +28,9 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
     distance = 1
     while distance < size:
         blocks = min(distance, size - distance)
-        team.link((rank - distance) % size, call).exchange(
+        exchange(
             call,
+            team.link((rank - distance) % size, call),
             as_bytes(packed[: ends[blocks]]),
             team.link((rank + distance) % size, call),
             as_bytes(packed[ends[distance] : ends[distance + blocks]]),

@@ -15,13 +15,12 @@ from transport.algorithms import (
     direct,
     dissemination,
     halving,
+    pairwise,
     recursive,
     ring,
     star,
     tree,
 )
-from transport.algorithms.exchanges import pairwise
-from transport.algorithms.exchanges.ahead import agree
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.choosing.choice import LAP_BYTES, Algorithm
@@ -34,7 +33,6 @@ from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
-_MOST_PAIRS = 64
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 _WHOLE: dict[Algorithm, _AllReduce] = {
     Algorithm.STAR: star.all_reduce,
@@ -53,7 +51,6 @@ class LinkCollectives(Collectives, Team):
 
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
-    _ahead: int | None = None
     _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
@@ -67,33 +64,20 @@ class LinkCollectives(Collectives, Team):
         key = algorithm if root is None else (algorithm, root)
         if key in self._reached:
             return
-        self.overlap.await_former()
         self._reached |= {key}
         peers = peers_of(algorithm, self.rank, self.size, root or 0)
         if len(peers) > 1:
             self.reach(peers, call)
 
-    def _begin(self) -> None:
-        """Begin a call that does not overlap with the one before it."""
-        self.check_open()
-        self.overlap.settle()
-
-    def ahead(self, call: Call) -> int:
-        if self._ahead is None:
-            self._ahead = agree(self, call)
-        if self._ahead:
-            self.overlap.begin()
-        return self._ahead
-
     def barrier(self, call: Call) -> None:
-        self._begin()
+        self.check_open()
         algorithm = self.table.barrier(self.size)
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        self._begin()
+        self.check_open()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         self._prepare(algorithm, call, root)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
@@ -104,21 +88,16 @@ class LinkCollectives(Collectives, Team):
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
-        self.overlap.enter((buffer,))
-        run = self.overlap.runner(self._quietly)
-        run(self._all_reduce, call, buffer, op)
+        self._quietly(self._all_reduce, call, buffer, op)
 
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
-            self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
-        if algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM:
-            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         reduce_whole = _WHOLE.get(algorithm)
@@ -149,7 +128,7 @@ class LinkCollectives(Collectives, Team):
             store(buffer, total)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        self._begin()
+        self.check_open()
         self._quietly(self._reduce, call, buffer, op, root)
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
@@ -171,7 +150,6 @@ class LinkCollectives(Collectives, Team):
             parts = [data[slice(*bound)] for bound in bounds]
             own = self.scratch.flat(REDUCED, data.dtype, parts[self.rank].size)
             self._scatter_sums(call, own, parts, ReduceOp.SUM if scaled else op)
-            self.overlap.settle()
             self._prepare(Algorithm.DIRECT, call, root)
             direct.gather(self, call, parts if self.rank == root else None, own, root)
             if scaled and self.rank == root:
@@ -179,14 +157,9 @@ class LinkCollectives(Collectives, Team):
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
-        self.overlap.enter((*outputs, input_))
         _copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
-        if algorithm is Algorithm.RING and self._pairs_pay(call):
-            algorithm = Algorithm.PAIRWISE
-        if algorithm is not Algorithm.PAIRWISE:
-            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -199,17 +172,11 @@ class LinkCollectives(Collectives, Team):
             case _:
                 ring.all_gather(self, call, outputs)
 
-    def _pairs_pay(self, call: Call) -> bool:
-        """Whether a ring's steps cost more than connections to all, as peers are far."""
-        return self.size <= _MOST_PAIRS and self.ahead(call) > 0
-
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        self.overlap.enter((output, *inputs))
-        run = self.overlap.runner(self._quietly)
-        run(self._reduce_scatter, call, output, inputs, op)
+        self._quietly(self._reduce_scatter, call, output, inputs, op)
 
     def _reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -217,7 +184,6 @@ class LinkCollectives(Collectives, Team):
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
-            self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
         else:
@@ -227,8 +193,6 @@ class LinkCollectives(Collectives, Team):
         total = sum(part.nbytes for part in inputs)
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
-        if algorithm is not Algorithm.PAIRWISE:
-            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -245,17 +209,17 @@ class LinkCollectives(Collectives, Team):
                 store(output, parts[self.rank])
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        self._begin()
+        self.check_open()
         self._prepare(Algorithm.DIRECT, call, root)
         direct.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        self._begin()
+        self.check_open()
         self._prepare(Algorithm.DIRECT, call, root)
         direct.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        self._begin()
+        self.check_open()
         if Algorithm.PAIRWISE not in self._reached:
             self._prepare(Algorithm.PAIRWISE, call)
         pairwise.all_to_all(self, call, outputs, inputs)

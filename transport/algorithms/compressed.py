@@ -1,9 +1,9 @@
 """Reductions whose frames are encoded: fewer bytes for less precision, the same bits everywhere.
 
-As ``pairwise``: each member reduces one part. It gets the others' contributions encoded, adds them
-in float32 to its own, which nobody has rounded, encodes the sum once and sends that to all; what it
-keeps itself is what they decode. So each contribution is rounded once, the result once more, and
-all have the same bits. On the wire are (n - 1) / n of the encoded array each way, twice.
+As in ``pairwise``, each member reduces one part. It gets the others' contributions encoded, adds
+them in float32 to its own, which nobody has rounded, encodes the sum once and sends that to all;
+what it keeps itself is what they decode. So each contribution is rounded once, the result once
+more, and all have the same bits. On the wire are (n - 1) / n of the encoded array each way, twice.
 
 With error feedback (``error_feedback``) a member keeps, for each element, what its roundings took
 away: of its contributions to others' parts, and of the sum of its own part, of which it is the one
@@ -12,21 +12,21 @@ the results of all calls and the residuals of all members add up to the inputs. 
 number, every member keeps what it had: a loss scaler skips that step. After Tang et al.,
 "DoubleSqueeze", arXiv:1905.05957, with one residual in the place of their two.
 
-On links with delay frames leave ahead of what has been received, as in ``pairwise_ahead``. Encoded
-frames are memory of their own: as much as is under way, at most what the array takes encoded.
+Encoded frames are memory of their own: as much as is under way, at most what the array takes
+encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from transport.algorithms.exchanges.coming import Coming
-from transport.algorithms.exchanges.pairwise_ahead import cut, order
+from transport.algorithms.pairwise import Chunks, Places, cut
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.link import Link, Outbox, QueuedLink
+from transport.link import Request
 from transport.operands.compression import Compression
 from transport.operands.encoding import ENCODINGS, Coder, Floats
 from transport.operands.flat import as_bytes, laps_of, part_bounds
@@ -39,8 +39,6 @@ LEAST_BYTES = 64 << 10
 
 _F32 = np.dtype(np.float32)
 _U8 = np.dtype(np.uint8)
-_Encoded = Callable[[int, int], Flat]
-"""Returns what a member (the second) gets of a lap (the first)."""
 _SUMS = (RedOpType.SUM, RedOpType.AVG)
 
 
@@ -61,13 +59,7 @@ def all_reduce(
 ) -> None:
     """Reduce ``buffer`` in place, by SUM or AVG."""
     work = _AllReduce(team, call, buffer, op, compression)
-    frame = work.coder.nbytes(-(-buffer.size // (work.laps * team.size)))
-    # In each lap there is an input and a result on a link.
-    ahead = _laps_ahead(team, call, 2 * frame)
-    if ahead:
-        work.run_ahead(ahead)
-    else:
-        work.run_in_step()
+    work.run()
     work.keep()
 
 
@@ -86,114 +78,69 @@ def reduce_scatter(
     rank, size = team.rank, team.size
     longest = max(part.size for part in inputs)
     laps = laps_of(4 * longest, team.table.segment)
+    counts = [
+        stop - start for start, stop in (part_bounds(output.size, laps, i) for i in range(laps))
+    ]
 
-    def encoded(lap: int, peer: int) -> Flat:
-        part = inputs[peer]
-        return work.coder.encode(part[slice(*part_bounds(part.size, laps, lap))])
+    def part(lap: int, member: int) -> Flat:
+        return inputs[member][slice(*part_bounds(inputs[member].size, laps, lap))]
 
-    def own(lap: int) -> Floats:
-        part = inputs[rank]
-        return work.total(part[slice(*part_bounds(part.size, laps, lap))])
-
-    def settle(lap: int, total: Floats) -> None:
+    for lap in work.begin(counts, lambda lap, peer: work.coder.encode(part(lap, peer)), 1):
+        total = work.total(part(lap, rank))
+        work.add_all(lap, total)
         op.finish(total, size)
         store(output[slice(*part_bounds(output.size, laps, lap))], total)
-
-    ahead = _laps_ahead(team, call, work.coder.nbytes(-(-longest // laps)))
-    if not ahead:
-        for lap in range(laps):
-            total = own(lap)
-            work.add_in_step(lap, encoded, total)
-            settle(lap, total)
-        return
-    with work.outbox() as outbox:
-        bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
-        counts = [stop - start for start, stop in bounds]
-        coming = work.coming(outbox, [counts] * len(work.steps))
-        for lap in range(min(ahead, laps)):
-            work.post_inputs(outbox, lap, encoded)
-        for lap in range(laps):
-            if lap + ahead < laps:
-                work.post_inputs(outbox, lap + ahead, encoded)
-            total = own(lap)
-            work.add_all(coming, total)
-            settle(lap, total)
+    work.chunks.finish(())
 
 
 class _Work:
-    """What one reduction works with: ``steps`` has the other members, and the links to
-    them, in the order in which their contributions are added.
+    """What one reduction works with: ``peers`` are the other members, in the order in which their
+    contributions are added.
     """
+
+    chunks: Chunks
 
     def __init__(self, team: Team, call: Call, op: ReduceOp, compression: Compression) -> None:
         self.coder = Coder(ENCODINGS[compression.format], team.scratch)
-        self.steps: list[tuple[Link, int]] = [
-            (team.link(peer, call), peer) for peer, _ in arrivals(team.rank, team.size)
-        ]
+        self.peers = [peer for peer, _ in arrivals(team.rank, team.size)]
         self._team = team
         self._op = op
-        self._scratch = team.scratch
-        self.call = call
+        self._call = call
 
-    def outbox(self) -> Outbox:
-        link = self.steps[0][0]
-        assert isinstance(link, QueuedLink)
-        return link.outbox(self.call)
-
-    def arriving(self, count: int) -> Flat:
-        """Return where ``count`` encoded numbers are to be received; valid until the next."""
-        return self._scratch.flat(ENCODED, _U8, self.coder.nbytes(count))
+    def begin(
+        self, counts: Sequence[int], encoded: Callable[[int, int], Flat], frames: int
+    ) -> Iterator[int]:
+        """Yield each lap when it is to be reduced. This rank's part of lap i has ``counts[i]``
+        numbers, and ``frames`` times as much moves to each peer; ``encoded(lap, peer)`` is what it
+        has for one.
+        """
+        sizes = [self.coder.nbytes(count) for count in counts]
+        team, peers = self._team, self.peers
+        self._places = places = Places(team.scratch, ENCODED, _U8, max(sizes), len(peers))
+        self._sizes = sizes
+        self.chunks = Chunks(team, self._call, len(counts), peers, frames * places.nbytes)
+        return self.chunks.begin(
+            lambda lap: [as_bytes(encoded(lap, peer)) for peer in peers],
+            lambda lap: places.of(lap, sizes[lap]),
+        )
 
     def total(self, own: Flat) -> Floats:
         """Return ``own`` as the beginning of a sum."""
-        total = self._scratch.flat(TOTAL, _F32, own.size)
+        total = self._team.scratch.flat(TOTAL, _F32, own.size)
         np.copyto(total, own, casting="unsafe")
         return total
 
-    def coming(self, outbox: Outbox, counts: Sequence[Sequence[int]]) -> list[Coming]:
-        """Return what comes from each other member, in the order of the steps: ``counts[i]`` has
-        how many numbers each frame from the i-th encodes. From all at once, a few frames of each.
-        """
-        sizes = [[self.coder.nbytes(count) for count in each] for each in counts]
-        longest = max(map(max, sizes))
-        room = self._scratch.flat(ENCODED, _U8, len(sizes) * Coming.MOST * longest)
-        found: list[Coming] = []
-        for step, (link, _) in enumerate(self.steps):
-            begins = [
-                (step * Coming.MOST + i % Coming.MOST) * longest for i in range(len(sizes[step]))
-            ]
-            places = [room[i : i + n] for i, n in zip(begins, sizes[step], strict=True)]
-            found.append(Coming(outbox, link, places))
-        return found
-
-    def add_in_step(self, lap: int, encoded: _Encoded, total: Floats) -> None:
-        """Send a lap's inputs, and add the others' contributions to ``total``, by turns."""
-        adding = self._fold(total)
-        for link, peer in self.steps:
-            arrived = self.arriving(total.size)
-            link.exchange(self.call, as_bytes(encoded(lap, peer)), link, as_bytes(arrived))
-            self._add(adding, arrived)
-
-    def _fold(self, total: Floats) -> Fold:
+    def add_all(self, lap: int, total: Floats) -> None:
+        """Add the others' contributions of a lap to ``total``, in the order of the peers."""
         team = self._team
         merges = merges_in(team.rank, team.size)
-        return Fold(team.scratch, self._op.plain, merges, total, total, team.table.piece)
-
-    def _add(self, adding: Fold, arrived: Flat) -> None:
-        into, _ = adding.expect(_F32)
-        self.coder.decode(arrived, into)
-        adding.add()
-
-    def post_inputs(self, outbox: Outbox, lap: int, encoded: _Encoded) -> None:
-        """Send a lap's inputs ahead of what comes."""
-        for link, peer in self.steps:
-            outbox.post(link, as_bytes(encoded(lap, peer)))
-
-    def add_all(self, coming: Sequence[Coming], total: Floats) -> None:
-        """Add the others' contributions to ``total``, in the order of the steps."""
-        adding = self._fold(total)
-        for each in coming:
-            self._add(adding, each.take())
+        adding = Fold(team.scratch, self._op.plain, merges, total, total, team.table.piece)
+        places = self._places.of(lap, self._sizes[lap])
+        for place, request in zip(places, self.chunks.arrived(), strict=True):
+            request.wait()
+            into, _ = adding.expect(_F32)
+            self.coder.decode(place, into)
+            adding.add()
 
 
 class _AllReduce(_Work):
@@ -203,50 +150,35 @@ class _AllReduce(_Work):
         self, team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
     ) -> None:
         super().__init__(team, call, op, compression)
-        self.laps = laps_of(4 * buffer.size, team.table.segment * team.size)
+        self._count = laps_of(4 * buffer.size, team.table.segment * team.size)
         self._buffer = buffer
         self._kept = op.residual
         self._residual = None if op.residual is None else op.residual.copy()
         self._rank = team.rank
         self._divisor = float(team.size) if op.kind is RedOpType.AVG else 1.0
-        self._parts = [cut(buffer, self.laps, lap, team.size)[0] for lap in range(self.laps)]
+        self._parts = [cut(buffer, self._count, lap, team.size) for lap in range(self._count)]
 
-    def run_in_step(self) -> None:
-        """Send and receive a frame at a time."""
-        for lap in range(self.laps):
+    def run(self) -> None:
+        """Reduce all laps, and decode the others' results as they come."""
+        peers, awaited = self.peers, deque[tuple[Request, Flat, Flat]]()
+        counts = [self._part(lap, self._rank)[0].size for lap in range(self._count)]
+        for lap in self.begin(counts, self._encoded, 2):
+            parts = [self._part(lap, peer)[0] for peer in peers]
+            places = [np.empty(self.coder.nbytes(part.size), _U8) for part in parts]
+            requests = self.chunks.expect_results(lap, places)
+            awaited.extend(zip(requests, places, parts, strict=True))
             total = self._own(lap)
-            self.add_in_step(lap, self._encoded, total)
-            result = as_bytes(self._settle(lap, total))
-            for link, peer in self.steps:
-                into, _ = self._part(lap, peer)
-                arrived = self.arriving(into.size)
-                link.exchange(self.call, result, link, as_bytes(arrived))
-                self.coder.decode(arrived, into)
+            self.add_all(lap, total)
+            self.chunks.send_result(lap, self._settle(lap, total))
+            while awaited and awaited[0][0].done:
+                self._take(*awaited.popleft())
+        while awaited:
+            self._take(*awaited.popleft())
+        self.chunks.finish(())
 
-    def run_ahead(self, ahead: int) -> None:
-        """Send inputs ``ahead`` laps before those that are reduced, results as they are ready."""
-        frames = order(self.laps, ahead)
-        members = [peer for _, peer in self.steps]
-        with self.outbox() as outbox:
-            counts = [
-                [self._part(lap, source if done else self._rank)[0].size for done, lap in frames]
-                for source in members
-            ]
-            coming = self.coming(outbox, counts)
-            for lap in range(min(ahead + 1, self.laps)):
-                self.post_inputs(outbox, lap, self._encoded)
-            for done, lap in frames:
-                if done:
-                    for each, source in zip(coming, members, strict=True):
-                        self.coder.decode(each.take(), self._part(lap, source)[0])
-                    continue
-                total = self._own(lap)
-                self.add_all(coming, total)
-                result = as_bytes(self._settle(lap, total))
-                for link, _ in self.steps:
-                    outbox.post(link, result)
-                if lap + ahead + 1 < self.laps:
-                    self.post_inputs(outbox, lap + ahead + 1, self._encoded)
+    def _take(self, request: Request, encoded: Flat, into: Flat) -> None:
+        request.wait()
+        self.coder.decode(encoded, into)
 
     def keep(self) -> None:
         """Leave what was rounded away to the next call, where the result is a number."""
@@ -276,9 +208,3 @@ class _AllReduce(_Work):
             total /= np.float32(self._divisor)
         # What is kept is a part of the sum.
         return self.coder.encode_sum(total, part, residual, self._divisor)
-
-
-def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:
-    """Return by how many laps, with ``nbytes`` each on a link, inputs are to be sent ahead."""
-    under_way = team.ahead(call)
-    return -(-under_way // nbytes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import wait_all
 from transport.operands.flat import as_bytes
 from transport.operands.operand import store
 from transport.operands.reduce_op import Flat
@@ -16,9 +17,8 @@ def gather(team: Team, call: Call, outputs: Sequence[Flat] | None, input_: Flat,
     if outputs is None:
         team.link(root, call).send(call, as_bytes(input_))
         return
-    for step in range(1, team.size):
-        source = (root + step) % team.size
-        team.link(source, call).recv_into(call, as_bytes(outputs[source]))
+    sources = [(root + step) % team.size for step in range(1, team.size)]
+    wait_all([team.link(each, call).post_recv(call, as_bytes(outputs[each])) for each in sources])
     store(outputs[root], input_)
 
 
@@ -27,7 +27,6 @@ def scatter(team: Team, call: Call, output: Flat, inputs: Sequence[Flat] | None,
     if inputs is None:
         team.link(root, call).recv_into(call, as_bytes(output))
         return
-    for step in range(1, team.size):
-        target = (root + step) % team.size
-        team.link(target, call).send(call, as_bytes(inputs[target]))
+    targets = [(root + step) % team.size for step in range(1, team.size)]
+    wait_all([team.link(each, call).post_send(call, as_bytes(inputs[each])) for each in targets])
     store(output, inputs[root])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import exchange
 
 
 def barrier(team: Team, call: Call) -> None:
@@ -17,5 +18,5 @@ def barrier(team: Team, call: Call) -> None:
     while distance < team.size:
         onward = team.link((team.rank + distance) % team.size, call)
         behind = team.link((team.rank - distance) % team.size, call)
-        onward.exchange(call, nothing, behind, nothing)
+        exchange(call, onward, nothing, behind, nothing)
         distance *= 2

@@ -21,6 +21,7 @@ from transport.algorithms.team import Team
 from transport.call import Call
 from transport.choosing.blocks import Span, blocks_of, reverse_bits, ways_of
 from transport.choosing.choice import LAP_BYTES
+from transport.link import exchange, wait_all
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ARRIVING, TOTAL, Arrival, Operand
 from transport.operands.reduce_op import Flat, ReduceOp
@@ -83,29 +84,29 @@ def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceO
         lower, upper = (arriving, own) if partner < rank else (own, arriving)
         arrival = Arrival(op, lower, upper, own, team.table.piece)
         sent = as_bytes(_part(data, ends, given))
-        link.exchange(call, sent, link, as_bytes(arriving), arrival.on_piece())
+        exchange(call, link, sent, link, as_bytes(arriving), arrival.on_piece())
         arrival.finish()
     own = _part(data, ends, ways.own)
     if ways.over is not None:
         arriving = scratch.flat(ARRIVING, data.dtype, own.size)
         team.link(ways.over, call).recv_into(call, as_bytes(arriving))
         op.combine(own, arriving, own)
-    for peer, span in ways.up:
-        team.link(peer, call).send(call, as_bytes(_part(data, ends, span)))
+    up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
+    wait_all([link.post_send(call, each) for link, each in up])
     return own if not ways.up else own[:0]
 
 
 def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
     """Give everybody all of ``data``, of which the ranks of the first block have their own."""
     ways = ways_of(team.rank, team.size)
-    for peer, span in ways.up:
-        team.link(peer, call).recv_into(call, as_bytes(_part(data, ends, span)))
+    up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
+    wait_all([link.post_recv(call, each) for link, each in up])
     if ways.over is not None:
         team.link(ways.over, call).send(call, as_bytes(_part(data, ends, ways.own)))
     for partner, kept, given in reversed(ways.inside):
         link = team.link(partner, call)
         into = as_bytes(_part(data, ends, given))
-        link.exchange(call, as_bytes(_part(data, ends, kept)), link, into)
+        exchange(call, link, as_bytes(_part(data, ends, kept)), link, into)
 
 
 def _part(data: Flat, ends: Sequence[int], span: Span) -> Flat:

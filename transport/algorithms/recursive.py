@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import exchange
 from transport.operands.flat import as_bytes
 from transport.operands.operand import ARRIVING
 from transport.operands.reduce_op import Flat, ReduceOp
@@ -23,7 +24,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     while distance < team.size:
         partner = team.rank ^ distance
         link = team.link(partner, call)
-        link.exchange(call, mine, link, theirs)
+        exchange(call, link, mine, link, theirs)
         if partner < team.rank:
             op.combine(arriving, buffer, buffer)
         else:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import wait_all
 from transport.operands.flat import as_bytes
 from transport.operands.reduce_op import Flat
 
@@ -17,6 +18,11 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
     """Pass ``outputs[rank]``, which is in place already, round to all. Sizes may differ."""
     rank, size = team.rank, team.size
     onward, behind = team.link((rank + 1) % size, call), team.link((rank - 1) % size, call)
-    for step in range(size - 1):
-        sent, arriving = outputs[(rank - step) % size], outputs[(rank - step - 1) % size]
-        onward.exchange(call, as_bytes(sent), behind, as_bytes(arriving))
+    blocks = [as_bytes(outputs[(rank - step) % size]) for step in range(size)]
+    coming = [behind.post_recv(call, block) for block in blocks[1:]]
+    sent = [onward.post_send(call, blocks[0])]
+    for request, block in zip(coming[:-1], blocks[1:-1], strict=True):
+        request.wait()
+        sent.append(onward.post_send(call, block))
+    wait_all(coming[-1:])
+    wait_all(sent)

@@ -13,7 +13,7 @@ import numpy as np
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.link import Link
+from transport.link import Link, wait_all
 from transport.operands.flat import as_bytes
 from transport.operands.operand import ARRIVING, TOTAL, pack, store
 from transport.operands.order import add_all
@@ -29,10 +29,8 @@ def barrier(team: Team, call: Call) -> None:
         _ask(team, call, nothing, nothing)
         return
     others = _others(team, call)
-    for link in others:
-        link.recv_into(call, nothing)
-    for link in others:
-        link.send(call, nothing)
+    wait_all([link.post_recv(call, nothing) for link in others])
+    wait_all([link.post_send(call, nothing) for link in others])
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
@@ -43,8 +41,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
         return
     others = _others(team, call)
     _reduce(team, call, others, buffer, op)
-    for link in others:
-        link.send(call, data)
+    wait_all([link.post_send(call, data) for link in others])
 
 
 def reduce_scatter(
@@ -58,8 +55,8 @@ def reduce_scatter(
     else:
         others = _others(team, call)
         _reduce(team, call, others, total, op)
-        for link, part in zip(others, parts[1:], strict=True):
-            link.send(call, as_bytes(part))
+        answers = zip(others, parts[1:], strict=True)
+        wait_all([link.post_send(call, as_bytes(part)) for link, part in answers])
     op.finish(own, team.size)
     store(output, own)
 
@@ -77,11 +74,10 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
             start += output.size
         return
     others = _others(team, call)
-    for link, output in zip(others, outputs[1:], strict=True):
-        link.recv_into(call, as_bytes(output))
+    asked = zip(others, outputs[1:], strict=True)
+    wait_all([link.post_recv(call, as_bytes(output)) for link, output in asked])
     np.concatenate(outputs, out=total)
-    for link in others:
-        link.send(call, as_bytes(total))
+    wait_all([link.post_send(call, as_bytes(total)) for link in others])
 
 
 def _ask(team: Team, call: Call, question: memoryview, answer: memoryview) -> None:
@@ -95,10 +91,9 @@ def _others(team: Team, call: Call) -> list[Link]:
 
 
 def _reduce(team: Team, call: Call, others: list[Link], total: Flat, op: ReduceOp) -> None:
-    rows = team.scratch.flat(ARRIVING, total.dtype, len(others) * total.size)
-    values = [total]
-    for number, link in enumerate(others):
-        row = rows[number * total.size : (number + 1) * total.size]
-        link.recv_into(call, as_bytes(row))
-        values.append(row)
-    add_all(op, values)
+    count = total.size
+    rows = team.scratch.flat(ARRIVING, total.dtype, len(others) * count)
+    values = [rows[i * count : (i + 1) * count] for i in range(len(others))]
+    coming = zip(others, values, strict=True)
+    wait_all([link.post_recv(call, as_bytes(value)) for link, value in coming])
+    add_all(op, [total, *values])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.link import Link
@@ -19,8 +18,6 @@ class Team(ABC):
     size: int
     table: Thresholds
     scratch: Scratch
-    overlap: Overlap
-    """Which of its calls overlap."""
 
     @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
@@ -35,7 +32,3 @@ class Team(ABC):
 
         For the sake of time alone: ``link`` opens what is not open.
         """
-
-    @abstractmethod
-    def ahead(self, call: Call) -> int:
-        """Return how many bytes should be under way on a link. All members call, or none."""

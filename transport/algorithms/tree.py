@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import wait_all
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ARRIVING, TOTAL, Operand, store
 from transport.operands.order import relatives
@@ -20,8 +21,7 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
     data = as_bytes(buffer)
     if parent is not None:
         team.link(parent, call).recv_into(call, data)
-    for child, _ in reversed(children):
-        team.link(child, call).send(call, data)
+    wait_all([team.link(child, call).post_send(call, data) for child, _ in reversed(children)])
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:

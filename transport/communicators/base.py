@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
@@ -89,28 +89,6 @@ class Collectives(ABC, Generic[Buffer]):
         """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ."""
 
 
-class Turns(Protocol):
-    """How the calls of one communicator follow each other, where two can overlap: two are under way
-    at most, and one of them runs at a time.
-    """
-
-    def note_overlapping(self) -> None:
-        """Be told that calls may overlap from now on. Again and again, maybe."""
-        ...
-
-    def begin_next(self, most: int) -> bool:
-        """Have the next call begin if one is due that may, of ``most`` bytes; return whether.
-
-        For a call that has nothing more to send. Returns when the next one waits in its turn for
-        the end of this one, or is over.
-        """
-        ...
-
-    def await_former(self) -> None:
-        """Wait for the end of the call before this one, if it is still under way."""
-        ...
-
-
 class Communicator(Collectives[Buffer], Generic[Buffer]):
     """What a transport provides. ``LinkCollectives`` implements the collectives over links."""
 
@@ -126,11 +104,6 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         self.membership = membership
         self.rank = membership.rank
         self.size = membership.size
-
-    def take_turns(self, turns: Turns) -> None:
-        """Be told how its collectives follow each other, once, before the first; for communicators
-        of which two can overlap.
-        """
 
     def takes_gaps(self, call: Call) -> bool:
         """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.

@@ -12,7 +12,7 @@ import numpy as np
 
 from transport.call import Call
 from transport.choosing.choice import Thresholds
-from transport.communicators.base import Collectives, Communicator, Turns
+from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
@@ -65,15 +65,10 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._lock = threading.Lock()
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
-        self._turns: Turns | None = None
         self._keys = PeerKeys(membership)
         self._placement = placement
         if placement is None:
             publish_place(membership, host or this_place(unsupported_reason()))
-
-    def take_turns(self, turns: Turns) -> None:
-        # On levels, each would have to be through with a call before the next one gets there.
-        self._turns = turns
 
     # Collectives.
 
@@ -153,8 +148,6 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             keys = self._keys
             placement = self._placement or await_placement(self.membership, keys, call)
             self._collectives = self._arrange(placement, call)
-            if self._collectives is self._whole and self._turns is not None:
-                self._whole.take_turns(self._turns)
         return self._collectives
 
     def _arrange(self, placement: Placement, call: Call) -> Collectives:

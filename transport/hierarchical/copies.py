@@ -11,9 +11,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from transport.algorithms.exchanges import pairwise as pairwise_exchange
+from transport.algorithms import pairwise as pairs
 from transport.call import Call
 from transport.hierarchical.levels import Levels
+from transport.link import wait_all
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.reduce_op import Flat
 
@@ -132,8 +133,8 @@ def gather(
     levels.inside.gather(call, near, input_, root_index)
     if outputs is not None:
         levels.whole.reach(_members_elsewhere(levels, root), call)
-        for member in _members_elsewhere(levels, root):
-            levels.whole.link(member, call).recv_into(call, as_bytes(outputs[member]))
+        sources = [(levels.whole.link(m, call), m) for m in _members_elsewhere(levels, root)]
+        wait_all([link.post_recv(call, as_bytes(outputs[m])) for link, m in sources])
 
 
 def scatter(
@@ -149,8 +150,8 @@ def scatter(
     levels.inside.scatter(call, output, near, root_index)
     if inputs is not None:
         levels.whole.reach(_members_elsewhere(levels, root), call)
-        for member in _members_elsewhere(levels, root):
-            levels.whole.link(member, call).send(call, as_bytes(inputs[member]))
+        targets = [(levels.whole.link(m, call), m) for m in _members_elsewhere(levels, root)]
+        wait_all([link.post_send(call, as_bytes(inputs[m])) for link, m in targets])
 
 
 def _members_elsewhere(levels: Levels, root: int) -> list[int]:
@@ -162,33 +163,12 @@ def _members_elsewhere(levels: Levels, root: int) -> list[int]:
 def all_to_all(levels: Levels, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
     """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ.
 
-    Between hosts pairwise: no two members want the same bytes, so no way saves any. Where links
-    have delay, or frames are small, no step waits for what another one brings.
+    Between hosts pairwise: no two members want the same bytes, so no way saves any.
     """
-    local, rank, size = levels.local, levels.rank, levels.size
+    local, rank = levels.local, levels.rank
     levels.inside.all_to_all(
         call, [outputs[member] for member in local], [inputs[member] for member in local]
     )
     targets = _members_elsewhere(levels, rank)
-    sources = targets[::-1]
     levels.whole.reach(targets, call)
-    if pairwise_exchange.swap_at_once(
-        levels.whole,
-        call,
-        [levels.whole.link(peer, call) for peer in targets],
-        [as_bytes(inputs[peer]) for peer in targets],
-        [levels.whole.link(peer, call) for peer in sources],
-        [as_bytes(outputs[peer]) for peer in sources],
-    ):
-        return
-    for step in range(1, size):
-        target, source = (rank + step) % size, (rank - step) % size
-        if target in local and source in local:
-            continue
-        if target in local:
-            levels.whole.link(source, call).recv_into(call, as_bytes(outputs[source]))
-        elif source in local:
-            levels.whole.link(target, call).send(call, as_bytes(inputs[target]))
-        else:
-            onward, behind = levels.whole.link(target, call), levels.whole.link(source, call)
-            onward.exchange(call, as_bytes(inputs[target]), behind, as_bytes(outputs[source]))
+    pairs.swap(levels.whole, call, targets, inputs, outputs)

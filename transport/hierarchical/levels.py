@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from transport.algorithms.alone import Alone
 from transport.algorithms.collectives import LinkCollectives
-from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.choosing.tuning import Tuning
@@ -42,7 +41,6 @@ class Selection(LinkCollectives):
         self.size = len(members)
         self.table = table
         self.scratch = whole.scratch
-        self.overlap = Overlap(self.size)
         self.tuned_as = whole.tuned_as
         self._whole = whole
         self._members = members

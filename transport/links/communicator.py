@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from transport.algorithms.collectives import LinkCollectives
-from transport.algorithms.exchanges.overlap import Overlap
 from transport.choosing.choice import Thresholds
-from transport.communicators.base import Turns
 from transport.communicators.runtime import Membership
 from transport.links.mailbox import Mailbox
 from transport.links.messaging import MessagingCommunicator
@@ -40,8 +38,4 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
             )
         self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
         self.scratch = Scratch()
-        self.overlap = Overlap(self.size)
         self.compression = membership.compression
-
-    def take_turns(self, turns: Turns) -> None:
-        self.overlap.turns = turns

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -65,6 +66,10 @@ class Mailbox:
         self._lost: dict[int, Exception] = {} if lost is None else lost
         self._arriving = 0
         self._aborted: str | None = None
+        self.on_room: Callable[[], None] | None = None
+        """Called when there may be room for a message that ``try_begin`` had none for, or for which
+        a receive waits now; under the mailbox's lock.
+        """
 
     @property
     def receiving(self) -> bool:
@@ -300,8 +305,13 @@ class Mailbox:
     def _release(self, incoming: Incoming) -> None:
         """Free what a stored message took."""
         self._stored[incoming.src] -= incoming.buffer.nbytes
+        self._note_room()
+
+    def _note_room(self) -> None:
         if self._blocked:
             self._room.notify_all()
+        if self.on_room is not None:
+            self.on_room()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
         self._count_waiters(1)  # before it looks who is lost
@@ -310,8 +320,7 @@ class Mailbox:
             if lost is not None:
                 raise lost
             self._receives.append(receive)
-            if self._blocked:
-                self._room.notify_all()
+            self._note_room()
             while receive.incoming is None:
                 try:
                     self._sleep(call, receive)

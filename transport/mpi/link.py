@@ -8,10 +8,11 @@ messages between two processes under one tag, which is all that a link needs.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Any
 
 from transport.call import HEADER_BYTES, Call, CallHeader
-from transport.link import Link, OnPiece, waited_for, wrong_frame
+from transport.link import Link, OnPiece, Request, waited_for, wrong_frame
 from transport.links.communicator import LinkCommunicator
 from transport.mpi.library import MpiProcess, wait
 
@@ -43,7 +44,11 @@ class Frame:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is not None:
-            self._process.abandon(self.requests, self._buffers)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let MPI go on reading the memory, while nobody waits for that."""
+        self._process.abandon(self.requests, self._buffers)
 
 
 class HeadRoom:
@@ -79,30 +84,47 @@ class MpiLink(Link):
         self._name = group.membership.describe(peer)
         self._check = group.check_open
         self._head = HeadRoom()
+        self._posted: list[_Sent] = []
+        self._coming: deque[_Received] = deque()
 
-    def send(self, call: Call, data: memoryview) -> None:
-        with self._begin(call, data) as frame:
-            self._wait(call, frame.requests, "to take data")
-
-    def recv_into(self, call: Call, into: memoryview) -> None:
-        self._receive(call, into, None)
-
-    def exchange(
-        self,
-        call: Call,
-        data: memoryview,
-        source: Link,
-        into: memoryview,
-        on_piece: OnPiece | None = None,
-    ) -> None:
-        assert isinstance(source, MpiLink)
-        with self._begin(call, data) as frame:
-            source._receive(call, into, on_piece)
-            self._wait(call, frame.requests, "to take data")
-
-    def _begin(self, call: Call, data: memoryview) -> Frame:
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _Sent:
+        del tag  # frames leave in the same order on all members, as no peer is distant
         self._check()
-        return Frame(self._process, call, data, self._rank, self._tag)
+        frame = Frame(self._process, call, data, self._rank, self._tag)
+        sent = _Sent(self, call, frame)
+        self._posted = [request for request in self._posted if not request.done]
+        self._posted.append(sent)
+        return sent
+
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _Received:
+        del tag
+        received = _Received(self, call, into)
+        self._coming.append(received)
+        return received
+
+    def finish_send(self, call: Call, frame: Frame) -> None:
+        """Wait until the memory of a frame may be reused."""
+        self._wait(call, frame.requests, "to take data")
+
+    def receive(self, awaited: _Received, on_piece: OnPiece | None) -> None:
+        """Receive the frames that were posted, up to the one that is awaited."""
+        try:
+            while not awaited.done:
+                first = self._coming[0]
+                self._receive(first.call, first.into, on_piece if first is awaited else None)
+                first.done = True
+                self._coming.popleft()
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Forget all frames; MPI goes on reading those that are leaving."""
+        for request in self._posted:
+            if not request.done:
+                request.frame.abandon()
+        self._posted.clear()
+        self._coming.clear()
 
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         self._check()
@@ -139,3 +161,41 @@ class MpiLink(Link):
         if not wait(requests, call.deadline, self._check):
             raise waited_for(call, self.peer, self._name, what)
         call.waiting_for = None
+
+
+class _Sent(Request):
+    """A frame that MPI sends."""
+
+    __slots__ = ("_call", "_link", "frame")
+
+    def __init__(self, link: MpiLink, call: Call, frame: Frame) -> None:
+        self._link = link
+        self._call = call
+        self.frame = frame
+        self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if self.done:
+            return
+        try:
+            self._link.finish_send(self._call, self.frame)
+        except BaseException:
+            self._link.withdraw()
+            raise
+        self.done = True
+
+
+class _Received(Request):
+    """A frame that its receiver takes from MPI when it waits."""
+
+    __slots__ = ("_link", "call", "into")
+
+    def __init__(self, link: MpiLink, call: Call, into: memoryview) -> None:
+        self._link = link
+        self.call = call
+        self.into = into
+        self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self._link.receive(self, on_piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -20,28 +20,27 @@ from transport.errors import (
     AuthenticationError,
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
-    DistBackendError,
     DistError,
     DistStoreError,
     PeerLostError,
 )
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
-from transport.net.limits import explain
 from transport.operands.reduce_op import Flat
-from transport.tcp.conversation import Conversation
 from transport.tcp.far import connections_from_environment
-from transport.tcp.inbox import Inbox
+from transport.tcp.inbox import Inbox, MessageWorker
 from transport.tcp.link import TcpLink
 from transport.tcp.meeting.address import listening_host
 from transport.tcp.meeting.dial import Dial, address_key, publish
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
-from transport.tcp.meeting.watch import Threads, Watches, end_watch
+from transport.tcp.messages import MessageLink
+from transport.tcp.worker import FrameWorker
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
 _PATIENCE_SECONDS = 0.2
 _WIDEN_SECONDS = 30.0
+_JOIN_SECONDS = 5.0
 _LOGGER = logging.getLogger("meshlib.transport")
 
 
@@ -49,11 +48,10 @@ class TcpCommunicator(LinkCommunicator):
     """A communicator whose members are connected by TCP, two by two, when they first talk.
 
     Of two members that make collectives together, the one with the higher rank connects. For
-    messages there is a connection of its own, a ``Conversation``, made by whoever sends or receives
-    first: a receiver that waits for a member notices in this way when it is gone. Who waits for a
-    member's connection for collectives makes one, for as long, by which it notices the same, and
-    which costs neither of them a thread. (The store's news tell who has died or left the job, but
-    not who has left this group.) ``mailbox`` is where messages come to, where another transport
+    messages there is a connection of its own, made by whoever sends or receives first: a receiver
+    that waits for a member notices in this way when it is gone. So does a member that waits for
+    another one's connection for collectives. (The store's news tell who has died or left the job,
+    but not who has left this group.) ``mailbox`` is where messages come to, where another transport
     delivers there as well.
     """
 
@@ -67,35 +65,40 @@ class TcpCommunicator(LinkCommunicator):
     ) -> None:
         inbox = Inbox(membership) if mailbox is None else None
         super().__init__(membership, table, mailbox or inbox)
-        self._on_speak = _ignore if inbox is None else inbox.hear
         runtime = membership.runtime
         # Guards everything below. Nobody waits for another rank while holding it.
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._arrived: dict[int, socket.socket] = {}
         self._links: dict[int, TcpLink] = {}
+        self._frames = FrameWorker()
         # By peer, further connections of links that are not opened here yet.
         self._spare: dict[int, list[socket.socket]] = {}
-        # The one for sending by peer, and all: two members may call each other at the same time.
-        self._conversations: dict[int, Conversation] = {}
-        self._all_conversations: set[Conversation] = set()
+        # By peer, the one for sending. Two members may call each other at the same time, so there
+        # may be another one, on which the peer sends.
+        self._message_links: dict[int, MessageLink] = {}
         # By peer, the thread that is connecting to it to send messages.
         self._opening: dict[int, int] = {}
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
+        # By peer, what is in the way of noticing its end.
+        self._unwatched: dict[int, Exception] = {}
         self._addresses = PeerKeys(membership)
         self._known: dict[int, bytes] = {}
         self._dials: set[Dial] = set()
         self._dialled: dict[int, socket.socket] = {}
         self._connections = connections_from_environment()
-        self._threads = Threads()
+        # Those that connect beside a call.
+        self._threads: tuple[threading.Thread, ...] = ()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
             lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
-        self._watches = Watches(
-            membership, self._changed, self._endpoint, self._threads, self._dial, self._note_end
+        self._messages = MessageWorker(
+            self.mailbox, self._on_message_link_end, self._endpoint.attend, self._endpoint.wake
         )
+        if inbox is not None:
+            inbox.worker = self._messages
         publish(membership, self._endpoint.address)
         self._endpoint.register(membership.group, self._deliver)
 
@@ -131,7 +134,7 @@ class TcpCommunicator(LinkCommunicator):
         for peer in missing:
             name = f"meshlib-tcp-dial-{peer}"
             with suppress(RuntimeError):  # no room for another thread: ``link`` connects
-                self._threads.begin(name, partial(dial, peer))
+                self._begin_thread(name, partial(dial, peer))
                 left.add(peer)
         while left:
             call.waiting_for = min(left)
@@ -147,10 +150,10 @@ class TcpCommunicator(LinkCommunicator):
         return self._known
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
-        self._converse(dst, call).send(call, data)
+        self._message_link(dst, call).send(call, data)
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        if src is not None and src not in self._conversations:
+        if src is not None and src not in self._message_links:
             self._open_towards(src, call)
         return self.mailbox.recv(call, buffer, src, tag)
 
@@ -159,21 +162,20 @@ class TcpCommunicator(LinkCommunicator):
 
     def abort(self, reason: str) -> None:
         super().abort(reason)
-        links, conversations = self._shut(reason)
-        for channel in (*links, *conversations):
-            channel.abort(reason)
+        for link in self._shut(reason):
+            link.abort(reason)
 
     def close(self) -> None:
         super().close()
         self._endpoint.unregister(self.membership.group)
-        links, conversations = self._shut("the communicator was closed")
-        for channel in (*links, *conversations):
-            channel.close()
-        for conversation in conversations:
-            conversation.join()
-        self._threads.join()
+        for link in self._shut("the communicator was closed"):
+            link.close()
+        self._messages.close()
+        deadline = Deadline.after(_JOIN_SECONDS)
+        for thread in self._threads:  # what they do was broken off
+            thread.join(deadline.remaining())
 
-    def _shut(self, reason: str) -> tuple[list[TcpLink], list[Conversation]]:
+    def _shut(self, reason: str) -> list[TcpLink | MessageLink]:
         """Wake those who wait for a connection, and refuse those who are still to come.
 
         ``abort_reason`` is set. Returns the connections that there are.
@@ -185,18 +187,21 @@ class TcpCommunicator(LinkCommunicator):
             self._arrived.clear()
             self._dialled.clear()
             dials = list(self._dials)
-            links, conversations = list(self._links.values()), list(self._all_conversations)
-            watches = self._watches.shut()
+            links = [*self._links.values(), *self._messages.links]
             self._changed.notify_all()
         let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
-        for sock in watches:
-            end_watch(sock)
         self._addresses.cancel(reason)
         for dial in dials:
             dial.cancel(reason)
         for sock in unclaimed:
             sock.close()
-        return links, conversations
+        return links
+
+    def _begin_thread(self, name: str, task: Callable[[], None]) -> None:
+        """Connect in a thread of its own. Raises RuntimeError where there is no room for one."""
+        thread = threading.Thread(target=task, name=name, daemon=True)
+        thread.start()
+        self._threads = (*(other for other in self._threads if other.is_alive()), thread)
 
     # Opening.
 
@@ -207,7 +212,7 @@ class TcpCommunicator(LinkCommunicator):
         else:
             sock = self._await_arrival(peer, call)
         name = self.membership.describe(peer)
-        link = TcpLink(sock, peer, name, connections=self._connections)
+        link = TcpLink(sock, peer, name, self._frames, self._connections)
         with self._lock:
             opened = self.abort_reason is None
             if opened:
@@ -219,19 +224,19 @@ class TcpCommunicator(LinkCommunicator):
             raise CommunicatorAbortedError(self.abort_reason or "")
         if peer < self.rank and link.distance.connections > 1:
             with suppress(RuntimeError):  # no room for a thread: one connection does, slower
-                self._threads.begin(f"meshlib-tcp-dial-{peer}", partial(self._widen, link))
+                self._begin_thread(f"meshlib-tcp-dial-{peer}", partial(self._widen, link))
         return link
 
     def _widen(self, link: TcpLink) -> None:
         """Make the other connections to a peer that is far, beside the calls."""
         header = CallHeader(0, 0, NO_ROOT, Kind.BARRIER, 0, 0)
         try:
-            while link.connections < link.distance.connections:
+            while len(link.sockets) < link.distance.connections:
                 call = Call(header, Deadline.after(_WIDEN_SECONDS))
                 link.add(self._dial(link.peer, Channel.MORE, call), dialled=True)
         except (DistError, OSError) as error:
             _LOGGER.info(
-                "no more than %d connections to %s: %s", link.connections, link.name, error
+                "no more than %d connections to %s: %s", len(link.sockets), link.name, error
             )
 
     def _await_arrival(self, peer: int, call: Call) -> socket.socket:
@@ -239,12 +244,13 @@ class TcpCommunicator(LinkCommunicator):
         sock = self._wait_for_arrival(peer, patience)
         if sock is None and not call.deadline.expired:
             # The answer may be that it has left; if it lives, we are told when it goes.
-            if peer not in self._conversations:  # whose end is noticed as well
-                self._watches.begin(peer, call)
-            try:
-                sock = self._wait_for_arrival(peer, call.deadline)
-            finally:
-                self._watches.end(peer)
+            if peer not in self._message_links:
+                notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
+                try:
+                    self._begin_thread(f"meshlib-tcp-dial-{peer}", notice)
+                except RuntimeError:  # no room for another thread
+                    notice()
+            sock = self._wait_for_arrival(peer, call.deadline)
         if sock is None:
             raise self._has_not_connected(peer, call)
         return sock
@@ -268,44 +274,56 @@ class TcpCommunicator(LinkCommunicator):
                 self.check_open()
                 if peer in self._gone:
                     raise PeerLostError.of(self._gone[peer], peer)
-                self._watches.check(peer)
+                if peer in self._unwatched:
+                    raise self._unwatched.pop(peer)
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
+
+    def _notice_end(self, peer: int, call: Call) -> None:
+        """See to it that this rank learns when ``peer``, for which it waits, is gone."""
+        try:
+            self._message_link(peer, call)
+        except PeerLostError:  # of which those who wait for it were told
+            pass
+        except (DistError, OSError) as error:
+            with self._lock:
+                self._unwatched[peer] = error
+                self._changed.notify_all()
 
     def _open_towards(self, src: int, call: Call) -> None:
         if src != self.rank and src not in self._gone:
             with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
-                self._converse(src, call)
+                self._message_link(src, call)
 
-    def _converse(self, peer: int, call: Call) -> Conversation:
-        """Return the conversation with ``peer``, opening it at the first use."""
-        conversation = self._conversations.get(peer)
-        if conversation is not None:
-            return conversation
+    def _message_link(self, peer: int, call: Call) -> MessageLink:
+        """Return the connection for messages to ``peer``, opening it at the first use."""
+        link = self._message_links.get(peer)
+        if link is not None:
+            return link
         try:
-            return self._open_conversation(peer, call)
+            return self._open_message_link(peer, call)
         except (PeerLostError, AuthenticationError) as error:
-            conversation = self._conversations.get(peer)
-            if conversation is not None or isinstance(error, PeerLostError):
+            link = self._message_links.get(peer)
+            if link is not None or isinstance(error, PeerLostError):
                 self._note_end(peer, PeerLostError.of(error, peer))
-            if conversation is None:
+            if link is None:
                 raise
             # It has called meanwhile, and left in the middle of our handshake.
-            return conversation
+            return link
 
-    def _open_conversation(self, peer: int, call: Call) -> Conversation:
+    def _open_message_link(self, peer: int, call: Call) -> MessageLink:
         call.waiting_for = peer
         me = threading.get_ident()
         try:
             with self._lock:  # which _accept may hold, about to welcome the peer
                 self._await_opening(peer, call)
-                if peer in self._conversations:
-                    return self._conversations[peer]
+                if peer in self._message_links:
+                    return self._message_links[peer]
                 self._opening[peer] = me
             sock = self._dial(peer, Channel.POINT_TO_POINT, call)
             with self._lock:
                 if self.abort_reason is None:
-                    return self._begin_conversation(peer, sock)
+                    return self._add_message_link(peer, sock)
             sock.close()
             raise CommunicatorAbortedError(self.abort_reason)
         finally:
@@ -326,27 +344,15 @@ class TcpCommunicator(LinkCommunicator):
                     peer,
                 )
 
-    def _begin_conversation(self, peer: int, sock: socket.socket) -> Conversation:
-        """Make a conversation of a connection. Under the lock.
-
-        Raises DistBackendError when its thread cannot be started.
-        """
+    def _add_message_link(self, peer: int, sock: socket.socket) -> MessageLink:
+        """Exchange messages over a connection. Under the lock."""
         name = self.membership.describe(peer)
-        try:
-            conversation = Conversation(
-                sock, peer, name, self.mailbox, self._on_speak, self._on_conversation_end
-            )
-        except RuntimeError as error:
-            sock.close()
-            text = f"cannot exchange messages with {name}: {explain(error)}"
-            raise DistBackendError(text) from error
-        self._all_conversations.add(conversation)
+        link = MessageLink(sock, peer, name, self._messages, self.mailbox)
+        self._messages.add(link)
         # Messages to one member must not overtake each other: the first connection is used.
-        return self._conversations.setdefault(peer, conversation)
+        return self._message_links.setdefault(peer, link)
 
-    def _on_conversation_end(self, ended: Conversation, error: PeerLostError) -> None:
-        with self._lock:
-            self._all_conversations.discard(ended)
+    def _on_message_link_end(self, ended: MessageLink, error: PeerLostError) -> None:
         self._note_end(ended.peer, error)
 
     def _note_end(self, peer: int, error: PeerLostError) -> None:
@@ -363,7 +369,7 @@ class TcpCommunicator(LinkCommunicator):
         """
         with self._lock:
             error = self._ends.get(peer)
-            talking = any(other.peer == peer for other in self._all_conversations)
+            talking = any(other.peer == peer for other in self._messages.links)
             if error is None or talking or peer in self._opening:
                 return
             self._gone.setdefault(peer, error)
@@ -383,13 +389,8 @@ class TcpCommunicator(LinkCommunicator):
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         """Take a connection from the endpoint."""
-        try:
-            with self._lock:
-                superfluous = self._accept(hello, sock)
-        except DistBackendError as error:
-            # Of no call, but the group cannot go on here. The others can.
-            self.abort(f"this rank {error}")
-            return
+        with self._lock:
+            superfluous = self._accept(hello, sock)
         if superfluous is not None:
             superfluous.close()
 
@@ -414,9 +415,7 @@ class TcpCommunicator(LinkCommunicator):
         except OSError:
             return None if channel == Channel.MORE else sock
         if channel == Channel.POINT_TO_POINT:
-            self._begin_conversation(peer, sock)
-        elif channel == Channel.WATCH:
-            self._watches.accept(sock)
+            self._add_message_link(peer, sock)
         elif channel != Channel.MORE:
             # A peer that gave up and tried again means the newer connection.
             older = self._arrived.get(peer)
@@ -426,7 +425,3 @@ class TcpCommunicator(LinkCommunicator):
             self._changed.notify_all()
             return older
         return None
-
-
-def _ignore(conversation: Conversation) -> None:
-    """Have the conversation's own thread read: receivers wait in the mailbox's way."""

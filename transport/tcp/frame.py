@@ -1,4 +1,4 @@
-"""Frames on a TCP connection: the call's header, the payload's length, the payload.
+"""Frames on a TCP connection: the call's header, the payload's length and tag, the payload.
 
 A small frame is put together in memory and moved in one piece. A large one goes from and to the
 arrays' own memory; its prefix is read and checked before a byte of it lands there. Where a link has
@@ -11,16 +11,20 @@ import errno
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from transport.call import HEADER_BYTES, Call, CallHeader
+from transport.link import OnPiece, Request
 from transport.tcp.stripes import Stripes
+
+if TYPE_CHECKING:
+    from transport.tcp.connection import Connection
 
 # Padded to a whole cache line. Of 40 bytes, an array's bytes would lie in the kernel's pages a few
 # bytes behind where they lie in ours, for which some processors' copy instruction is twice as slow.
-# Behind the length: over how many connections the payload comes.
-_LENGTH = struct.Struct("<QB23x")
-_CHECKED_BYTES = HEADER_BYTES + 8
+# The length, the number of connections that carry the payload, the tag.
+_LENGTH = struct.Struct("<QB3xI16x")
 PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
 
 SMALL_BYTES = 16 << 10
@@ -40,243 +44,167 @@ STEP_BYTES = 1 << 20
 """The most that is moved one way before the other way gets its turn."""
 
 
-def parse_prefix(prefix: bytes | bytearray | memoryview) -> tuple[CallHeader, int]:
-    """Return the header and the payload's length from a frame's first ``PREFIX_BYTES`` bytes."""
-    return CallHeader.unpack(prefix), _LENGTH.unpack_from(prefix, HEADER_BYTES)[0]
+class Prefix:
+    """The first ``PREFIX_BYTES`` bytes of a frame."""
+
+    __slots__ = ("connections", "packed", "size", "tag")
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self.packed = bytes(data[:HEADER_BYTES])
+        self.size, self.connections, self.tag = _LENGTH.unpack_from(data, HEADER_BYTES)
+
+    @property
+    def header(self) -> CallHeader:
+        """The call's header."""
+        return CallHeader.unpack(self.packed)
 
 
-class WrongFrame(Exception):
-    """What arrived is not the frame that was expected: its header and its payload's length."""
-
-    def __init__(self, header: CallHeader, size: int) -> None:
-        super().__init__(header, size)
-        self.header = header
-        self.size = size
+def parse_prefix(data: bytes | bytearray | memoryview) -> tuple[CallHeader, int]:
+    """Return the header and the payload's length from a frame's prefix."""
+    return CallHeader.unpack(data), _LENGTH.unpack_from(data, HEADER_BYTES)[0]
 
 
-class Outgoing:
-    """A frame on its way into a socket: ``done`` when it has all of it."""
+def pack_prefix(call: Call, size: int, tag: int = 0, connections: int = 1) -> bytes:
+    """Return the prefix of a frame of ``size`` bytes."""
+    return call.packed + _LENGTH.pack(size, connections, tag)
 
-    __slots__ = ("_head", "_rest", "begun", "done")
 
-    def __init__(self, call: Call, data: memoryview, connections: int = 1) -> None:
-        size = data.nbytes
-        prefix = call.packed + _LENGTH.pack(size, connections)
+class Outgoing(Request):
+    """A frame on its way out on ``link``, over ``connections``, the first of which carries the
+    prefix. It is done when the kernel has all of it, and lets go of its memory then.
+    """
+
+    __slots__ = (
+        "_began",
+        "_connections",
+        "_head",
+        "_rest",
+        "_stripes",
+        "begun",
+        "call",
+        "link",
+        "nbytes",
+    )
+
+    def __init__(
+        self,
+        link: Connection,
+        call: Call,
+        data: memoryview,
+        tag: int,
+        connections: Sequence[socket.socket],
+    ) -> None:
+        self.link = link
+        self.call = call
+        self.nbytes = size = data.nbytes
+        self._connections = connections
+        self._stripes = Stripes(data, connections) if len(connections) > 1 else None
+        prefix = pack_prefix(call, size, tag, len(connections))
         if size <= SMALL_BYTES:
             self._head = b""
             self._rest: bytes | memoryview = prefix + data
         else:
             self._head = prefix
             self._rest = data
-        self.begun = False
-        self.done = False
-
-    def push(self, sock: socket.socket) -> None:
-        """Send what fits at once, ``sock`` being the first connection; raise BlockingIOError when
-        nothing does.
-        """
-        rest = self._rest
-        if self._head:
-            sent = sock.sendmsg((self._head, rest[:STEP_BYTES]), (), NOW)
-            from_head = min(sent, len(self._head))
-            self._head = self._head[from_head:]
-            sent -= from_head
-        elif len(rest) <= STEP_BYTES:
-            sent = sock.send(rest, NOW)
-        else:
-            sent = sock.send(rest[:STEP_BYTES], NOW)
-        self.begun = True
-        if sent == len(rest):
-            self.done = True
-        else:
-            self._rest = memoryview(rest)[sent:]
-
-    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
-        """Return the sockets that have to take more; ``sock`` is the first connection."""
-        return (sock,)
-
-
-class PassedOn(Outgoing):
-    """A frame of which only the first ``there`` bytes are there by now: it leaves while it
-    comes.
-    """
-
-    __slots__ = ("_at", "_data", "there")
-
-    def __init__(self, call: Call, data: memoryview, connections: int = 1) -> None:
-        super().__init__(call, data, connections)
-        self._head = call.packed + _LENGTH.pack(data.nbytes, connections)
-        self._data = data
-        self._at = 0
-        self.there = 0
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is something that the socket has not taken."""
-        return self._at < self.there
-
-    def push(self, sock: socket.socket) -> None:
-        piece = self._data[self._at : min(self.there, self._at + STEP_BYTES)]
-        if self._head:
-            sent = sock.sendmsg((self._head, piece), (), NOW)
-            from_head = min(sent, len(self._head))
-            self._head = self._head[from_head:]
-            sent -= from_head
-        elif piece:
-            sent = sock.send(piece, NOW)
-        else:
-            raise BlockingIOError
-        self.begun = True
-        self._at += sent
-        self.done = not self._head and self._at == len(self._data)
-
-
-class StripedOutgoing(PassedOn):
-    """A ``PassedOn`` whose payload, a large one, is striped over several connections."""
-
-    __slots__ = ("_began", "_stripes")
-
-    def __init__(self, call: Call, data: memoryview, connections: Sequence[socket.socket]) -> None:
-        super().__init__(call, data, len(connections))
-        self._stripes = Stripes(data, connections)
         self._began = 0.0
+        self.begun = self.done = False
 
-    @property
-    def waits(self) -> bool:
-        self._stripes.there = self.there
-        return self.there > 0 and bool(self._head or self._stripes.left)
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self.link.wait(self)
 
     @property
     def took(self) -> float:
-        """The seconds since the first of it left."""
+        """The seconds since its first byte left."""
         return time.monotonic() - self._began
 
-    def push(self, sock: socket.socket) -> None:
-        self._stripes.there = self.there
-        if self._head:
-            self._head = self._head[sock.send(self._head, NOW) :]
+    @property
+    def waits_on(self) -> Sequence[socket.socket]:
+        """The connections that have to take more."""
+        if self._stripes is None or self._head:
+            return self._connections[:1]
+        return self._stripes.left
+
+    def skip(self, sent: int) -> None:
+        """Be told that the kernel has taken so many bytes of a small frame already."""
+        self.begun = True
+        self._take(sent)
+
+    def push(self) -> None:
+        """Send what fits at once; raise BlockingIOError when nothing does."""
+        sock, rest, stripes = self._connections[0], self._rest, self._stripes
+        if stripes is not None and not self._head:
+            if not stripes.move(_send, STEP_BYTES):
+                raise BlockingIOError
+            self.done = stripes.contiguous == self.nbytes
+        elif self._head:
+            pieces = (self._head,) if stripes is not None else (self._head, rest[:STEP_BYTES])
+            sent = sock.sendmsg(pieces, (), NOW)
+            from_head = min(sent, len(self._head))
+            self._head = self._head[from_head:]
+            self._take(sent - from_head)
+        else:
+            self._take(sock.send(rest if len(rest) <= STEP_BYTES else rest[:STEP_BYTES], NOW))
+        if not self.begun:
             self.begun = True
             self._began = time.monotonic()
-        elif not self._stripes.move(_send, STEP_BYTES):
-            raise BlockingIOError
-        self.done = self._stripes.contiguous == len(self._data)
+        if self.done:
+            self._rest, self._stripes = b"", None
 
-    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
-        return (sock,) if self._head else self._stripes.left
+    def _take(self, sent: int) -> None:
+        if sent == len(self._rest):
+            self.done = True
+        elif sent:
+            self._rest = memoryview(self._rest)[sent:]
+
+
+class _Sent(Request):
+    """A frame that the kernel has taken at once."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        pass
+
+
+SENT = _Sent()
+"""The request of every small frame that left at once."""
+
+
+class Incoming(Request):
+    """A frame that is to come on ``link``: ``received`` bytes of it are ``into`` memory by now."""
+
+    __slots__ = ("call", "into", "link", "prefix", "received", "tag")
+
+    def __init__(self, link: Connection, call: Call, into: memoryview, tag: int) -> None:
+        self.link = link
+        self.call = call
+        self.into = into
+        self.tag = tag
+        self.prefix = pack_prefix(call, into.nbytes, tag)
+        self.received = 0
+        self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self.link.wait(self, on_piece)
+        elif on_piece is not None and self.received:
+            on_piece(self.received)
 
 
 def _send(sock: socket.socket, data: memoryview) -> int:
     return sock.send(data, NOW)
 
 
-def _receive(sock: socket.socket, into: memoryview) -> int:
-    count = sock.recv_into(into, len(into), NOW)
+def receive(sock: socket.socket, into: memoryview, flags: int = NOW, limit: int = 0) -> int:
+    """Receive once, with the ``flags`` of recv and at most ``limit`` bytes (0: no limit).
+
+    Raises BlockingIOError when there was nothing, ConnectionResetError at the end of the stream.
+    """
+    count = sock.recv_into(into, min(limit, len(into)), flags)
     if count == 0:
         raise ConnectionResetError(errno.ECONNRESET, "it hung up")
     return count
-
-
-class Incoming:
-    """The frame that ``call`` waits for, on its way from a socket ``into`` memory.
-
-    ``staging`` is ``STAGING_BYTES`` of memory. ``received`` counts the payload's bytes in
-    ``into``: all at once for a small frame, rising for a large one. ``connections`` is given
-    the number in the prefix, and returns the sockets over which the payload comes.
-    """
-
-    __slots__ = (
-        "_connections",
-        "_expected",
-        "_in_place",
-        "_rest",
-        "_staged",
-        "_staging",
-        "_stripes",
-        "call",
-        "done",
-        "into",
-        "received",
-    )
-
-    def __init__(
-        self,
-        call: Call,
-        into: memoryview,
-        staging: memoryview,
-        connections: Callable[[int], Sequence[socket.socket]],
-    ) -> None:
-        size = into.nbytes
-        self.call = call
-        self.into = into
-        self._expected = call.packed + _LENGTH.pack(size, 1)
-        self._connections = connections
-        self._stripes: Stripes | None = None
-        self._staging = staging
-        self._rest = staging[: PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES]
-        self._staged = 0
-        self._in_place = False
-        self.received = 0
-        self.done = False
-
-    @property
-    def striped(self) -> bool:
-        """Whether the payload is known to come over several connections."""
-        return self._stripes is not None
-
-    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
-        """Return the sockets that have to bring more; ``sock`` is the first connection."""
-        return (sock,) if self._stripes is None else self._stripes.left
-
-    @property
-    def begun(self) -> bool:
-        """Whether a part of the frame has been taken from the socket."""
-        return self._staged > 0
-
-    def pull(self, sock: socket.socket, flags: int, limit: int = 0) -> None:
-        """Receive once, with the ``flags`` of recv and at most ``limit`` bytes (0: no limit).
-
-        Raises BlockingIOError when there was nothing, ConnectionResetError at the end of the
-        stream, WrongFrame when the frame is not the one that the call waits for. A striped payload
-        is never waited for.
-        """
-        if self._stripes is not None:
-            if not self._stripes.move(_receive, limit or STEP_BYTES):
-                raise BlockingIOError
-            self.received = self._stripes.contiguous
-            self.done = self.received == len(self.into)
-            return
-        if not self._in_place:
-            # Were the frame another one, shorter than ours, waiting for all of ours would hang.
-            flags &= ~ALL
-        rest = self._rest
-        count = sock.recv_into(rest, min(limit, len(rest)), flags)
-        if count == 0:
-            raise ConnectionResetError(errno.ECONNRESET, "it hung up")
-        left = len(rest) - count
-        self._rest = rest[count:]
-        if self._in_place:
-            self.received += count
-            self.done = not left
-            return
-        self._staged += count
-        if self._staged >= PREFIX_BYTES:
-            if bytes(self._staging[:PREFIX_BYTES]) != self._expected and self._is_striped():
-                return
-            if len(self.into) > SMALL_BYTES:
-                self._rest = self.into
-                self._in_place = True
-            elif not left:
-                self.into[:] = self._staging[PREFIX_BYTES : self._staged]
-                self.received = len(self.into)
-                self.done = True
-
-    def _is_striped(self) -> bool:
-        """Look at a prefix that is not that of a payload on one connection; begin with the others
-        if it says so.
-        """
-        if bytes(self._staging[:_CHECKED_BYTES]) != self._expected[:_CHECKED_BYTES]:
-            raise WrongFrame(*parse_prefix(self._staging))
-        over = self._connections(_LENGTH.unpack_from(self._staging, HEADER_BYTES)[1])
-        if len(over) > 1:
-            self._stripes = Stripes(self.into, over)
-        return self._stripes is not None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import selectors
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,12 @@ from transport.errors import (
 )
 from transport.links.incoming import Incoming, Receive
 from transport.links.mailbox import Mailbox
-from transport.net.sockets import recv_exact
 from transport.operands.reduce_op import Flat
 from transport.shm import ShmCommunicator
 from transport.store.hash_store import HashStore
-from transport.tcp.conversation import Conversation
-from transport.tcp.frame import PREFIX_BYTES, Outgoing
+from transport.tcp.frame import pack_prefix
+from transport.tcp.inbox import MessageWorker
+from transport.tcp.messages import MessageLink
 
 HEADER = CallHeader(0, 3, -1, Kind.RECV, dtype_code(np.dtype(np.float64)), 0)
 
@@ -155,25 +155,25 @@ class TestABufferThatWasTakenBack:
         assert buffer.tolist() == [1.0, 0.0, 0.0]
 
     @pytest.mark.parametrize("src", [1, None], ids=["from its sender", "from anyone"])
-    def test_by_a_reader_in_the_kernel(self, src: int | None) -> None:
-        """Over TCP, where a thread may be waiting in the kernel for the rest of the message."""
+    def test_by_a_reader_of_connections(self, src: int | None) -> None:
+        """Over TCP, where the message goes from the socket to where it belongs."""
         mailbox = Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
         count = 1 << 15
         first, second = np.zeros(count), np.zeros(count)
         header = HEADER._replace(elements=count)
-        message = Outgoing(
-            Call(header._replace(kind=Kind.SEND), Deadline.after(LONG)), _ones(count)
-        )
+        sent = Call(header._replace(kind=Kind.SEND), Deadline.after(LONG))
+        wire = pack_prefix(sent, 8 * count) + _ones(count)
+        worker = MessageWorker(mailbox, _ignore, _ignore, _ignore)
         with sockets() as (ours, theirs):
-            conversation = Conversation(ours, 1, "rank 1", mailbox, _ignore, _ignore)
-            wire = _bytes_of(message)
+            link = MessageLink(ours, 1, "rank 1", worker, mailbox)
+            worker.add(link)
 
             def send_half() -> None:
                 while not mailbox.awaits(1):
                     time.sleep(0.001)
                 theirs.sendall(wire[: len(wire) // 2])
                 while not first.any():
-                    time.sleep(0.001)
+                    worker.serve(0.001)
                 _expire(deadline, mailbox)
 
             deadline = Deadline.after(LONG)
@@ -182,15 +182,23 @@ class TestABufferThatWasTakenBack:
                 with pytest.raises(CommunicatorTimeoutError):
                     mailbox.recv(Call(header, deadline), first, src, 0)
 
+            def receive_again() -> None:
+                assert mailbox.recv(Call(header, Deadline.after(LONG)), second, src, 0) == 1
+
+            def send_rest() -> None:
+                theirs.sendall(wire[len(wire) // 2 :] + wire)
+                while not mailbox.left_over() and not second.all():
+                    worker.serve(0.001)
+
             run_threads([send_half, receive])
             kept = first.copy()
             assert 0 < kept.sum() < count
-            theirs.sendall(wire[len(wire) // 2 :] + wire)
-            assert mailbox.recv(Call(header, Deadline.after(LONG)), second, src, 0) == 1
+            run_threads([send_rest, receive_again])
             assert second.sum() == count
             assert np.array_equal(first, kept)
-            conversation.close()
-            conversation.join()
+            link.close()
+            worker.close()
+            worker.due(selectors.DefaultSelector())
 
 
 def _expire(deadline: Deadline, mailbox: Mailbox) -> None:
@@ -207,13 +215,3 @@ def _ignore(*_: object) -> None:
 
 def _ones(count: int) -> memoryview:
     return np.ones(count).view(np.uint8).data
-
-
-def _bytes_of(outgoing: Outgoing) -> bytes:
-    """Return all that goes over the wire for a message."""
-    with sockets() as (ours, theirs), ThreadPoolExecutor(1) as pool:
-        size = PREFIX_BYTES + len(_ones(1 << 15))
-        got = pool.submit(recv_exact, theirs, size, Deadline.after(LONG))
-        while not outgoing.done:
-            outgoing.push(ours)
-        return got.result(LONG)

@@ -27,6 +27,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
+from transport.link import exchange
 from transport.net.reach import is_out_of_reach
 from transport.net.sockets import recv_exact
 from transport.net.tls import TlsSocket
@@ -226,7 +227,7 @@ class TestLink:
                 # Two frames in a row: a record may have the end of one and all of the next.
                 for sequence in range(4):
                     into = memoryview(bytearray(size))
-                    link.exchange(call(sequence), data, link, into)
+                    exchange(call(sequence), link, data, link, into)
                     assert into == data
 
             run_threads([lambda link=link: side(link) for link in pair])

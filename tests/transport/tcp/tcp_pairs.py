@@ -10,6 +10,7 @@ from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.net.tls import TlsSocket
 from transport.tcp.link import TcpLink
+from transport.tcp.worker import FrameWorker
 
 LONG = 60.0
 
@@ -32,10 +33,14 @@ def sockets(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.soc
 
 @contextmanager
 def linked(
-    ours: socket.socket | TlsSocket, theirs: socket.socket | TlsSocket
+    ours: socket.socket | TlsSocket,
+    theirs: socket.socket | TlsSocket,
+    workers: tuple[FrameWorker | None, FrameWorker | None] = (None, None),
 ) -> Iterator[tuple[TcpLink, TcpLink]]:
-    """Links over two connected sockets, plain or TLS; closed in the end."""
-    pair = TcpLink(ours, 1, "rank 1"), TcpLink(theirs, 0, "rank 0")
+    """Links over two connected sockets, plain or TLS; closed in the end. The links of one rank
+    share a worker.
+    """
+    pair = TcpLink(ours, 1, "rank 1", workers[0]), TcpLink(theirs, 0, "rank 0", workers[1])
     try:
         yield pair
     finally:
@@ -44,7 +49,10 @@ def linked(
 
 
 @contextmanager
-def links(host: str = "127.0.0.1") -> Iterator[tuple[TcpLink, TcpLink]]:
+def links(
+    host: str = "127.0.0.1",
+    workers: tuple[FrameWorker | None, FrameWorker | None] = (None, None),
+) -> Iterator[tuple[TcpLink, TcpLink]]:
     """A link to rank 1 (as seen from rank 0), and the one to rank 0."""
-    with sockets(host) as (ours, theirs), linked(ours, theirs) as pair:
+    with sockets(host) as (ours, theirs), linked(ours, theirs, workers) as pair:
         yield pair

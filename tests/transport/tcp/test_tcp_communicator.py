@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -27,9 +26,8 @@ from transport.operands.reduce_op import ReduceOp
 from transport.store.hash_store import HashStore
 from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
-from transport.tcp.frame import Outgoing
+from transport.tcp.frame import pack_prefix
 from transport.tcp.meeting.hello import Channel
-from transport.tcp.meeting.watch import Watches
 
 # Point to point.
 
@@ -56,11 +54,7 @@ def test_members_that_write_to_each_other_first_keep_their_order(store: HashStor
 
 def _frame(kind: Kind, announced: int) -> bytes:
     header = CallHeader(0, 4, NO_ROOT, kind, 11, 0)
-    with contextlib.ExitStack() as stack:
-        left, right = (stack.enter_context(sock) for sock in socket.socketpair())
-        Outgoing(Call(header, Deadline.after(LONG)), memoryview(b"")).push(left)
-        frame = right.recv(1000)
-    return frame[:32] + announced.to_bytes(8, "little") + frame[40:]
+    return pack_prefix(Call(header, Deadline.after(LONG)), announced)
 
 
 @pytest.mark.parametrize(
@@ -197,73 +191,28 @@ def test_a_communicator_leaves_no_thread_and_no_descriptor(store: HashStore) -> 
 
 
 class TestWaitingForOneThatIsLate:
-    """Over a connection that costs no thread, and ends when the other has come."""
+    """Over a connection for messages, which costs no thread."""
 
-    def test_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.02)
+    def test_leaves_no_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.0)
         store = HashStore()
-        met = threading.Barrier(2, timeout=LONG)
-        channels: list[int] = []
+        begun, before = threading.Event(), set(threading.enumerate())
         dial = TcpCommunicator._dial
 
         def noted(comm: TcpCommunicator, peer: int, channel: Channel, call: Call) -> Any:
-            channels.append(channel)
+            if channel == Channel.POINT_TO_POINT:
+                begun.set()
             return dial(comm, peer, channel, call)
 
         monkeypatch.setattr(TcpCommunicator, "_dial", noted)
 
         def run(rank: int) -> None:
             with member_of(store, rank) as member:
-                comm: Any = member.comm
-                for _ in range(2):
-                    if rank == 1:
-                        while not channels:  # until the other has begun to watch
-                            time.sleep(0.001)
-                        time.sleep(0.1)
-                    member.all_reduce(np.ones(2), ReduceOp.SUM)
-                met.wait()
-                assert not comm._all_conversations
-                assert not comm._watches.watched
-                deadline = Deadline.after(LONG)
-                while comm._watches.watchers or comm._endpoint._watched:
-                    assert not deadline.expired
-                    time.sleep(0.001)
-                met.wait()
-
-        run_threads([lambda: run(0), lambda: run(1)])
-        assert channels == [Channel.WATCH, Channel.COLLECTIVE]
-
-    def test_leaves_no_thread_that_is_late_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.0)
-        store = HashStore()
-        begun, closing = threading.Event(), threading.Event()
-        connect, shut = Watches._connect, TcpCommunicator._shut
-        late: list[threading.Thread] = []
-
-        def connecting(watches: Watches, *arguments: Any) -> None:
-            late.append(threading.current_thread())
-            begun.set()
-            connect(watches, *arguments)
-            assert closing.wait(LONG)
-            time.sleep(0.2)
-
-        def noted(comm: TcpCommunicator, reason: str) -> Any:
-            found = shut(comm, reason)
-            if comm.rank == 0:
-                closing.set()
-            return found
-
-        monkeypatch.setattr(Watches, "_connect", connecting)
-        monkeypatch.setattr(TcpCommunicator, "_shut", noted)
-
-        def run(rank: int) -> None:
-            with member_of(store, rank) as member:
                 assert rank == 0 or begun.wait(LONG)
                 member.all_reduce(np.ones(2), ReduceOp.SUM)
-            assert rank or not late[0].is_alive()
 
         run_threads([lambda: run(0), lambda: run(1)])
-        assert len(late) == 1
+        assert not set(threading.enumerate()) - before
 
     @pytest.mark.parametrize("end", ["close", "abort"])
     def test_that_leaves_instead(self, end: str) -> None:
@@ -278,7 +227,7 @@ class TestWaitingForOneThatIsLate:
         def leave() -> None:
             with member_of(store, 1) as member:
                 comm: Any = member.comm
-                while not comm._watches.watchers:
+                while not comm._messages.links:
                     time.sleep(0.001)
                 watched.set()
                 if end == "abort":

@@ -23,8 +23,10 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.tcp.frame import PREFIX_BYTES, SMALL_BYTES, Outgoing, parse_prefix
+from transport.link import exchange
+from transport.tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix, pack_prefix
 from transport.tcp.link import TcpLink
+from transport.tcp.worker import FrameWorker
 
 SOON = LONG / 3
 SIZES = [0, 1, 8, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 1 << 20, 5_000_001]
@@ -39,9 +41,7 @@ def space(size: int) -> memoryview:
 
 
 def raw_frame(data: memoryview, sequence: int = 1) -> bytes:
-    with sockets() as (ours, theirs):
-        Outgoing(call(sequence), data).push(ours)
-        return theirs.recv(PREFIX_BYTES + len(data), socket.MSG_WAITALL)
+    return pack_prefix(call(sequence), len(data)) + data
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -70,7 +70,7 @@ def test_exchange_moves_both_ways_at_once(sizes: tuple[int, int]) -> None:
             link, other = pair[mine], 1 - mine
             for sequence in range(3):
                 into = space(sizes[other])
-                link.exchange(call(sequence), payload(sizes[mine], mine), link, into)
+                exchange(call(sequence), link, payload(sizes[mine], mine), link, into)
                 assert into == payload(sizes[other], other)
 
         run_threads([lambda: side(0), lambda: side(1)])
@@ -78,13 +78,18 @@ def test_exchange_moves_both_ways_at_once(sizes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", [100, 8_000_000])
 def test_a_ring_of_exchanges_does_not_deadlock(size: int) -> None:
-    with links() as first, links() as second, links() as third:
+    a, b, c = FrameWorker(), FrameWorker(), FrameWorker()
+    with (
+        links(workers=(a, b)) as first,
+        links(workers=(b, c)) as second,
+        links(workers=(c, a)) as third,
+    ):
         onward = [first[0], second[0], third[0]]
         behind = [third[1], first[1], second[1]]
 
         def member(rank: int) -> None:
             into = space(size)
-            onward[rank].exchange(call(), payload(size, rank), behind[rank], into)
+            exchange(call(), onward[rank], payload(size, rank), behind[rank], into)
             assert into == payload(size, (rank - 1) % 3)
 
         run_threads([lambda rank=rank: member(rank) for rank in range(3)])
@@ -102,9 +107,9 @@ def test_pieces_are_told_while_they_arrive(size: int) -> None:
             told.append(received)
 
         def receive() -> None:
-            theirs.exchange(call(), payload(3, 1), theirs, into, on_piece)
+            exchange(call(), theirs, payload(3, 1), theirs, into, on_piece)
 
-        run_threads([lambda: ours.exchange(call(), expected, ours, space(3)), receive])
+        run_threads([lambda: exchange(call(), ours, expected, ours, space(3)), receive])
         assert told == sorted(told)
         assert told[-1:] == ([size] if size else [])
 
@@ -132,7 +137,7 @@ def test_a_frame_of_another_length_leaves_the_buffer_alone(size: int, announced:
     prefix = raw_frame(payload(0))[:PREFIX_BYTES]
     length = announced.to_bytes(8, "little")
     frame = prefix[: PREFIX_BYTES - 32] + length + prefix[PREFIX_BYTES - 24 :]
-    assert parse_prefix(frame) == (call().header, announced)
+    assert (Prefix(frame).header, Prefix(frame).size) == (call().header, announced)
     with sockets() as (ours, theirs):
         link = TcpLink(theirs, 0, "rank 4")
         ours.sendall(frame + bytes(range(9)))
@@ -181,13 +186,13 @@ def test_a_deadline_ends_a_receive(seconds: float) -> None:
         assert late.value.peer == 1
 
 
-@pytest.mark.parametrize("exchange", [False, True])
-def test_a_deadline_ends_a_send_and_half_a_frame_ends_the_link(exchange: bool) -> None:
+@pytest.mark.parametrize("both", [False, True])
+def test_a_deadline_ends_a_send_and_half_a_frame_ends_the_link(both: bool) -> None:
     with links() as (ours, theirs):
         data = payload(100_000_000)
         doomed = call(seconds=0.3)
         with pytest.raises(CommunicatorTimeoutError, match="rank 1 took nothing"):
-            ours.exchange(doomed, data, ours, space(10)) if exchange else ours.send(doomed, data)
+            exchange(doomed, ours, data, ours, space(10)) if both else ours.send(doomed, data)
         with pytest.raises(CommunicatorAbortedError, match="middle of a frame"):
             ours.send(call(), payload(1))
         with pytest.raises(PeerLostError, match="rank 0"):
@@ -207,7 +212,7 @@ def _send(link: TcpLink) -> None:
 
 
 def _exchange(link: TcpLink) -> None:
-    link.exchange(call(), payload(100_000_000), link, space(100_000))
+    exchange(call(), link, payload(100_000_000), link, space(100_000))
 
 
 WAITS = [_receive, _receive_large, _send, _exchange]
@@ -279,27 +284,6 @@ def test_a_socket_that_is_closed_under_a_call_is_closed_by_it() -> None:
         timer.join()
         assert sock.fileno() == -1
         link.close()
-
-
-def test_the_frames_of_several_threads_do_not_mix() -> None:
-    with links() as (ours, theirs):
-        size, each = 300_000, 5
-
-        def send(thread: int) -> None:
-            for _ in range(each):
-                ours.send(call(), np.full(size, thread, np.uint8).data)
-
-        def receive() -> list[int]:
-            seen: list[int] = []
-            for _ in range(3 * each):
-                into = np.empty(size, np.uint8)
-                theirs.recv_into(call(), into.data)
-                assert (into == into[0]).all()
-                seen.append(int(into[0]))
-            return seen
-
-        seen = run_threads([receive, *(lambda i=i: send(i) for i in range(3))])[0]
-        assert sorted(seen) == sorted(list(range(3)) * each)
 
 
 def test_waiting_leaves_the_core_to_others() -> None:

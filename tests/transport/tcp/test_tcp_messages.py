@@ -1,4 +1,4 @@
-"""Messages over TCP whose receivers read the connection themselves, by turns with its thread."""
+"""Messages over TCP whose receivers read them, by turns with the endpoint's thread."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rank_threads import LONG, Member, Transport, run_group, run_threads
 
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport.tcp import TcpCommunicator
+from transport.tcp.inbox import MessageWorker
 
 SOON = LONG / 3
 TCP = Transport("tcp", TcpCommunicator)
@@ -34,10 +35,9 @@ def ping_pong(member: Member, rounds: int = 5) -> None:
             assert ball[0] == i
 
 
-def reader_of(member: Member) -> Any:
-    """The conversation on which the other rank of two sends."""
+def worker_of(member: Member) -> MessageWorker:
     comm: Any = member.comm
-    return comm.mailbox._speaking[1 - member.rank]
+    return comm._messages
 
 
 def run_two(zero: Callable[[Member], Any], one: Callable[[Member], Any]) -> None:
@@ -54,38 +54,31 @@ def run_two(zero: Callable[[Member], Any], one: Callable[[Member], Any]) -> None
 
 
 def test_a_receiver_reads_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The thread must not take an interrupted receiver for one that has gone.
-    monkeypatch.setattr("transport.tcp.conversation._AWAY_SECONDS", LONG)
+    # The endpoint's thread must not take an interrupted receiver for one that has gone.
+    monkeypatch.setattr("transport.tcp.inbox._AWAY_SECONDS", LONG)
 
     def zero(member: Member) -> None:
-        mine = number(0)
-        while not mine[0]:
-            member.send(number(0), 1)
-            member.recv(mine, 1)
-        for _ in range(3):
+        for i in range(20):
+            member.send(number(i), 1)
             member.recv(number(0), 1)
-            member.send(number(0), 1)
 
     def one(member: Member) -> None:
-        conversation = reader_of(member)
-        mine = False
-        while not mine:  # it leaves the turn to receivers after the next message
+        readers = list[threading.Thread]()
+        worker: Any = worker_of(member)
+        read = worker._read
+
+        def noted(*arguments: Any) -> bool:
+            moved = read(*arguments)
+            if moved:
+                readers.append(threading.current_thread())
+            return moved
+
+        worker._read = noted
+        for _ in range(20):
             member.recv(number(0), 0)
-            mine = conversation.take_turn()
-            member.send(number(mine), 0)
-        read = threading.Event()
-        advance = conversation._advance
-
-        def noted(flags: int) -> bool:
-            assert threading.current_thread() is not conversation._thread or read.is_set()
-            return advance(flags)
-
-        conversation._advance = noted
-        conversation._turn.release()
-        for _ in range(3):
             member.send(number(1), 0)
-            member.recv(number(0), 0)
-        read.set()
+        # The thread reads at most what comes before it notices a receiver.
+        assert readers.count(threading.current_thread()) >= 18
 
     run_two(zero, one)
 
@@ -140,8 +133,9 @@ def test_a_receiver_that_leaves_hands_the_reading_on(src: int | None) -> None:
 
         def second() -> None:
             deadline = time.monotonic() + LONG
-            while reader_of(member)._turn.acquire(blocking=False):  # until the first one reads
-                reader_of(member)._turn.release()
+            worker: Any = worker_of(member)
+            while worker._turn.acquire(blocking=False):  # until the first one reads
+                worker._turn.release()
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             threading.Timer(0.05, waiting.set).start()
@@ -159,8 +153,8 @@ def test_a_deadline_in_the_middle_of_a_message_loses_no_other() -> None:
 
     def zero(member: Member) -> None:
         comm: Any = member.comm
-        conversation = comm._conversations[1]
-        send = conversation._sending.first.send
+        link = comm._message_links[1]
+        send = link.first.send
 
         class Slow:
             """The socket, that keeps back the end of what it is given."""
@@ -175,11 +169,11 @@ def test_a_deadline_in_the_middle_of_a_message_loses_no_other() -> None:
                 late.wait(LONG)
                 return send(data, flags)
 
-        sock, again = conversation._sending.first, number(1)
+        sock, again = link.first, number(1)
         while again[0]:
-            conversation._sending.first = Slow()
+            link.first = Slow()
             member.send(np.full(LARGE, 7, np.uint8), 1)
-            conversation._sending.first = sock
+            link.first = sock
             member.send(number(8), 1, tag=1)
             member.recv(again, 1)
 
@@ -228,3 +222,49 @@ def test_whoever_reads_learns_of_the_end(how: str, whose: str) -> None:
         assert time.monotonic() - began < SOON
 
     run_two(zero, one)
+
+
+def test_the_messages_of_several_threads_do_not_mix() -> None:
+    size, each = 300_000, 5
+
+    def zero(member: Member) -> None:
+        def send(thread: int) -> None:
+            for _ in range(each):
+                member.send(np.full(size, thread, np.uint8), 1)
+
+        run_threads([lambda i=i: send(i) for i in range(3)])
+
+    def one(member: Member) -> None:
+        seen = list[int]()
+        for _ in range(3 * each):
+            into = np.empty(size, np.uint8)
+            member.recv(into, 0)
+            assert (into == into[0]).all()
+            seen.append(int(into[0]))
+        assert sorted(seen) == sorted(list(range(3)) * each)
+
+    run_two(zero, one)
+
+
+def test_both_send_more_than_their_mailboxes_hold_and_receive_meanwhile() -> None:
+    """Connections are left alone while the mailbox has no room, and read when it has."""
+    size, each = 3_000_000, 8
+
+    def side(member: Member) -> None:
+        other = 1 - member.rank
+
+        def send() -> None:
+            for i in range(each):
+                member.send(np.full(size, i, np.uint8), other, tag=i % 2)
+
+        def receive() -> None:
+            time.sleep(0.1)
+            for tag in (1, 0):
+                for i in range(tag, each, 2):
+                    got = np.zeros(size, np.uint8)
+                    member.recv(got, other, tag=tag)
+                    assert (got == i).all()
+
+        run_threads([send, receive])
+
+    run_two(side, side)

@@ -23,10 +23,11 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport.link import Request, exchange, wait_all
 from transport.operands.reduce_op import ReduceOp
-from transport.tcp import TcpCommunicator, frame
+from transport.tcp import TcpCommunicator
 from transport.tcp.far import Distance, connections_from_environment
-from transport.tcp.frame import STEP_BYTES
+from transport.tcp.frame import STEP_BYTES, pack_prefix
 from transport.tcp.link import TcpLink
 from transport.tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
 
@@ -91,14 +92,14 @@ def test_every_byte_is_moved_once(size: int, count: int, steps: list[tuple[int, 
 
 def test_frames_go_over_all_connections_as_soon_as_both_ends_know_of_them() -> None:
     with wide(3) as (ours, theirs):
-        assert ours.connections == theirs.connections == 3
+        assert len(ours.sockets) == len(theirs.sockets) == 3
 
         def side(link: TcpLink, mine: int) -> None:
             for turn in range(3):
                 for size in SIZES:
                     into, told = space(size), list[int]()
                     data = payload(mine + turn, size)
-                    link.exchange(call(), data, link, into, told.append)
+                    exchange(call(), link, data, link, into, told.append)
                     assert into == payload(1 - mine + turn, size)
                     assert told == sorted(told)
                     assert told[-1:] == ([size] if size else [])
@@ -106,36 +107,33 @@ def test_frames_go_over_all_connections_as_soon_as_both_ends_know_of_them() -> N
         run_threads([lambda: side(ours, 0), lambda: side(theirs, 1)])
 
         for link in (ours, theirs):
-            outgoing = link.departure(call(), payload(0, 60 * BLOCK_BYTES))
-            link.push(outgoing)  # the prefix, on the first
-            assert len(outgoing.waits_on(link.first)) == 3
+            link.post_send(call(), payload(0, 600 * BLOCK_BYTES))
+            assert len(link.leaving[0].waits_on) == 3
 
 
 def test_an_acceptor_waits_until_the_other_end_has_a_connection() -> None:
     with wide(2) as (acceptor, _), sockets() as (here, there):
         acceptor.add(here, dialled=False)
-        outgoing = acceptor.departure(call(), payload(3, 60 * BLOCK_BYTES))
-        acceptor.push(outgoing)  # the prefix
-        assert len(outgoing.waits_on(acceptor.first)) == 2
+        acceptor.post_send(call(), payload(3, 600 * BLOCK_BYTES))
+        assert len(acceptor.leaving[0].waits_on) == 2
         there.send(b"\x01")
         deadline = Deadline.after(LONG)
-        while len(acceptor._connections_for(STRIPED_BYTES)) < 3:
+        while len(acceptor.connections_for(STRIPED_BYTES)) < 3:
             assert not deadline.expired
-        assert len(acceptor._connections_for(STRIPED_BYTES - 1)) == 1
+        assert len(acceptor.connections_for(STRIPED_BYTES - 1)) == 1
 
 
-@pytest.mark.parametrize("way", ["send", "outbox"])
-def test_sends_and_outboxes_over_several_connections(way: str) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_sends_over_several_connections(at_once: bool) -> None:
     with wide(4) as (ours, theirs):
 
         def send(link: TcpLink) -> None:
-            if way == "send":
-                for i, size in enumerate(SIZES):
-                    link.send(call(), payload(i, size))
-                return
-            with link.outbox(call()) as outbox:
-                for i, size in enumerate(SIZES):
-                    outbox.post(link, payload(i, size))
+            one, sent = call(), list[Request]()
+            for i, size in enumerate(SIZES):
+                sent.append(link.post_send(one, payload(i, size)))
+                if not at_once:
+                    sent[-1].wait()
+            wait_all(sent)
 
         def receive(link: TcpLink) -> None:
             for i, size in enumerate(SIZES):
@@ -163,7 +161,7 @@ def test_a_frame_of_another_call_is_noticed_before_its_payload_lands() -> None:
 
 def test_a_payload_over_connections_that_there_are_not_is_no_hang() -> None:
     with wide(2) as (ours, theirs):
-        ours.first.send(call().packed + frame._LENGTH.pack(1 << 20, 3))
+        ours.first.send(pack_prefix(call(), 1 << 20, connections=3))
         with pytest.raises(PeerLostError, match="3 connections of 2"):
             theirs.recv_into(call(), space(1 << 20))
 
@@ -185,9 +183,7 @@ def test_deadlines_aborts_and_losses_know_all_connections() -> None:
                 ours.recv_into(call(), space(big))
 
         def leave() -> None:
-            outgoing = theirs.departure(call(), payload(1, big))
-            theirs.push(outgoing)
-            theirs.push(outgoing)
+            theirs.post_send(call(), payload(1, big))
             theirs.abort("never mind")
 
         run_threads([lose, leave])
@@ -218,7 +214,7 @@ def test_links_to_far_peers_have_four_connections_at_both_ends(tls: bool) -> Non
             m.all_reduce(x, ReduceOp.SUM)
             assert (x == 3).all()
             links = comm._links.values()
-            used = {len(link._connections_for(STRIPED_BYTES)) for link in links}
+            used = {len(link.connections_for(STRIPED_BYTES)) for link in links}
             done = np.array([used == {4}], np.uint8)
             m.all_reduce(done, ReduceOp.MIN)
             if done[0]:

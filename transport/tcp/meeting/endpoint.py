@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from transport.tcp.meeting.hello import HELLO_BYTES, Hello, digest_of
 
 if TYPE_CHECKING:
     from transport.net.tls import Tls
+    from transport.tcp.inbox import MessageWorker
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _MAX_HELD = 1024
@@ -68,8 +69,7 @@ class Endpoint:
         self._groups: dict[bytes, Deliver] = {}
         self._held: OrderedDict[socket.socket, Hello] = OrderedDict()
         self._closed_groups: OrderedDict[bytes, None] = OrderedDict()
-        self._watched: dict[socket.socket, Callable[[], None]] = {}
-        self._unregistered: deque[socket.socket] = deque()
+        self._workers: list[MessageWorker] = []
         self._newcomers: OrderedDict[_Newcomer, None] = OrderedDict()
         name = f"meshlib-tcp-endpoint-{self.address.port}"
         self._loop = EventLoop(name, self._turn, self._end)
@@ -100,16 +100,14 @@ class Endpoint:
             if len(self._closed_groups) > _MAX_CLOSED_GROUPS:
                 self._closed_groups.popitem(last=False)
 
-    def watch(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
-        """Have ``on_end()`` called, from the endpoint's thread, when ``sock`` has ended, at either
-        end: to watch no more, shut it down. Any thread; never blocks.
-
-        The socket, on which nothing is expected, is the endpoint's from now on.
-        """
-        sock.setblocking(False)
+    def attend(self, worker: MessageWorker) -> None:
+        """Read messages for ``worker`` in this endpoint's thread while nobody waits for them."""
         with self._lock:
-            self._watched[sock] = on_end
-            self._unregistered.append(sock)
+            self._workers.append(worker)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the thread look at what its workers want. Any thread; never blocks."""
         self._loop.wake()
 
     def close(self) -> None:
@@ -123,9 +121,15 @@ class Endpoint:
 
     def _turn(self) -> float | None:
         self._acceptor.expire()
-        while self._unregistered:
-            sock = self._unregistered.popleft()
-            self._selector.register(sock, selectors.EVENT_READ, partial(self._on_watched, sock))
+        with self._lock:
+            workers = list(self._workers)
+            self._workers = [worker for worker in workers if not worker.closed]
+        left = self._acceptor.seconds_to_wait()
+        for worker in workers:
+            left = sooner(left, worker.due(self._selector))
+        return sooner(left, self._expire_newcomers())
+
+    def _expire_newcomers(self) -> float | None:
         left: float | None = None
         while self._newcomers:
             oldest = next(iter(self._newcomers))
@@ -135,7 +139,7 @@ class Endpoint:
             self._forget(oldest)
             self._refuse(oldest.sock, "it did not say in time what it is for")
             left = None
-        return sooner(self._acceptor.seconds_to_wait(), left)
+        return left
 
     def _end(self) -> None:
         self._acceptor.close()
@@ -143,24 +147,13 @@ class Endpoint:
             newcomer.sock.close()
         with self._lock:
             self._groups.clear()
-            for sock in (*self._held, *self._watched):
+            for sock in self._held:
                 sock.close()
             self._held.clear()
-            self._watched.clear()
-
-    def _on_watched(self, sock: socket.socket, _events: int) -> None:
-        try:
-            if sock.recv(1):
-                return
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            pass
-        self._selector.unregister(sock)
-        sock.close()
-        with self._lock:
-            on_end = self._watched.pop(sock)
-        on_end()
+            workers = list(self._workers)
+        for worker in workers:
+            worker.closed = True
+            worker.due(self._selector)
 
     def _welcome(self, sock: socket.socket) -> None:
         newcomer = _Newcomer(sock, time.monotonic() + HANDSHAKE_SECONDS)

@@ -20,8 +20,6 @@ class Channel(enum.IntEnum):
 
     COLLECTIVE = 1
     POINT_TO_POINT = 2
-    WATCH = 3
-    """Nothing: its end tells that the other side is gone, or has left the group."""
     RPC = 4
     """Remote calls one way, and their replies the other."""
     MORE = 5
