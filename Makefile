@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
-SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch] transport/native/*/*.[ch] meshlib/native/*.[ch])
+SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch] transport/native/*/*.[ch] meshlib/native/*.[ch] meshlib/native/*/*.[ch])
 # gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
 # be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
 GPU_PYTHON ?= $(PYTHON)
@@ -80,8 +80,9 @@ wheels: $(STAMP)  ## the source distribution and, for each Python that is here, 
 			echo "wheels: none for $$version: there is no python$$version that runs"; continue; \
 		fi; \
 		test -x .pythons/wheels-$$version/bin/python || python$$version -m venv .pythons/wheels-$$version || exit 1; \
+		.pythons/wheels-$$version/bin/python -m pip install --quiet --disable-pip-version-check hatchling jaxlib && \
 		.pythons/wheels-$$version/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-			--wheel-dir out/wheels . || exit 1; \
+			--no-build-isolation --wheel-dir out/wheels . || exit 1; \
 	done
 	@for wheel in out/wheels/*.whl; do \
 		case $$wheel in \

@@ -1,6 +1,9 @@
 """Builds the compiled core, the C below transport/native and meshlib/native, into a wheel or, if
 editable, beside its sources.
 
+With it goes the handler that XLA calls, below meshlib/native/jit, where jaxlib and so XLA's header
+are installed as the core is built. Without it ``meshlib.jit`` makes all calls by Python.
+
 Without it ranks of one host use TCP. So where it cannot be built the wheel is a pure one, and a
 line says why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0``
 asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
@@ -15,6 +18,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -132,10 +136,18 @@ def compile_core(root: Path, *built: Path) -> None:
         if not Path(headers, "Python.h").is_file():
             raise NotBuilt(f"{headers}/Python.h is missing")
         compiler = find_compiler()
-        includes = ["-I", headers, "-I", SOURCES]
+        folders = [headers, SOURCES, *([] if module == MODULE else xla_headers())]
+        includes = [word for folder in folders for word in ("-I", folder)]
         _run("compiling", [*compiler, *FLAGS, *includes, *sources, "-o", str(file)], root)
         imported += [module, str(file)]
         _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, *imported], root)
+
+
+def xla_headers() -> list[str]:
+    """Return the folder of the header of XLA's calls, which comes with jaxlib, if that is here."""
+    found = find_spec("jaxlib")
+    folders = [] if found is None else list(found.submodule_search_locations or [])
+    return [path for folder in folders if os.path.isdir(path := os.path.join(folder, "include"))]
 
 
 def find_compiler() -> list[str]:

@@ -99,6 +99,10 @@ class AutoCommunicator(Forwarding, Communicator):
     def message_rings(self) -> tuple[Any, ...] | None:
         return None if self._near is None else self._near.message_rings()
 
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
+        near = self._near
+        return near.lend_rings(peer) if near is not None and self._ways.get(peer) is near else None
+
     def resume(self, call: Call, status: int) -> None:
         (self._chosen or self._choose(call)).resume(call, status)
 

@@ -91,6 +91,9 @@ TUNING = "MESHLIB_TUNING"
 DEBUG = "MESHLIB_DEBUG"
 """How much is logged: ``OFF``, ``INFO`` or ``DETAIL``."""
 
+ANY_JAX = "MESHLIB_ANY_JAX"
+"""``1``: have ``meshlib.jit`` try versions of JAX that it is not tested with."""
+
 NATIVE = "MESHLIB_NATIVE"
 """``0``: do without the compiled core.
 

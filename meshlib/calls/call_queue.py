@@ -28,6 +28,7 @@ from transport.communicators.base import Communicator
 from transport.condition import has
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError
+from transport.native import core
 from transport.operands.reduce_op import Flat, ReduceOp
 
 T = TypeVar("T")
@@ -289,6 +290,26 @@ class CallQueue:
                 communicator.recv(call, array.ravel(), record.peer, tag)
 
         self._run(run, record, "cpu")
+
+    def take_over(self, packed: bytes, spec: CallSpec) -> None:
+        """Go on with the call ``spec``, which compiled code has begun; ``packed``: its header."""
+        streams, peer = self.streams, spec.peer
+        record = self._context.recorder.open(
+            self.members.id, packed, spec.nbytes, peer, True, self.members.seconds
+        )
+        record.started = record.issued
+        message = peer != COLLECTIVE
+        stream = streams.of_peer(spec.kind, peer, spec.extra) if message else streams.collectives
+
+        def resume(communicator: Communicator, call: Call) -> None:
+            communicator.resume(call, core.AGAIN)  # type: ignore[union-attr]
+
+        entered = stream.try_enter()
+        try:
+            self._run(spec.run if message else resume, record, "cpu")
+        finally:
+            if entered:
+                stream.leave()
 
     # ------------------------------------------------------------------ the end
 

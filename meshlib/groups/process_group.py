@@ -57,6 +57,8 @@ class ProcessGroup(Collectives):
         self.backends: dict[str, str] = members.backends
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
+        self.program_calls: Any = None
+        """Makes its calls inside ``jax.jit`` without the interpreter (``meshlib.jit.direct``)."""
         self.under_way: dict[int, Any] = {}
         """Calls inside ``jax.jit`` that were begun by one place of a program and end at another."""
         self.state: GroupState = GroupState(context, members, None if base is None else base.state)
@@ -288,6 +290,8 @@ class ProcessGroup(Collectives):
         state = self.state
         if state.destroyed:
             return
+        if self.program_calls is not None:
+            self.program_calls.close(0 if state.error is not None else drain)
         idle = self.call_queue.drain(0 if state.error is not None else drain)
         with state.lock:
             state.advance(Lifecycle.DESTROYED)

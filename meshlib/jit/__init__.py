@@ -20,7 +20,9 @@ from meshlib.jit.functions import (
     reduce_scatter,
     scatter,
     send,
+    sendrecv,
 )
+from meshlib.jit.starting import jit
 
 __all__ = [
     "Passing",
@@ -30,6 +32,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "jit",
     "permute",
     "permute_done",
     "permute_start",
@@ -38,4 +41,5 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "sendrecv",
 ]

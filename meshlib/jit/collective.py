@@ -20,7 +20,8 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
-from meshlib.jit.host_calls import ORDERED, host_call
+from meshlib.jit.direct import DirectCall
+from meshlib.jit.host_calls import host_call, internals
 from meshlib.jit.program import HostFunction
 
 
@@ -32,6 +33,12 @@ class InJit(ABC):
 
     in_place = False
     """Whether the result begins as the operand, in the same memory."""
+
+    is_template = False
+    """Whether of the operand only shape and dtype matter: the call is made without it."""
+
+    only_sends = False
+    """Whether nothing comes back: its result is the operand itself, or what ``returned`` says."""
 
     operand_has_rows = result_has_rows = False
     """Whether there is one part for each member, along dim 0."""
@@ -47,6 +54,10 @@ class InJit(ABC):
         """Return the result's shape and dtype for those of the operand: by default the same."""
         return x
 
+    def returned(self, x: jax.Array) -> jax.Array:
+        """Return the result where it ``only_sends``."""
+        return x
+
     @abstractmethod
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         """Return what makes the call for operands like ``x``, when a program gets to it.
@@ -54,6 +65,11 @@ class InJit(ABC):
         It is asked for while the program is compiled: what shape and dtype settle is done here,
         and not in each call. Written on one line: see ``CallSite.name``.
         """
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        """Return the same call as compiled code may make it; None: only Python can."""
+        del x
+        return None
 
     @abstractmethod
     def transposed(self) -> InJit | None:
@@ -99,9 +115,10 @@ def bind(
     return _collective_p.bind(x, *anchors, collective=collective, site=site or CallSite.of_caller())
 
 
-def _host_shape(shape: tuple[int, ...], has_rows: bool) -> tuple[int, ...]:
-    """Return the shape in which arrays go to the host: (n,), or (rows, n)."""
-    return (shape[0], math.prod(shape[1:])) if has_rows else (math.prod(shape),)
+def host_struct(x: jax.ShapeDtypeStruct, has_rows: bool) -> jax.ShapeDtypeStruct:
+    """Return the shape in which arrays like ``x`` go to the host, (n,) or (rows, n); the dtype."""
+    shape = (x.shape[0], math.prod(x.shape[1:])) if has_rows else (math.prod(x.shape),)
+    return jax.ShapeDtypeStruct(shape, x.dtype)
 
 
 def _compiled(
@@ -110,26 +127,30 @@ def _compiled(
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
     function = collective.function(operand)
+    # Free: the elements stay where they are.
+    flat = x.reshape(host_struct(operand, collective.operand_has_rows).shape)
+    operands = [] if collective.is_template else [flat]
     out = host_call(
         function if site is None else site.name(function),
-        [jax.ShapeDtypeStruct(_host_shape(result.shape, collective.result_has_rows), x.dtype)],
-        # Free: the elements stay where they are.
-        x.reshape(_host_shape(x.shape, collective.operand_has_rows)),
+        [] if collective.only_sends else [host_struct(result, collective.result_has_rows)],
+        *operands,
         # Nobody reads them; but the call is made when they are there, not before.
         *anchors,
         ordered=True,
-        aliases=((0, 0),) if collective.in_place else (),
+        aliases=((0, 0),) if collective.in_place and operands else (),
         reads=not collective.in_place,
         on_gpu=True,
         group=collective.group,
-    )[0]
-    return out.reshape(result.shape)
+        direct=collective.direct(operand),
+        site=site,
+    )
+    return collective.returned(x) if collective.only_sends else out[0].reshape(result.shape)
 
 
 def _abstract_eval(x: Any, *_: Any, collective: InJit, site: CallSite) -> Any:
     del site
     result = collective.result(jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return jax.core.ShapedArray(result.shape, result.dtype), {ORDERED}
+    return jax.core.ShapedArray(result.shape, result.dtype), {internals().ORDERED}
 
 
 def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> tuple[Any, Any]:

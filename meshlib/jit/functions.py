@@ -28,7 +28,7 @@ from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
-from meshlib.jit.host_calls import host_call, traces_are_own
+from meshlib.jit.host_calls import host_call, internals
 from meshlib.jit.permuting import Permute, PermuteDone, PermuteStart
 from meshlib.jit.uneven import UnevenAllGather
 from meshlib.job.current import (
@@ -326,6 +326,37 @@ def recv(
     return bind(messages.Receive(calls, peer, tag), like)
 
 
+def sendrecv(
+    x: Any,
+    dst: int | None = None,
+    src: int | None = None,
+    group: Group = None,
+    *,
+    like: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    group_src: int | None = None,
+) -> jax.Array:
+    """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
+
+    Neither waits for the other, so that members may exchange arrays of any size; only those that
+    take part call it, or ``send`` and ``recv``. What comes has the shape and dtype of ``like``, by
+    default of ``x``. The transpose sends the cotangent to ``src`` and receives one from ``dst``.
+    """
+    x, calls = _prepare(x, group)
+    base = resolve_group(group)
+    to, origin = (
+        resolve_rank(base, dst, group_dst, "dst"),
+        resolve_rank(base, src, group_src, "src"),
+    )
+    check_tag(tag)
+    comes = goes = None
+    if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
+        dtype_code(like.dtype)
+        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(messages.Exchange(calls, to, origin, tag, comes, goes), x)
+
+
 def barrier(group: Group = None) -> None:
     """Wait for all members, between the collectives before it and those after it.
 
@@ -342,11 +373,12 @@ def _calls_group(group: Group) -> ProcessGroup:
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
     """
+    internals()  # says, if need be, that this JAX is not tested
     base = resolve_process_group(group)
     if base.rank() < 0:
         raise ValueError(f"group: this rank is not a member of {base}")
     world = find_world()
-    if world is not None and is_thread_world(world) and not traces_are_own():
+    if world is not None and is_thread_world(world) and not internals().traces_are_own():
         raise RuntimeError(
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"

@@ -1,10 +1,10 @@
 """Calling Python from compiled XLA programs, on the program's own buffers.
 
-The one file that touches what JAX calls experimental or internal. It stands on the custom call
-behind ``jax.experimental.buffer_callback`` (no copy in either direction, about 2 microseconds) and
-adds what that function lacks: a place in the program's *order*. Ordered calls thread an XLA token
-from one to the next, in the order of the Python program, through ``jit``, ``scan``, ``while``,
-``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
+It stands on the custom call behind ``jax.experimental.buffer_callback`` (no copy in either
+direction, about 2 microseconds), or on the handler of ``meshlib/native/jit``, and adds a place in
+the program's *order*. Ordered calls thread an XLA token from one to the next, in the order of the
+Python program, through ``jit``, ``scan``, ``while``, ``cond`` and from one dispatched computation
+to the next. XLA cannot exchange them, on any rank.
 
 The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
 are one thread's, and another one's are refused before they begin.
@@ -12,19 +12,27 @@ are one thread's, and another one's are refused before they begin.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import jax
+import jax.core
+import jax.ffi
 import numpy as np
-from jax._src import config, core, dispatch, effects, ffi
-from jax._src.interpreters import ad, batching, mlir, pxla
 from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.jit.call_site import CallSite
 from meshlib.jit.device_buffers import on_program_stream
+from meshlib.jit.direct import DirectCall, DirectCallback, handler
 from meshlib.jit.program import Callback, HostFunction, Program
 from meshlib.job.thread_rank import thread_rank
+from transport.environment import ANY_JAX
 
 _TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
@@ -32,52 +40,54 @@ _TARGETS = {
 }
 
 
-class _HostCallEffect(effects.Effect):
-    """What keeps a call from being dropped, and gives an ordered one its place."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
+OLDEST, BEYOND = (0, 8, 2), (0, 13)
+"""The versions of JAX that this is tested with: from the one on, and before the other."""
 
 
-class _OrderedHostCallEffect(_HostCallEffect):
-    pass
+def check_version(version: tuple[int, ...]) -> None:
+    """Raise RuntimeError for a version of JAX that is not tested, unless MESHLIB_ANY_JAX is 1."""
+    if not OLDEST <= version < BEYOND and os.environ.get(ANY_JAX, "0") != "1":
+        here, oldest, beyond = (".".join(map(str, n)) for n in (version, OLDEST, BEYOND))
+        raise RuntimeError(
+            f"JAX is version {here}; meshlib.jit, which needs private parts of it, is tested with"
+            f" versions from {oldest} on and before {beyond}. Install one of those, or set"
+            f" {ANY_JAX}=1 to try this one"
+        )
 
 
-ORDERED = _OrderedHostCallEffect("OrderedMeshCall")
-UNORDERED = _HostCallEffect("MeshCall")
+@cache
+def internals() -> ModuleType:
+    """Return ``meshlib.jit.internals``, after a look at JAX's version (``check_version``).
 
-effects.ordered_effects.add_type(_OrderedHostCallEffect)
-# So that programs over several devices get to ``_lower``, which says more than JAX would.
-effects.shardable_ordered_effects.add_type(_OrderedHostCallEffect)
-for _allowed in (
-    effects.lowerable_effects,
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-    effects.remat_allowed_effects,
-):
-    _allowed.add_type(_HostCallEffect)
+    The first call, of whatever kind, comes here: importing ``meshlib.jit`` touches nothing of JAX.
+    From then on a program with calls is refused where two threads would run it.
+    """
+    check_version(jax.__version_info__)
+    from meshlib.jit import internals
+
+    internals.run_alone(_host_call_p)
+    internals.watch_programs(_enter)
+    return internals
+
+
+def _enter(kept: Iterable[object]) -> None:
+    for one in kept:
+        if isinstance(one, Program):
+            one.enter()
+
 
 _host_call_p = Primitive("meshlib_host_call")
 _host_call_p.multiple_results = True
-dispatch.simple_impl(_host_call_p)
 
 
 def is_tracing() -> bool:
     """Whether the calling thread is in any of JAX's transformations."""
-    return not core.trace_ctx.is_top_level()
+    return not internals().is_top_level()
 
 
 def is_compiling() -> bool:
     """Whether what the calling thread computes becomes a program, and has no values yet."""
-    return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), core.Tracer)
-
-
-def traces_are_own() -> bool:
-    """Whether ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
-    return bool(config.xla_metadata_context_manager.value)
+    return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
 def host_call(
@@ -89,6 +99,8 @@ def host_call(
     reads: bool = True,
     on_gpu: bool = False,
     group: ProcessGroup | None = None,
+    direct: DirectCall | None = None,
+    site: CallSite | None = None,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
@@ -111,6 +123,8 @@ def host_call(
             program's later work.
         group: The one whose calls ``function`` makes: from then on the thread that runs the program
             is the only one that may run programs with calls on it, until it has ended.
+        direct: What compiled code may do in the place of ``function``, of an ordered call.
+        site: The user's line that it is then recorded at.
 
     Returns:
         The outputs, of the shapes and dtypes of ``results``.
@@ -121,7 +135,7 @@ def host_call(
         NotImplementedError: When the program is compiled for several devices, or for another
             platform.
     """
-    avals = tuple(core.ShapedArray(result.shape, result.dtype) for result in results)
+    avals = tuple(map(internals().shaped, results))
     return _host_call_p.bind(
         *operands,
         function=function,
@@ -131,35 +145,38 @@ def host_call(
         reads=reads,
         on_gpu=on_gpu,
         group=group,
+        direct=direct,
+        site=site,
     )
 
 
 @_host_call_p.def_effectful_abstract_eval  # pyright: ignore[reportUntypedFunctionDecorator]
 def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
-    *_: Any, avals: tuple[core.ShapedArray, ...], ordered: bool, **__: Any
-) -> tuple[tuple[core.ShapedArray, ...], set[effects.Effect]]:
-    return avals, {ORDERED if ordered else UNORDERED}
+    *_: Any, avals: tuple[Any, ...], ordered: bool, **__: Any
+) -> tuple[tuple[Any, ...], set[Any]]:
+    return avals, {internals().ORDERED if ordered else internals().UNORDERED}
 
 
-def _program_of(module: mlir.ModuleContext) -> Program:
+def _program_of(module: Any) -> Program:
     for callback in module.host_callbacks:
-        if isinstance(callback, Callback):
-            return callback.program
-    return Program(module.host_callbacks)
+        if isinstance(ours := getattr(callback, "owner", callback), (Callback, DirectCallback)):
+            return ours.program
+    return Program()
 
 
 def _lower(
-    ctx: mlir.LoweringRuleContext,
+    ctx: Any,
     *operands: Any,
     function: HostFunction,
-    avals: tuple[core.ShapedArray, ...],
+    avals: tuple[Any, ...],
     ordered: bool,
     aliases: tuple[tuple[int, int], ...],
     reads: bool,
     on_gpu: bool,
     group: ProcessGroup | None,
+    direct: DirectCall | None,
+    site: CallSite | None,
 ) -> Any:
-    del avals
     tokens = 1 if ordered else 0
     module = ctx.module_context
     devices = _device_count(module.axis_context)
@@ -175,22 +192,43 @@ def _lower(
     if group is not None:
         program.add_group(group)
         module.add_keepalive(program)  # for whoever runs it
-    module.add_host_callback(Callback(function, program, tokens, len(operands), views, reads))
-    index = np.uint64(len(module.host_callbacks) - 1)
-    rule: Any = ffi.ffi_lowering(
-        _TARGETS[platform],
+    target = _TARGETS[platform]
+    if direct is not None and ordered and platform == "cpu" and _has_handler():
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]  # type: ignore[union-attr]
+        go_on = direct.go_on_at(site)
+        callback = DirectCallback(direct, program, function, go_on, structs).compile()
+        target, which = _HANDLER, {"call": np.uint64(id(callback))}
+    else:
+        callback = Callback(function, program, tokens, len(operands), views, reads)
+        program.add(callback, module.host_callbacks)
+        which = {"index": np.uint64(len(module.host_callbacks))}
+    module.add_host_callback(callback)  # the executable keeps it
+    rule: Any = jax.ffi.ffi_lowering(
+        target,
         has_side_effect=True,
         operand_output_aliases={tokens + i: tokens + o for i, o in aliases},
     )
     if not ordered:
-        return rule(ctx, *operands, index=index)
-    around: Any = ctx.replace(
-        avals_in=[core.abstract_token, *ctx.avals_in],
-        avals_out=[core.abstract_token, *ctx.avals_out],
-    )
-    token, *outputs = rule(around, ctx.tokens_in.get(ORDERED), *operands, index=index)
-    ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
-    return outputs
+        return rule(ctx, *operands, **which)
+    return internals().lower_ordered(ctx, rule, operands, **which)
+
+
+_HANDLER = "meshlib_program_call"
+
+
+@cache
+def _has_handler() -> bool:
+    """Give XLA the handler for calls, if there is one. Not before JAX has begun: a handler that XLA
+    refuses then would keep JAX from beginning.
+    """
+    if handler is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target(_HANDLER, handler, platform="cpu")
+    except Exception as error:  # noqa: BLE001 (whatever XLA has against it)
+        logging.getLogger("meshlib").warning("calls inside jax.jit are made by Python: %s", error)
+        return False
+    return True
 
 
 _ONE_DEVICE = (
@@ -202,7 +240,7 @@ _ONE_DEVICE = (
 )
 
 
-def _require_threads(module: mlir.ModuleContext) -> None:
+def _require_threads(module: Any) -> None:
     """Refuse a program of a rank that is a thread where XLA has too few threads for all ranks."""
     rank = thread_rank()
     if rank is None or rank.jax_device is None or module.backend is rank.jax_device.client:
@@ -225,7 +263,7 @@ def _device_count(axis_context: Any) -> int:
     return 1 if mesh is None else mesh.size
 
 
-def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+def _refuse(ctx: Any, *_: Any, **__: Any) -> Any:
     platforms = ", ".join(ctx.module_context.platforms)
     raise NotImplementedError(
         "this call inside jax.jit has no form for the platforms that the program is compiled for"
@@ -239,22 +277,6 @@ def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
 mlir.register_lowering(_host_call_p, _refuse)
 for _platform in _TARGETS:
     mlir.register_lowering(_host_call_p, _lower, platform=_platform, cacheable=False)
-
-
-# What runs a compiled program. The thread that does so is known nowhere else, since XLA calls from
-# threads of its own: so look there, where JAX gives a program the tokens of this thread.
-_execute: Any = pxla.ExecuteReplicated
-_add_tokens = _execute._add_tokens_to_inputs
-
-
-def _enter_and_add_tokens(execute: Any, input_bufs: Any) -> Any:
-    for kept in execute.keepalive or ():
-        if isinstance(kept, Program):
-            kept.enter()
-    return _add_tokens(execute, input_bufs)
-
-
-_execute._add_tokens_to_inputs = _enter_and_add_tokens
 
 
 def _same(x: Any, **_: Any) -> Any:
@@ -286,7 +308,7 @@ def untransformed(tree: Any, what: str) -> Any:
     """
 
     def guard(leaf: Any) -> Any:
-        return _untransformed_p.bind(leaf, what=what) if isinstance(leaf, core.Tracer) else leaf
+        return _untransformed_p.bind(leaf, what=what) if isinstance(leaf, jax.core.Tracer) else leaf
 
     return jax.tree_util.tree_map(guard, tree)
 

@@ -19,7 +19,8 @@ from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec
 from meshlib.collectives.group_of_ranks import ARRAYS, LISTS, make_fast
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.collective import InJit, bind
+from meshlib.jit.collective import InJit, bind, host_struct
+from meshlib.jit.direct import DirectCall
 from meshlib.jit.program import HostArray, HostFunction
 from meshlib.recording.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
@@ -62,6 +63,8 @@ class Issuing(InJit):
     """Whether all members must have as many elements."""
     counts_result: ClassVar[bool] = False
     """Whether the call says that it is over its result, not its operand."""
+    is_direct: ClassVar[bool] = True
+    """Whether the host does nothing but make the call: compiled code may do it."""
 
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
@@ -113,6 +116,17 @@ class Issuing(InJit):
 
         return spec
 
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        carrier, peer = self.carrier, vars(self).get("peer", COLLECTIVE)
+        if not self.is_direct:
+            return None
+        operand = host_struct(x, self.operand_has_rows)
+        result = host_struct(self.result(x), self.result_has_rows)
+        spec, clears = self.call_spec(x), not self.has_result
+        return DirectCall(
+            carrier, spec, operand, result, peer, self.in_place, clears, self.only_sends
+        )
+
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
         spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
@@ -129,6 +143,8 @@ class Issuing(InJit):
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         call = self.host_side(x)
+        if self.only_sends:
+            return lambda _, inputs, __: call(inputs[0], inputs[0])
         if self.in_place:
             return lambda outputs, _, __: call(outputs[0], outputs[0])
         return lambda outputs, inputs, _: call(outputs[0], inputs[0])
@@ -295,6 +311,8 @@ class ReduceScatter(_MembersToOne):
 @dataclass(frozen=True)
 class _AveragingGather(AllGather):
     """The transpose of an averaging reduce-scatter: a gather, divided by the number of members."""
+
+    is_direct = False
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         gather, size = super().host_side(x), self._size

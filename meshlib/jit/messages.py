@@ -7,14 +7,17 @@ is sent back and forth for them depends on what *both* members compute.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit
+from meshlib.jit.direct import DirectCall
 from meshlib.jit.kinds import HostSide, SameShape, flat_of
-from meshlib.jit.program import HostArray
+from meshlib.jit.program import HostArray, HostFunction
 from transport.call import Kind
 
 
@@ -54,6 +57,8 @@ class Send(_OneToOne):
     """Sends the operand to ``peer``, and returns it."""
 
     kind = Kind.SEND
+    in_place: ClassVar[bool] = False
+    only_sends: ClassVar[bool] = True
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.peer, self.tag
@@ -64,6 +69,7 @@ class Receive(_OneToOne):
     """Receives from ``peer``; the operand is a template whose values do not matter."""
 
     kind = Kind.RECV
+    is_template: ClassVar[bool] = True
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.peer, self.tag
@@ -72,6 +78,8 @@ class Receive(_OneToOne):
 @dataclass(frozen=True)
 class _ReceiveAndAdd(Receive):
     """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
+
+    is_direct = is_template = False
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         receive = super().host_side(x)
@@ -88,9 +96,74 @@ class _ReceiveAndAdd(Receive):
 class _SendAndForget(Send):
     """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
 
-    @property
-    def has_result(self) -> bool:
-        return False
+    def returned(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x)
+
+
+@dataclass(frozen=True)
+class Exchange(InJit):
+    """Sends the operand to ``dst`` and returns what ``src`` sends, of another shape if ``other``.
+
+    Neither waits for the other. The transpose goes the other way round.
+    """
+
+    anchored = True
+
+    dst: int
+    src: int
+    tag: int
+    other: tuple[tuple[int, ...], str] | None = None
+    """The shape and dtype of what is received, where they are not those of the operand,"""
+    back: tuple[tuple[int, ...], str] | None = None
+    """and those of the operand."""
+    derivation: str = ""
+
+    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return x if self.other is None else jax.ShapeDtypeStruct(*self.other)
+
+    def _halves(self) -> tuple[Send, Receive]:
+        group, tag, derivation = self.group, self.tag, self.derivation
+        return Send(group, self.dst, tag, derivation), Receive(group, self.src, tag, derivation)
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        send, receive = self._halves()
+        sending, receiving = send.call_spec(x), receive.call_spec(self.result(x))
+        carrier = send.carrier
+
+        def call(output: HostArray, x: HostArray) -> None:
+            work = carrier.issue(sending(x, x), async_op=True)
+            carrier.issue(receiving(output, output))
+            work.wait()
+
+        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        send, receive = self._halves()
+        sent, received = send.direct(x), receive.direct(self.result(x))
+        if sent is None or received is None:
+            return None
+        # The receive alone knows no operand.
+        whole = received._replace(operand=sent.operand, in_place=False)
+        return whole._replace(sending=sent._replace(result=received.result))
+
+    def differential(self) -> InJit:
+        return replace(self, derivation=f"{self.derivation}t")
+
+    def transposed(self) -> InJit:
+        derivation = f"{self.derivation}c"
+        return replace(
+            self,
+            dst=self.src,
+            src=self.dst,
+            other=self.back,
+            back=self.other,
+            derivation=derivation,
+        )
+
+    def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+        if self.other is not None:
+            raise NotImplementedError("sendrecv of two shapes cannot be inside of jax.vmap")
+        return x, dim
 
 
 _TRANSPOSED: dict[type[_OneToOne], type[_OneToOne]] = {

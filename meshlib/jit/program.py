@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
@@ -30,10 +31,12 @@ None stands for NumPy's own, for which nothing has to be prepared.
 class Program:
     """Stands for one compiled program: the same object for all calls in it."""
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._callbacks = callbacks
+    def __init__(self) -> None:
+        self._one: Callable[[], Callback | None] = lambda: None
         self._guards: list[Callable[[BaseException], None]] = []
         self._groups: dict[ProcessGroup, None] = {}
+        self.last: object = None
+        """A result of the last run: who waits for it waits for all calls."""
 
     def add_group(self, group: ProcessGroup) -> None:
         """Note that the program makes calls on ``group``."""
@@ -63,9 +66,17 @@ class Program:
     def is_ours(self) -> bool:
         """Whether the program calls no Python but through ``host_call``.
 
-        Then only such a call can end it before its end, and ``guard`` sees every one of them.
+        Then only such a call can end it before its end, and ``guard`` sees every one of them. For
+        one of its calls to ask.
         """
-        return all(isinstance(callback, Callback) for callback in self._callbacks)
+        one = self._one()
+        return one is not None and all(hasattr(other, "of_meshlib") for other in one.all)
+
+    def add(self, callback: Callback, callbacks: Sequence[Any]) -> None:
+        """Note that the program calls ``callback``; it has, or will have, ``callbacks`` in all."""
+        callback.all = callbacks
+        # Nothing that compiled code refers to may refer to it: see ``meshlib/native/jit``.
+        self._one = weakref.ref(callback)
 
     def guard(self, cleanup: Callable[[BaseException], None]) -> None:
         """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
@@ -87,6 +98,10 @@ class Program:
 
 class Callback:
     """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
+
+    of_meshlib = True
+    all: Sequence[Any] = ()
+    """Those of the whole program."""
 
     def __init__(
         self,

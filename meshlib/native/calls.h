@@ -61,6 +61,7 @@ int is_on_host(CallSpec *spec);
 typedef struct {
     PyObject_HEAD
     PyObject *followers, *annotate, *labels, *own_files;
+    int watched; /* whether there are followers: read without the interpreter's lock */
     PyTypeObject *type; /* of the records */
     Py_ssize_t capacity, next;
     Fields **records; /* NULL where none has been yet */

@@ -1,4 +1,5 @@
 /* The module meshlib.native._calls. */
+#include "jit/program_calls.h"
 #include "stream_lock.h"
 
 const Api *transport;
@@ -24,7 +25,8 @@ static int fill(PyObject *module) {
     PyTypeObject *fast_path_type;
     if (find_transport() || init_fast_path() || add_type(module, &order_spec, &order_type) ||
         add_type(module, &lock_spec, &lock_type) || add_type(module, &recorder_spec, &recorder_type) ||
-        init_spec(module) || add_type(module, &fast_path_spec, &fast_path_type))
+        init_spec(module) || add_type(module, &fast_path_spec, &fast_path_type) || add_program_calls(module) ||
+        add_handler(module))
         return -1;
     return 0;
 }

@@ -213,6 +213,7 @@ static int set_followers(Recorder *ring, PyObject *value, void *Py_UNUSED(closur
         return -1;
     }
     Py_BEGIN_CRITICAL_SECTION(ring);
+    ring->watched = PyTuple_GET_SIZE(value) > 0;
     Py_XSETREF(ring->followers, Py_NewRef(value));
     Py_END_CRITICAL_SECTION();
     return 0;

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -220,8 +221,13 @@ class FlightRecorder(Ring):
 
     def __init__(self, capacity: int = CAPACITY, type_: type[Record] = Record) -> None:
         super().__init__(capacity, type_, _OwnFiles())
+        self._capacity = capacity
         self.steps: StepMarks = StepMarks()
         """When steps have ended, where the program's loop says so."""
+        self.sources: list[Callable[[], list[Record]]] = []
+        """The records of calls that are made without the interpreter, and opened nowhere else."""
+        self.past: deque[Record] = deque(maxlen=capacity)
+        """Those of sources that are no more."""
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:
@@ -239,7 +245,11 @@ class FlightRecorder(Ring):
 
     def records(self, group: str | None = None) -> list[Record]:
         """Return the records, oldest first; of one group or of all."""
-        return [r for r in self.copy() if group is None or r.group == group]
+        records = list(self.copy())
+        if self.sources or self.past:
+            records += [record for source in list(self.sources) for record in source()]
+            records = sorted([*records, *self.past], key=attrgetter("issued"))[-self._capacity :]
+        return [r for r in records if group is None or r.group == group]
 
     def follow(self) -> list[Record]:
         """Return a list that gets every record from now on, until ``unfollow``."""

@@ -131,6 +131,7 @@ STILL_SHOWN = {
         "observed",
         "on_failure",
         "owner",
+        "program_calls",
         "reached",
         "release",
         "retired",

@@ -173,6 +173,12 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
         return None
 
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
+        """Return the ends of the rings to and from ``peer``, for compiled code that does without
+        the interpreter's lock; None: it cannot.
+        """
+        return None
+
     def resume(self, call: Call, status: int) -> None:
         """Go on with a collective that the core has begun; ``status`` is what it said."""
         raise NotImplementedError

@@ -63,7 +63,7 @@ static int add_api(PyObject *module) {
     static Api api;
     api = (Api){sizeof api,     group_type, fields_type, ring_end_type, export_array, export_view, describe_part,
                 release_arrays, dtype_of,   find_loops,  is_small,      begin_call,   carry_on,    send_now,
-                receive_now};
+                receive_now,    group_begin, ring_is_broken, ring_has_room, ring_begin, receive_lent};
     PyObject *capsule = PyCapsule_New(&api, API_NAME, NULL);
     int failed = !capsule || PyModule_AddObjectRef(module, "api", capsule);
     Py_XDECREF(capsule);

@@ -182,6 +182,10 @@ class ShmCommunicator(MessagingCommunicator):
     def message_rings(self) -> tuple[Any, ...] | None:
         return self.mailbox.rings
 
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
+        """See ``Communicator.lend_rings``."""
+        return self.mailbox.lend(peer)
+
     def resume(self, call: Call, status: int) -> None:
         self._attempt(self._members(call).calls.resume, call, status)
 

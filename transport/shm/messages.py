@@ -107,7 +107,10 @@ class Messages(Mailbox):
         if ring.peer in self._gone or end.broken:
             self._check_receiver(call, ring)
         try:
-            status = end.begin(call.packed, data, core.SPIN if call.sync else core.LOOK)
+            # What compiled code has begun goes on here.
+            begun = end.left > 0
+            first = core.SPIN if call.sync else core.LOOK
+            status = core.AGAIN if begun else end.begin(call.packed, data, first)
             mode = self._patient(call)
             while status == core.AGAIN:
                 self._look_up(call, ring)
@@ -201,10 +204,12 @@ class Messages(Mailbox):
                 call.waiting_for = src
                 end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
                 before = end.position
+                come = end.left > 0  # compiled code has begun it, in this very buffer
                 try:
-                    end.meet(data, self._core.read_bell(self._memory), tag, code)
+                    if not come:
+                        end.meet(data, self._core.read_bell(self._memory), tag, code)
                 finally:
-                    come = end.position != before
+                    come = come or end.position != before
                     if end.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
                         incoming = Incoming(self._lock, self._stir, src, header, data)
@@ -224,6 +229,38 @@ class Messages(Mailbox):
                 with self._lock:
                     self._give_up(receive)
             raise
+
+    def lend(self, peer: int) -> tuple[Any, ...] | None:
+        """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
+
+        For a caller who makes all calls with that peer, one after the other. It ends as soon as
+        this rank looks at what has come. Returns the two ends, the sender's None if nothing was
+        sent yet; no ends where the peer is this rank; None while anything there is unusual.
+        """
+        if peer == self._rank:
+            with self._lock:
+                return None if self._receives or self._unclaimed else ()
+        writer, reader = self._writers.get(peer), self._rings.get(peer)
+        if reader is None or peer not in self._watched:
+            return None
+        try:
+            if not self._try_carrying():
+                return None
+            with self._lock, self._guard:
+                idle = reader.between and not (self._receives or self._unclaimed)
+                lent = (
+                    idle and not self._ending and self._aborted is None and peer not in self._gone
+                )
+                if lent:
+                    reader.end.lend()
+                    if writer is not None:
+                        writer.end.lend()
+            self._stop_carrying()
+        except BaseException:
+            self._drop_carrying()
+            let_go(self._lock)
+            raise
+        return (writer and writer.end, reader.end) if lent else None
 
     def carry(self) -> None:
         """Take in what has arrived. Never blocks; any thread."""
@@ -246,6 +283,8 @@ class Messages(Mailbox):
             self._ending.setdefault(src, error)
             self._senders[src] = self._receivers[src] = None
             ring = self._writers.get(src)
+            if ring is not None:
+                ring.end.take_back()
         self.carry()
         if ring is not None:
             ring.end.wake_sender()
@@ -259,6 +298,8 @@ class Messages(Mailbox):
         with self._guard:
             self._senders[:] = self._receivers[:] = [None] * self._size
             rings = list(self._writers.values())
+        for end in (*(ring.end for ring in rings), *(ring.end for ring in self._rings.values())):
+            end.take_back()
         for ring in rings:
             let_go(ring.turn)
             ring.end.wake_sender()

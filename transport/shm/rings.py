@@ -103,7 +103,7 @@ class RingReader:
         """Give up the message under way because nothing more comes; False while something is
         there that was not moved.
         """
-        if self.end.pending and not self._closed:
+        if self.end.untaken and not self._closed:
             return False
         if self._incoming is not None:
             self._incoming.fail(error)

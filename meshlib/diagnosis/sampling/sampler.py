@@ -98,7 +98,7 @@ class Sampler:
 
     def _news(self, now: float) -> tuple[list[Record], float]:
         """Return the new records, oldest first, and the beginning of their time."""
-        records = list(self._recorder.copy())[-CAPACITY:]
+        records = self._recorder.records()[-CAPACITY:]
         newest = self._newest
         news = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
         if not news:

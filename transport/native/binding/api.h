@@ -20,4 +20,10 @@ typedef struct {
     Status (*carry_on)(GroupObject *);
     int (*send_now)(RingObject *, const Header *, const Py_buffer *);
     int (*receive_now)(RingObject *, const Header *, const Py_buffer *);
+    /* Without the interpreter's lock: */
+    Status (*group_begin)(Group *, const CallSpecification *, Mode);
+    int (*ring_is_broken)(const Ring *);
+    int (*ring_has_room)(const Ring *, uint64_t);
+    Status (*ring_begin)(Ring *, const Header *, const char *, uint64_t, Mode);
+    Status (*receive_lent)(RingObject *, const Header *, char *, uint64_t);
 } Api;

@@ -83,14 +83,42 @@ int send_now(RingObject *o, const Header *header, const Py_buffer *data) {
     return status == DONE_ALL;
 }
 
+/* Begin to take the next message if it is the expected one: 0: nothing has happened. */
+static int accept_if(Ring *r, const Header *expected, uint64_t size) {
+    Head head;
+    if (ring_peek(r, &head) != DONE_ALL || head.size != size || head.header.extra != expected->extra ||
+        head.header.dtype != expected->dtype)
+        return 0;
+    ring_accept(r, size);
+    return 1;
+}
+
 int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
     Ring *r = &o->ring;
     uint64_t size = (uint64_t)into->len;
-    Head head;
-    if (size > HELD_BYTES || r->left || !ring_await_whole(r, size, GLANCE) || ring_peek(r, &head) != DONE_ALL) return 0;
-    if (head.size != size || head.header.extra != expected->extra || head.header.dtype != expected->dtype) return 0;
-    ring_accept(r, size);
-    return ring_take(r, into->buf, size, GLANCE) == DONE_ALL;
+    if (size > HELD_BYTES) return 0;
+    int lent = LENT, borrowed = atomic_compare_exchange_strong(&o->lent, &lent, IN_USE);
+    if (lent == IN_USE) return 0;
+    int done = !r->left && ring_await_whole(r, size, GLANCE) && accept_if(r, expected, size) &&
+               ring_take(r, into->buf, size, GLANCE) == DONE_ALL;
+    if (borrowed) o->lent = LENT;
+    return done;
+}
+
+/* Wait until something has come: 0 where Python has to look. */
+static int await_message(RingObject *o) {
+    Ring *r = &o->ring, *const rings[] = {r};
+    char *memory = o->memory.buf;
+    if (ring_has_more(r)) return 1;
+    return inbox_await(memory, rings, 1, inbox_rung(memory), SLEEP) && ring_has_more(r);
+}
+
+Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size) {
+    Ring *r = &o->ring;
+    if (!await_message(o) || !accept_if(r, expected, size)) return AGAIN;
+    Status status = size ? AGAIN : DONE_ALL;
+    while (status == AGAIN && await_message(o)) status = ring_take(r, into, size, SPIN);
+    return status;
 }
 
 /* ------------------------------------------------------------------ the receiver */
@@ -155,7 +183,23 @@ static PyObject *end_wake_sender(RingObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_has_more(&o->ring)); }
+/* lend(): let code without the interpreter's lock use this end until Python takes it back, or looks at what is pending. */
+static PyObject *end_lend(RingObject *o, PyObject *Py_UNUSED(none)) {
+    o->lent = LENT;
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_take_back(RingObject *o, PyObject *Py_UNUSED(none)) {
+    o->lent = KEPT;
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) {
+    int lent = LENT;
+    atomic_compare_exchange_strong(&o->lent, &lent, KEPT);
+    return PyBool_FromLong(lent != IN_USE && ring_has_more(&o->ring));
+}
+static PyObject *get_untaken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_has_more(&o->ring)); }
 static PyObject *get_broken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_is_broken(&o->ring)); }
 
 /* ------------------------------------------------------------------ inboxes */
@@ -267,12 +311,15 @@ static PyMethodDef end_methods[] = {
     {"meet", (PyCFunction)(void (*)(void))end_meet, METH_VARARGS, NULL},
     {"has_room", (PyCFunction)(void (*)(void))end_has_room, METH_O, NULL},
     {"give_up", (PyCFunction)(void (*)(void))end_give_up, METH_NOARGS, NULL},
+    {"lend", (PyCFunction)(void (*)(void))end_lend, METH_NOARGS, NULL},
+    {"take_back", (PyCFunction)(void (*)(void))end_take_back, METH_NOARGS, NULL},
     {"wake_sender", (PyCFunction)(void (*)(void))end_wake_sender, METH_NOARGS, NULL},
     {NULL}};
 static PyMemberDef end_members[] = {{"position", T_ULONGLONG, offsetof(RingObject, ring.position), READONLY, NULL},
                                     {"left", T_ULONGLONG, offsetof(RingObject, ring.left), READONLY, NULL},
                                     {NULL}};
 static PyGetSetDef end_computed[] = {{"pending", (getter)(void (*)(void))get_pending, NULL, NULL, NULL},
+                                     {"untaken", (getter)(void (*)(void))get_untaken, NULL, NULL, NULL},
                                      {"broken", (getter)(void (*)(void))get_broken, NULL, NULL, NULL},
                                      {NULL}};
 static PyType_Slot end_slots[] = {{Py_tp_init, end_init},

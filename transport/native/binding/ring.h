@@ -2,10 +2,15 @@
 #pragma once
 #include "core.h"
 
+/* Whether code that does without the interpreter's lock may use an end. Python takes back what it has lent, and waits
+ * for nobody: an end in use is as one on which nothing has come. */
+enum { KEPT, LENT, IN_USE };
+
 typedef struct {
     PyObject_HEAD
     Ring ring;
     Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
+    _Atomic int lent;
 } RingObject;
 
 extern PyTypeObject *ring_end_type;
@@ -14,6 +19,9 @@ extern PyTypeObject *ring_end_type;
  * thread that uses this end. */
 int send_now(RingObject *o, const Header *header, const Py_buffer *data);
 int receive_now(RingObject *o, const Header *expected, const Py_buffer *into);
+
+/* Receive a message into an end that is lent, without the interpreter's lock: DONE_ALL; else Python has to go on. */
+Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size);
 
 int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
 
