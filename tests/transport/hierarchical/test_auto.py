@@ -95,7 +95,8 @@ def test_ranks_that_cannot_share_memory_use_tcp_and_say_so_once(
         assert (got == 1).all()
 
     run_group(on_hosts("aa"), 2, body)
-    assert caplog.text.count("there is no engine here") == 1
+    # Each rank says so once; these are threads of one process, with a runtime each.
+    assert caplog.text.count("there is no engine here") == 2
 
 
 def test_where_no_descriptor_arrives_nobody_shares_memory(
