@@ -2,7 +2,7 @@
 
 import threading
 
-from meshlib.calls import streams
+from meshlib.calls import call_streams
 from meshlib.calls.call_stream import CallStream
 from meshlib.calls.call_streams import CallStreams
 from transport.call import Kind
@@ -122,7 +122,7 @@ def test_threads_that_are_the_first_to_send_to_a_peer_share_its_lane(monkeypatch
             second.join(0.1)
         return CallStream(name)
 
-    monkeypatch.setattr(streams, "CallStream", make)
+    monkeypatch.setattr(call_streams, "CallStream", make)
     find(0)
     second.join(WAIT)
     assert len(found) == 2

@@ -11,8 +11,7 @@ import interrupts
 import numpy as np
 from interrupts import SOON
 
-from meshlib.calls import future, work
-from meshlib.calls import stream as streams
+from meshlib.calls import call_stream, future, work
 from meshlib.calls.call_stream import CallStream
 from transport import condition, inproc
 from transport.call import Call, CallHeader, Kind, dtype_code
@@ -29,7 +28,7 @@ HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data
 _CODE = {
     module.__file__
-    for module in (condition, future, incoming, inproc, streams, mailboxes, threading, work)
+    for module in (condition, future, incoming, inproc, call_stream, mailboxes, threading, work)
 }
 
 
