@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
@@ -19,7 +19,8 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
-from meshlib.jit import direct, host_calls  # noqa: E402
+from meshlib.jit import _direct as direct  # noqa: E402
+from meshlib.jit import _host_calls as host_calls  # noqa: E402
 
 needs_handler = pytest.mark.skipif(
     direct.handler is None, reason="the core was built without XLA's header"

@@ -14,8 +14,8 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
-from transport.choosing.choice import DEFAULT
-from transport.communicators import backends
+from transport._choosing.choice import DEFAULT
+from transport._communicators import backends
 
 now = [Count()]
 

@@ -18,23 +18,23 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Kind
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     DistBackendError,
     DistError,
     DistNetworkError,
     PeerLostError,
 )
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
-from transport.shm.meeting.endpoint import DIED, Endpoint
-from transport.shm.meeting.peer_connection import Connection, Message
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
-from transport.tcp import TcpCommunicator
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
+from transport._shm.meeting.endpoint import DIED, Endpoint
+from transport._shm.meeting.peer_connection import Connection, Message
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
+from transport._tcp import TcpCommunicator
 
 SECRET = b"secret of the tests"
 SOON = LONG / 3
@@ -107,7 +107,7 @@ def fill_backlog(address: bytes, stack: contextlib.ExitStack) -> None:
 class TestAFullBacklog:
     def test_is_no_death(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever asks is answered once the peer has come round to its newcomers."""
-        monkeypatch.setattr("transport.shm.meeting.endpoint._BACKLOG", 0)
+        monkeypatch.setattr("transport._shm.meeting.endpoint._BACKLOG", 0)
         busy = threading.Event()
         with endpoint() as (ours, _), endpoint() as (theirs, _), contextlib.ExitStack() as stack:
             stack.callback(busy.set)
