@@ -146,6 +146,32 @@ def test_a_call_that_waits_long_goes_on_in_python(late: str, by_python: list[byt
 
 @needs_handler
 @pytest.mark.usefixtures("long_moments")
+def test_calls_outside_of_programs_come_between_those_of_compiled_code() -> None:
+    def rank() -> tuple[list[float], int]:
+        me, (right, left) = dist.get_rank(), neighbours()
+        program = jax.jit(lambda x: mj.all_reduce(mj.sendrecv(x, right, left)))
+        x, got = jnp.full(3, 1.0 + me), np.empty(3)
+        seen: list[float] = []
+        for i in range(6):
+            seen.append(float(program(x)[0]))
+            mine = np.full(3, 10.0 * i + me)
+            if me:
+                dist.recv(got, left)
+                dist.send(mine, right)
+            else:
+                dist.send(mine, right)
+                dist.recv(got, left)
+            dist.all_reduce(mine)
+            seen += [float(got[0]), float(mine[0])]
+        return seen, sum(len(group.program_calls.native.entries()) for group in groups())
+
+    for me, (seen, native) in enumerate(run_ranks(rank, 2, backend="shm")):
+        assert seen == [value for i in range(6) for value in (3, 10 * i + 1 - me, 20 * i + 1)]
+        assert native  # Python makes a part of them
+
+
+@needs_handler
+@pytest.mark.usefixtures("long_moments")
 def test_calls_that_differ_or_never_come_are_named() -> None:
     def rank() -> None:
         me = dist.get_rank()
