@@ -34,6 +34,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._errors import PeerLostError as PeerLostError
     from transport._link import Link as Link
     from transport._link import OnPiece as OnPiece
+    from transport._link import Request as Request
     from transport._link import waited_for as waited_for
     from transport._link import wrong_frame as wrong_frame
     from transport._links.communicator import LinkCommunicator as LinkCommunicator
@@ -62,7 +63,7 @@ _HOMES = {
         "CommunicatorAbortedError CommunicatorTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError HeaderMismatchError PeerLostError"
     ),
-    "transport._link": "Link OnPiece waited_for wrong_frame",
+    "transport._link": "Link OnPiece Request waited_for wrong_frame",
     "transport._links.communicator": "LinkCommunicator",
     "transport._links.mailbox": "Mailbox",
     "transport._operands.compression": "Compression",

@@ -35,6 +35,8 @@ class CallStream(StreamLock):
     the stream is idle when the queue is empty and the turn is free, looked at in this order.
     """
 
+    draining: int
+
     def __init__(self, name: str) -> None:
         self.name = name
         self._queue: deque[Callable[[], None]] = deque()

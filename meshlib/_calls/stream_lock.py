@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sized
+from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
 from transport._condition import has, let_go
@@ -51,4 +52,7 @@ class _StreamLock:
         return has(self._lock)
 
 
-StreamLock: type[_StreamLock] = _StreamLock if native is None else native.StreamLock
+if TYPE_CHECKING:
+    StreamLock = _StreamLock
+else:
+    StreamLock = _StreamLock if native is None else native.StreamLock
