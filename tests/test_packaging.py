@@ -28,7 +28,7 @@ REASON = "transport/_native/_core.txt"
 SOURCES = {
     path.relative_to(ROOT).as_posix()
     for package in ("transport", "meshlib")
-    for path in (ROOT / package / "native").rglob("*.[ch]")
+    for path in (ROOT / package / "_native").rglob("*.[ch]")
 }
 LEFT = {"_core", "_calls"}
 HOW = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
@@ -98,7 +98,7 @@ def package_files(top):
         for path in (top / package).rglob("*")
         if path.is_file()
         and "__pycache__" not in path.parts
-        and path.stem.split(".")[0] not in LEFT
+        and not (path.stem.split(".")[0] in LEFT and path.suffix in {".so", ".txt"})
     }
 
 

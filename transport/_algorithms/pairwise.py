@@ -121,7 +121,8 @@ def _reduce(
     # A scaled input travels in the dtype in which it was scaled: the factor is the sender's.
     scaled = op.kind is RedOpType.PREMUL_SUM
     arriving = operand.dtype if scaled else results[0].dtype
-    places = Places(scratch, ARRIVING, arriving, max(each.size for each in results), len(peers))
+    longest, ahead = max(each.size for each in results), min(len(results), AWAITED)
+    places = Places(scratch, ARRIVING, arriving, longest, len(peers), ahead)
 
     def inputs(chunk: int) -> list[memoryview]:
         return [as_bytes(_travelling(op, parts[chunk][peer], scaled)) for peer in peers]
@@ -161,21 +162,30 @@ def _travelling(op: ReduceOp, part: Part, scaled: bool) -> Flat:
 
 
 class Places:
-    """Scratch memory for the inputs of ``count`` members, ``AWAITED`` chunks of ``longest``
-    elements at a time.
+    """Scratch memory for the inputs of ``count`` members, ``ahead`` chunks of ``longest`` elements
+    at a time.
     """
 
     def __init__(
-        self, scratch: Scratch, slot: int, dtype: np.dtype[np.generic], longest: int, count: int
+        self,
+        scratch: Scratch,
+        slot: int,
+        dtype: np.dtype[np.generic],
+        longest: int,
+        count: int,
+        ahead: int = AWAITED,
     ) -> None:
         self.nbytes: int = longest * dtype.itemsize
         self._longest = longest
         self._count = count
-        self._room = scratch.flat(slot, dtype, AWAITED * count * longest)
+        self._ahead = ahead
+        self._room = scratch.flat(slot, dtype, ahead * count * longest)
 
     def of(self, chunk: int, size: int) -> list[Flat]:
         """Return where the members' inputs of a chunk, of ``size`` elements, are received."""
-        firsts = [(AWAITED * i + chunk % AWAITED) * self._longest for i in range(self._count)]
+        firsts = [
+            (self._ahead * i + chunk % self._ahead) * self._longest for i in range(self._count)
+        ]
         return [self._room[first : first + size] for first in firsts]
 
 

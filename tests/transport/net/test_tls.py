@@ -338,7 +338,7 @@ def test_links_and_messages_of_a_group_are_inside_tls() -> None:
         assert isinstance(comm, TcpCommunicator)
         peer = 1 - member.rank
         assert isinstance(comm._links[peer].first, TlsSocket)
-        assert all(isinstance(other._sock, TlsSocket) for other in comm._all_conversations)
+        assert all(isinstance(other.first, TlsSocket) for other in comm._messages.links)
         assert comm._links[peer].first.version() == "TLSv1.3"
 
     run_group(Transport("tls", TcpCommunicator, tls=True), 2, body)
