@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
-SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch] transport/native/*/*.[ch] meshlib/native/*.[ch] meshlib/native/*/*.[ch])
+SOURCES := pyproject.toml hatch_build.py $(wildcard transport/_native/*.[ch] transport/_native/*/*.[ch] meshlib/_native/*.[ch] meshlib/_native/*/*.[ch])
 # gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
 # be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
 GPU_PYTHON ?= $(PYTHON)
@@ -229,4 +229,4 @@ format: $(STAMP)  ## let ruff mend and format
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .torch .engines .pythons .debian .bench out build dist transport/native/_core.* meshlib/native/_calls.*
+	rm -rf $(VENV) .mpi .torch .engines .pythons .debian .bench out build dist transport/_native/_core.* meshlib/_native/_calls.*

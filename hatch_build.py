@@ -1,11 +1,11 @@
-"""Builds the compiled core, the C below transport/native and meshlib/native, into a wheel or, if
+"""Builds the compiled core, the C below transport/_native and meshlib/_native, into a wheel or, if
 editable, beside its sources.
 
-With it goes the handler that XLA calls, below meshlib/native/jit, where jaxlib and so XLA's header
+With it goes the handler that XLA calls, below meshlib/_native/jit, where jaxlib and so XLA's header
 are installed as the core is built. Without it ``meshlib.jit`` makes all calls by Python.
 
 Without it ranks of one host use TCP. So where it cannot be built the wheel is a pure one, and a
-line says why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0``
+line says why: here, and in ``transport._native.why_not`` of what is installed. ``MESHLIB_NATIVE=0``
 asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
 """
 
@@ -27,12 +27,12 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "MESHLIB_NATIVE"
-SOURCES = "transport/native"
-MODULE = "transport.native._core"
-MODULES = (MODULE, "meshlib.native._calls")
+SOURCES = "transport/_native"
+MODULE = "transport._native._core"
+MODULES = (MODULE, "meshlib._native._calls")
 """The second one works on the first one, whose headers it includes."""
 REASON = f"{SOURCES}/_core.txt"
-"""Where what is installed without a core says why: ``transport.native`` reads it."""
+"""Where what is installed without a core says why: ``transport._native`` reads it."""
 # -ffp-contract=off: the bits that NumPy computes, on every CPU.
 FLAGS = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
 SECONDS = 120.0

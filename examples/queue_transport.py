@@ -29,6 +29,7 @@ from transport import (
     Membership,
     OnPiece,
     PeerLostError,
+    Request,
     let_go,
     waited_for,
     wrong_frame,
@@ -104,6 +105,30 @@ class Hub:
             box.fail(rank, error)
 
 
+class Sent(Request):
+    """A frame that a wire has copied: its memory may be reused at once."""
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        pass
+
+
+class Received(Request):
+    """A frame that ``link`` is to receive into ``into``."""
+
+    def __init__(self, link: QueueLink, call: Call, into: memoryview) -> None:
+        self.link, self.call, self.into = link, call, into
+        self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self.link.receive(self)
+            if on_piece is not None:
+                on_piece(self.into.nbytes)
+
+
 class QueueLink(Link):
     """A link over the two wires between this rank and ``peer``."""
 
@@ -113,12 +138,32 @@ class QueueLink(Link):
         self._name = owner.membership.describe(peer)
         self._outward = owner.hub.wire(owner.rank, peer)
         self._inward = owner.hub.wire(peer, owner.rank)
+        self._posted: deque[Received] = deque()
 
-    def send(self, call: Call, data: memoryview) -> None:
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
+        # Frames of one link are posted in the same order at both ends, so no tag is needed.
         if not self._outward.put(call.packed, data):
             raise self._gone()
+        return Sent()
 
-    def recv_into(self, call: Call, into: memoryview) -> None:
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> Request:
+        received = Received(self, call, into)
+        self._posted.append(received)
+        return received
+
+    def receive(self, awaited: Received) -> None:
+        """Receive the frames that were posted, up to the one that is awaited."""
+        try:
+            while not awaited.done:
+                first = self._posted[0]
+                self._receive(first.call, first.into)
+                first.done = True
+                self._posted.popleft()
+        except BaseException:
+            self._posted.clear()
+            raise
+
+    def _receive(self, call: Call, into: memoryview) -> None:
         call.waiting_for = self.peer
         frame = self._inward.take(call.deadline)
         if frame is None:
@@ -130,19 +175,6 @@ class QueueLink(Link):
             header = CallHeader.unpack(packed)
             raise wrong_frame(call, into.nbytes, self.peer, self._name, header, len(data))
         into[:] = data
-
-    def exchange(
-        self,
-        call: Call,
-        data: memoryview,
-        source: Link,
-        into: memoryview,
-        on_piece: OnPiece | None = None,
-    ) -> None:
-        self.send(call, data)  # which never waits, so a ring of exchanges cannot deadlock
-        source.recv_into(call, into)
-        if on_piece is not None:
-            on_piece(into.nbytes)
 
     def _gone(self) -> Exception:
         self._owner.check_open()

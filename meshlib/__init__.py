@@ -35,96 +35,96 @@ _check_transport()
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
-    from meshlib.arrays.ignored import ResultIgnoredWarning as ResultIgnoredWarning
-    from meshlib.c10d.availability import get_node_local_rank as get_node_local_rank
-    from meshlib.c10d.availability import is_available as is_available
-    from meshlib.c10d.availability import is_gloo_available as is_gloo_available
-    from meshlib.c10d.availability import is_mpi_available as is_mpi_available
-    from meshlib.c10d.availability import is_nccl_available as is_nccl_available
-    from meshlib.c10d.availability import is_torchelastic_launched as is_torchelastic_launched
-    from meshlib.c10d.availability import supports_complex as supports_complex
-    from meshlib.c10d.batch import P2POp as P2POp
-    from meshlib.c10d.batch import batch_isend_irecv as batch_isend_irecv
-    from meshlib.c10d.debugger import breakpoint as breakpoint
-    from meshlib.c10d.deprecated import reduce_op as reduce_op
-    from meshlib.c10d.functions.arrays import all_reduce as all_reduce
-    from meshlib.c10d.functions.arrays import broadcast as broadcast
-    from meshlib.c10d.functions.arrays import reduce as reduce
-    from meshlib.c10d.functions.barriers import barrier as barrier
-    from meshlib.c10d.functions.barriers import monitored_barrier as monitored_barrier
-    from meshlib.c10d.functions.coalesced import all_gather_coalesced as all_gather_coalesced
-    from meshlib.c10d.functions.coalesced import (
+    from meshlib._arrays.ignored import ResultIgnoredWarning as ResultIgnoredWarning
+    from meshlib._c10d.availability import get_node_local_rank as get_node_local_rank
+    from meshlib._c10d.availability import is_available as is_available
+    from meshlib._c10d.availability import is_gloo_available as is_gloo_available
+    from meshlib._c10d.availability import is_mpi_available as is_mpi_available
+    from meshlib._c10d.availability import is_nccl_available as is_nccl_available
+    from meshlib._c10d.availability import is_torchelastic_launched as is_torchelastic_launched
+    from meshlib._c10d.availability import supports_complex as supports_complex
+    from meshlib._c10d.batch import P2POp as P2POp
+    from meshlib._c10d.batch import batch_isend_irecv as batch_isend_irecv
+    from meshlib._c10d.debugger import breakpoint as breakpoint
+    from meshlib._c10d.deprecated import reduce_op as reduce_op
+    from meshlib._c10d.functions.arrays import all_reduce as all_reduce
+    from meshlib._c10d.functions.arrays import broadcast as broadcast
+    from meshlib._c10d.functions.arrays import reduce as reduce
+    from meshlib._c10d.functions.barriers import barrier as barrier
+    from meshlib._c10d.functions.barriers import monitored_barrier as monitored_barrier
+    from meshlib._c10d.functions.coalesced import all_gather_coalesced as all_gather_coalesced
+    from meshlib._c10d.functions.coalesced import (
         all_gather_into_tensor_coalesced as all_gather_into_tensor_coalesced,
     )
-    from meshlib.c10d.functions.coalesced import all_reduce_coalesced as all_reduce_coalesced
-    from meshlib.c10d.functions.coalesced import (
+    from meshlib._c10d.functions.coalesced import all_reduce_coalesced as all_reduce_coalesced
+    from meshlib._c10d.functions.coalesced import (
         reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced,
     )
-    from meshlib.c10d.functions.gathered import all_gather as all_gather
-    from meshlib.c10d.functions.gathered import all_gather_into_tensor as all_gather_into_tensor
-    from meshlib.c10d.functions.gathered import all_gather_single as all_gather_single
-    from meshlib.c10d.functions.gathered import reduce_scatter as reduce_scatter
-    from meshlib.c10d.functions.gathered import reduce_scatter_single as reduce_scatter_single
-    from meshlib.c10d.functions.gathered import reduce_scatter_tensor as reduce_scatter_tensor
-    from meshlib.c10d.functions.messages import irecv as irecv
-    from meshlib.c10d.functions.messages import isend as isend
-    from meshlib.c10d.functions.messages import recv as recv
-    from meshlib.c10d.functions.messages import send as send
-    from meshlib.c10d.functions.objects import all_gather_object as all_gather_object
-    from meshlib.c10d.functions.objects import broadcast_object_list as broadcast_object_list
-    from meshlib.c10d.functions.objects import gather_object as gather_object
-    from meshlib.c10d.functions.objects import recv_object_list as recv_object_list
-    from meshlib.c10d.functions.objects import scatter_object_list as scatter_object_list
-    from meshlib.c10d.functions.objects import send_object_list as send_object_list
-    from meshlib.c10d.functions.personalized import all_to_all as all_to_all
-    from meshlib.c10d.functions.personalized import all_to_all_single as all_to_all_single
-    from meshlib.c10d.functions.personalized import gather as gather
-    from meshlib.c10d.functions.personalized import scatter as scatter
-    from meshlib.c10d.grad_bucket import GradBucket as GradBucket
-    from meshlib.c10d.groups import GroupMember as GroupMember
-    from meshlib.c10d.groups import get_backend as get_backend
-    from meshlib.c10d.groups import get_backend_config as get_backend_config
-    from meshlib.c10d.groups import get_global_rank as get_global_rank
-    from meshlib.c10d.groups import get_group_rank as get_group_rank
-    from meshlib.c10d.groups import get_process_group_ranks as get_process_group_ranks
-    from meshlib.c10d.groups import get_rank as get_rank
-    from meshlib.c10d.groups import get_world_size as get_world_size
-    from meshlib.c10d.groups import group as group
-    from meshlib.c10d.groups import new_group as new_group
-    from meshlib.c10d.profiler import profile as profile
-    from meshlib.c10d.profiler import record_comm as record_comm
-    from meshlib.c10d.shrink import shrink_group as shrink_group
-    from meshlib.c10d.subgroups import new_subgroups as new_subgroups
-    from meshlib.c10d.subgroups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
-    from meshlib.c10d.subgroups import split_group as split_group
-    from meshlib.calls.future import Future as Future
-    from meshlib.calls.future import WaitTimeoutError as WaitTimeoutError
-    from meshlib.calls.work import Work as Work
-    from meshlib.calls.work import WorkResult as WorkResult
-    from meshlib.calls.work import collect_all as collect_all
-    from meshlib.groups.backend import Backend as Backend
-    from meshlib.groups.backend import (
+    from meshlib._c10d.functions.gathered import all_gather as all_gather
+    from meshlib._c10d.functions.gathered import all_gather_into_tensor as all_gather_into_tensor
+    from meshlib._c10d.functions.gathered import all_gather_single as all_gather_single
+    from meshlib._c10d.functions.gathered import reduce_scatter as reduce_scatter
+    from meshlib._c10d.functions.gathered import reduce_scatter_single as reduce_scatter_single
+    from meshlib._c10d.functions.gathered import reduce_scatter_tensor as reduce_scatter_tensor
+    from meshlib._c10d.functions.messages import irecv as irecv
+    from meshlib._c10d.functions.messages import isend as isend
+    from meshlib._c10d.functions.messages import recv as recv
+    from meshlib._c10d.functions.messages import send as send
+    from meshlib._c10d.functions.objects import all_gather_object as all_gather_object
+    from meshlib._c10d.functions.objects import broadcast_object_list as broadcast_object_list
+    from meshlib._c10d.functions.objects import gather_object as gather_object
+    from meshlib._c10d.functions.objects import recv_object_list as recv_object_list
+    from meshlib._c10d.functions.objects import scatter_object_list as scatter_object_list
+    from meshlib._c10d.functions.objects import send_object_list as send_object_list
+    from meshlib._c10d.functions.personalized import all_to_all as all_to_all
+    from meshlib._c10d.functions.personalized import all_to_all_single as all_to_all_single
+    from meshlib._c10d.functions.personalized import gather as gather
+    from meshlib._c10d.functions.personalized import scatter as scatter
+    from meshlib._c10d.grad_bucket import GradBucket as GradBucket
+    from meshlib._c10d.groups import GroupMember as GroupMember
+    from meshlib._c10d.groups import get_backend as get_backend
+    from meshlib._c10d.groups import get_backend_config as get_backend_config
+    from meshlib._c10d.groups import get_global_rank as get_global_rank
+    from meshlib._c10d.groups import get_group_rank as get_group_rank
+    from meshlib._c10d.groups import get_process_group_ranks as get_process_group_ranks
+    from meshlib._c10d.groups import get_rank as get_rank
+    from meshlib._c10d.groups import get_world_size as get_world_size
+    from meshlib._c10d.groups import group as group
+    from meshlib._c10d.groups import new_group as new_group
+    from meshlib._c10d.profiler import profile as profile
+    from meshlib._c10d.profiler import record_comm as record_comm
+    from meshlib._c10d.shrink import shrink_group as shrink_group
+    from meshlib._c10d.subgroups import new_subgroups as new_subgroups
+    from meshlib._c10d.subgroups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
+    from meshlib._c10d.subgroups import split_group as split_group
+    from meshlib._calls.future import Future as Future
+    from meshlib._calls.future import WaitTimeoutError as WaitTimeoutError
+    from meshlib._calls.work import Work as Work
+    from meshlib._calls.work import WorkResult as WorkResult
+    from meshlib._calls.work import collect_all as collect_all
+    from meshlib._groups.backend import Backend as Backend
+    from meshlib._groups.backend import (
         get_default_backend_for_device as get_default_backend_for_device,
     )
-    from meshlib.groups.backend import is_backend_available as is_backend_available
-    from meshlib.groups.process_group import ProcessGroup as ProcessGroup
-    from meshlib.job.init import destroy_process_group as destroy_process_group
-    from meshlib.job.init import init_process_group as init_process_group
-    from meshlib.job.init import is_initialized as is_initialized
-    from meshlib.launcher.spawn import ProcessException as ProcessException
-    from meshlib.launcher.spawn import ProcessExitedException as ProcessExitedException
-    from meshlib.launcher.spawn import ProcessRaisedException as ProcessRaisedException
-    from meshlib.launcher.spawn import spawn as spawn
-    from meshlib.mesh.config import MeshConfig as MeshConfig
-    from meshlib.mesh.device_mesh import DeviceMesh as DeviceMesh
-    from meshlib.mesh.device_mesh import current_mesh as current_mesh
-    from meshlib.mesh.init import init_device_mesh as init_device_mesh
-    from meshlib.mesh.layout import Layout as Layout
-    from meshlib.mesh.spec import MeshDimError as MeshDimError
-    from meshlib.recording.log import DebugLevel as DebugLevel
-    from meshlib.recording.log import get_debug_level as get_debug_level
-    from meshlib.recording.log import set_debug_level as set_debug_level
-    from meshlib.recording.log import set_debug_level_from_env as set_debug_level_from_env
+    from meshlib._groups.backend import is_backend_available as is_backend_available
+    from meshlib._groups.process_group import ProcessGroup as ProcessGroup
+    from meshlib._job.init import destroy_process_group as destroy_process_group
+    from meshlib._job.init import init_process_group as init_process_group
+    from meshlib._job.init import is_initialized as is_initialized
+    from meshlib._launcher.spawn import ProcessException as ProcessException
+    from meshlib._launcher.spawn import ProcessExitedException as ProcessExitedException
+    from meshlib._launcher.spawn import ProcessRaisedException as ProcessRaisedException
+    from meshlib._launcher.spawn import spawn as spawn
+    from meshlib._mesh.config import MeshConfig as MeshConfig
+    from meshlib._mesh.device_mesh import DeviceMesh as DeviceMesh
+    from meshlib._mesh.device_mesh import current_mesh as current_mesh
+    from meshlib._mesh.init import init_device_mesh as init_device_mesh
+    from meshlib._mesh.layout import Layout as Layout
+    from meshlib._mesh.spec import MeshDimError as MeshDimError
+    from meshlib._recording.log import DebugLevel as DebugLevel
+    from meshlib._recording.log import get_debug_level as get_debug_level
+    from meshlib._recording.log import set_debug_level as set_debug_level
+    from meshlib._recording.log import set_debug_level_from_env as set_debug_level_from_env
     from meshlib.sharding import DArray as DArray
     from meshlib.sharding import P as P
     from meshlib.sharding import Partial as Partial
@@ -133,86 +133,86 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib.sharding import Sharding as Sharding
     from meshlib.sharding import ShardingError as ShardingError
     from meshlib.sharding import distribute_array as distribute_array
-    from transport.errors import CollectiveMismatchError as CollectiveMismatchError
-    from transport.errors import CollectiveTimeoutError as CollectiveTimeoutError
-    from transport.errors import DistBackendError as DistBackendError
-    from transport.errors import DistError as DistError
-    from transport.errors import DistNetworkError as DistNetworkError
-    from transport.errors import DistStoreError as DistStoreError
-    from transport.errors import QueueEmptyError as QueueEmptyError
-    from transport.errors import RankFailedError as RankFailedError
-    from transport.operands.compression import Compression as Compression
-    from transport.operands.reduce_op import ReduceOp as ReduceOp
-    from transport.operands.reduce_op import error_feedback as error_feedback
-    from transport.operands.reduce_op import premul_sum as premul_sum
-    from transport.rendezvous import register_rendezvous_handler as register_rendezvous_handler
-    from transport.rendezvous import rendezvous as rendezvous
-    from transport.store import FileStore as FileStore
-    from transport.store import HashStore as HashStore
-    from transport.store import PrefixStore as PrefixStore
-    from transport.store import Store as Store
-    from transport.store import TCPStore as TCPStore
+    from transport._errors import CollectiveMismatchError as CollectiveMismatchError
+    from transport._errors import CollectiveTimeoutError as CollectiveTimeoutError
+    from transport._errors import DistBackendError as DistBackendError
+    from transport._errors import DistError as DistError
+    from transport._errors import DistNetworkError as DistNetworkError
+    from transport._errors import DistStoreError as DistStoreError
+    from transport._errors import QueueEmptyError as QueueEmptyError
+    from transport._errors import RankFailedError as RankFailedError
+    from transport._operands.compression import Compression as Compression
+    from transport._operands.reduce_op import ReduceOp as ReduceOp
+    from transport._operands.reduce_op import error_feedback as error_feedback
+    from transport._operands.reduce_op import premul_sum as premul_sum
+    from transport._rendezvous import register_rendezvous_handler as register_rendezvous_handler
+    from transport._rendezvous import rendezvous as rendezvous
+    from transport._store import FileStore as FileStore
+    from transport._store import HashStore as HashStore
+    from transport._store import PrefixStore as PrefixStore
+    from transport._store import Store as Store
+    from transport._store import TCPStore as TCPStore
 
 _HOMES = {
-    "meshlib.arrays.ignored": "ResultIgnoredWarning",
-    "meshlib.c10d.availability": (
+    "meshlib._arrays.ignored": "ResultIgnoredWarning",
+    "meshlib._c10d.availability": (
         "get_node_local_rank is_available is_gloo_available is_mpi_available is_nccl_available "
         "is_torchelastic_launched supports_complex"
     ),
-    "meshlib.c10d.batch": "P2POp batch_isend_irecv",
-    "meshlib.c10d.debugger": "breakpoint",
-    "meshlib.c10d.deprecated": "reduce_op",
-    "meshlib.c10d.functions.arrays": "all_reduce broadcast reduce",
-    "meshlib.c10d.functions.barriers": "barrier monitored_barrier",
-    "meshlib.c10d.functions.coalesced": (
+    "meshlib._c10d.batch": "P2POp batch_isend_irecv",
+    "meshlib._c10d.debugger": "breakpoint",
+    "meshlib._c10d.deprecated": "reduce_op",
+    "meshlib._c10d.functions.arrays": "all_reduce broadcast reduce",
+    "meshlib._c10d.functions.barriers": "barrier monitored_barrier",
+    "meshlib._c10d.functions.coalesced": (
         "all_gather_coalesced all_gather_into_tensor_coalesced all_reduce_coalesced "
         "reduce_scatter_tensor_coalesced"
     ),
-    "meshlib.c10d.functions.gathered": (
+    "meshlib._c10d.functions.gathered": (
         "all_gather all_gather_into_tensor all_gather_single reduce_scatter reduce_scatter_single "
         "reduce_scatter_tensor"
     ),
-    "meshlib.c10d.functions.messages": "irecv isend recv send",
-    "meshlib.c10d.functions.objects": (
+    "meshlib._c10d.functions.messages": "irecv isend recv send",
+    "meshlib._c10d.functions.objects": (
         "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list"
     ),
-    "meshlib.c10d.functions.personalized": "all_to_all all_to_all_single gather scatter",
-    "meshlib.c10d.grad_bucket": "GradBucket",
-    "meshlib.c10d.groups": (
+    "meshlib._c10d.functions.personalized": "all_to_all all_to_all_single gather scatter",
+    "meshlib._c10d.grad_bucket": "GradBucket",
+    "meshlib._c10d.groups": (
         "GroupMember get_backend get_backend_config get_global_rank get_group_rank "
         "get_process_group_ranks get_rank get_world_size group new_group"
     ),
-    "meshlib.c10d.profiler": "profile record_comm",
-    "meshlib.c10d.shrink": "shrink_group",
-    "meshlib.c10d.subgroups": "new_subgroups new_subgroups_by_enumeration split_group",
-    "meshlib.calls.future": "Future WaitTimeoutError",
-    "meshlib.calls.work": "Work WorkResult collect_all",
-    "meshlib.groups.backend": "Backend get_default_backend_for_device is_backend_available",
-    "meshlib.groups.process_group": "ProcessGroup",
-    "meshlib.job.init": "destroy_process_group init_process_group is_initialized",
-    "meshlib.launcher.spawn": (
+    "meshlib._c10d.profiler": "profile record_comm",
+    "meshlib._c10d.shrink": "shrink_group",
+    "meshlib._c10d.subgroups": "new_subgroups new_subgroups_by_enumeration split_group",
+    "meshlib._calls.future": "Future WaitTimeoutError",
+    "meshlib._calls.work": "Work WorkResult collect_all",
+    "meshlib._groups.backend": "Backend get_default_backend_for_device is_backend_available",
+    "meshlib._groups.process_group": "ProcessGroup",
+    "meshlib._job.init": "destroy_process_group init_process_group is_initialized",
+    "meshlib._launcher.spawn": (
         "ProcessException ProcessExitedException ProcessRaisedException spawn"
     ),
-    "meshlib.mesh.config": "MeshConfig",
-    "meshlib.mesh.device_mesh": "DeviceMesh current_mesh",
-    "meshlib.mesh.init": "init_device_mesh",
-    "meshlib.mesh.layout": "Layout",
-    "meshlib.mesh.spec": "MeshDimError",
-    "meshlib.recording.log": (
+    "meshlib._mesh.config": "MeshConfig",
+    "meshlib._mesh.device_mesh": "DeviceMesh current_mesh",
+    "meshlib._mesh.init": "init_device_mesh",
+    "meshlib._mesh.layout": "Layout",
+    "meshlib._mesh.spec": "MeshDimError",
+    "meshlib._recording.log": (
         "DebugLevel get_debug_level set_debug_level set_debug_level_from_env"
     ),
     "meshlib.sharding": (
         "DArray P Partial Replicate Shard Sharding ShardingError distribute_array"
     ),
-    "transport.errors": (
+    "transport._errors": (
         "CollectiveMismatchError CollectiveTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError QueueEmptyError RankFailedError"
     ),
-    "transport.operands.compression": "Compression",
-    "transport.operands.reduce_op": "ReduceOp error_feedback premul_sum",
-    "transport.rendezvous": "register_rendezvous_handler rendezvous",
-    "transport.store": "FileStore HashStore PrefixStore Store TCPStore",
+    "transport._operands.compression": "Compression",
+    "transport._operands.reduce_op": "ReduceOp error_feedback premul_sum",
+    "transport._rendezvous": "register_rendezvous_handler rendezvous",
+    "transport._store": "FileStore HashStore PrefixStore Store TCPStore",
 }
 """The public names, by the module that defines them."""
 
@@ -238,7 +238,7 @@ if not _typing.TYPE_CHECKING:
 
         if name.startswith("_") or find_spec(f"{__name__}.{name}") is not None:
             return ""  # a module is asked for in this way before Python imports it
-        from meshlib.did_you_mean import did_you_mean
+        from meshlib._did_you_mean import did_you_mean
 
         return did_you_mean(name, __all__)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from meshlib.cli import main
+from meshlib._cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

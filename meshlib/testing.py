@@ -11,22 +11,22 @@ from contextlib import contextmanager, nullcontext, suppress
 from glob import glob
 from typing import Any, TypeVar
 
-from meshlib.groups.backend import parse_backend
-from meshlib.job.current import install
-from meshlib.job.thread_rank import ThreadRank, set_thread_rank
-from meshlib.job.world import World
-from meshlib.launcher.ranks.failure import Blame, RaisedError, first_failure
-from transport.checks import to_whole_number
-from transport.communicators import backends
-from transport.communicators.runtime import Runtime
-from transport.deadline import Deadline, Timeout, to_seconds
-from transport.errors import (
+from meshlib._groups.backend import parse_backend
+from meshlib._job.current import install
+from meshlib._job.thread_rank import ThreadRank, set_thread_rank
+from meshlib._job.world import World
+from meshlib._launcher.ranks.failure import Blame, RaisedError, first_failure
+from transport._checks import to_whole_number
+from transport._communicators import backends
+from transport._communicators.runtime import Runtime
+from transport._deadline import Deadline, Timeout, to_seconds
+from transport._errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DistBackendError,
     DistError,
 )
-from transport.store.hash_store import HashStore
+from transport._store.hash_store import HashStore
 
 T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0

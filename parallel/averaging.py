@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from meshlib import ProcessGroup
-from parallel.checks import check_instance, check_state_dict, to_count
-from parallel.core.replicas import average_coalesced
-from parallel.groups import Ranks, resolve
-from parallel.join.context import Join
-from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
-from parallel.nn.parameter import Parameter
-from parallel.optim.optimizer import Optimizer, ParamGroup
+from parallel._checks import check_instance, check_state_dict, to_count
+from parallel._core.replicas import average_coalesced
+from parallel._groups import Ranks, resolve
+from parallel.join._context import Join
+from parallel.join._joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
+from parallel.nn._parameter import Parameter
+from parallel.optim._optimizer import Optimizer, ParamGroup
 
 
 class ModelAverager(ABC):

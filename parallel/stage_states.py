@@ -11,10 +11,10 @@ from typing import Any
 
 from meshlib import DeviceMesh
 from meshlib.sharding import DArray
-from parallel.core.pipeline.stage_arrays import StageArrays
-from parallel.nn.global_part import as_global
-from parallel.nn.module import Module
-from parallel.optim.optimizer import Optimizer
+from parallel._core.pipeline.stage_arrays import StageArrays
+from parallel.nn._global_part import as_global
+from parallel.nn._module import Module
+from parallel.optim._optimizer import Optimizer
 
 
 class StageStates:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshlib.sharding import DArray, Sharding
-from parallel.checks import check_instance, check_state_dict
-from parallel.nn.global_part import as_global
-from parallel.nn.module import Module
-from parallel.nn.parameter import Parameter
-from parallel.optim.optimizer import Optimizer
+from parallel._checks import check_instance, check_state_dict
+from parallel.nn._global_part import as_global
+from parallel.nn._module import Module
+from parallel.nn._parameter import Parameter
+from parallel.optim._optimizer import Optimizer
 from parallel.zero import ZeroRedundancyOptimizer
 
 

@@ -36,17 +36,17 @@ printf '/src\n/site\n' > "$root/usr/lib/python3/dist-packages/meshlib.pth"
 flags=$(.venv/bin/python -c 'import hatch_build; print(*hatch_build.FLAGS)')
 (
     cd "$root/src"
-    mapfile -t sources < <(find transport/native -name '*.c' | sort)
+    mapfile -t sources < <(find transport/_native -name '*.c' | sort)
     # Python's own headers find those of one machine by a path from the second folder.
     # shellcheck disable=SC2086
-    $compiler $flags -I "$root/usr/include/$version" -idirafter "$root/usr/include" -I transport/native \
-        "${sources[@]}" -o "transport/native/_core.cpython-${version//[a-z.]/}-aarch64-linux-gnu.so"
+    $compiler $flags -I "$root/usr/include/$version" -idirafter "$root/usr/include" -I transport/_native \
+        "${sources[@]}" -o "transport/_native/_core.cpython-${version//[a-z.]/}-aarch64-linux-gnu.so"
 )
 
 # The engine alone first, with pages of both sizes that ARM's kernels have.
 protocol=$root/protocol
-$compiler -std=gnu11 -D_GNU_SOURCE -O2 -pthread -static -Wl,--wrap=sleep_on -I "$root/src/transport/native" \
-    "$root"/src/tests/transport/native/protocol.c "$root"/src/transport/native/engine/*.c -o "$protocol"
+$compiler -std=gnu11 -D_GNU_SOURCE -O2 -pthread -static -Wl,--wrap=sleep_on -I "$root/src/transport/_native" \
+    "$root"/src/tests/transport/native/protocol.c "$root"/src/transport/_native/engine/*.c -o "$protocol"
 for page in 4096 65536; do
     for size in 2 3 4; do qemu-aarch64-static -p $page "$protocol" calls $size 1000 $size; done
     qemu-aarch64-static -p $page "$protocol" damage 3 20 3

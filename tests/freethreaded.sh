@@ -43,5 +43,5 @@ python=("$folder"/bin/python3.*t)
 export PYTHONPATH=$PWD MESHLIB_NATIVE=1
 "${python[0]}" -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-build-isolation \
     --no-deps --editable .
-"${python[0]}" -c 'import sys; from transport.native import core; assert core and not sys._is_gil_enabled(), core'
+"${python[0]}" -c 'import sys; from transport._native import core; assert core and not sys._is_gil_enabled(), core'
 exec "${python[0]}" -X faulthandler -m pytest -p no:cacheprovider "$@"

@@ -22,19 +22,19 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("meshlib", "parallel", "transport")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-BINARY = f"transport/native/_core{SUFFIX}"
-BINARIES = {BINARY, f"meshlib/native/_calls{SUFFIX}"}
-REASON = "transport/native/_core.txt"
+BINARY = f"transport/_native/_core{SUFFIX}"
+BINARIES = {BINARY, f"meshlib/_native/_calls{SUFFIX}"}
+REASON = "transport/_native/_core.txt"
 SOURCES = {
     path.relative_to(ROOT).as_posix()
     for package in ("transport", "meshlib")
-    for path in (ROOT / package / "native").rglob("*.[ch]")
+    for path in (ROOT / package / "_native").rglob("*.[ch]")
 }
 LEFT = {"_core", "_calls"}
 HOW = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
 SMALL_CORE = """
 #include <Python.h>
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "transport.native._core"};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "transport._native._core"};
 PyMODINIT_FUNC PyInit__core(void) { return PyModule_Create(&definition); }
 """
 
@@ -76,9 +76,9 @@ def tree(unpacked, tmp_path):
     shutil.copytree(unpacked, tmp_path / "tree")
     for source in SOURCES:
         (tmp_path / "tree" / source).unlink()
-    (tmp_path / "tree/transport/native/core.c").write_text(SMALL_CORE)
+    (tmp_path / "tree/transport/_native/core.c").write_text(SMALL_CORE)
     calls = SMALL_CORE.replace("_core", "_calls").replace("transport", "meshlib")
-    (tmp_path / "tree/meshlib/native/calls.c").write_text(calls)
+    (tmp_path / "tree/meshlib/_native/calls.c").write_text(calls)
     return tmp_path / "tree"
 
 
@@ -98,7 +98,7 @@ def package_files(top):
         for path in (top / package).rglob("*")
         if path.is_file()
         and "__pycache__" not in path.parts
-        and path.stem.split(".")[0] not in LEFT
+        and not (path.stem.split(".")[0] in LEFT and path.suffix in {".so", ".txt"})
     }
 
 
@@ -115,8 +115,8 @@ def wheel_facts(wheel):
 
 
 def loaded(path, **environment):
-    """What ``transport.native`` in a fresh process has: a core? why not? Or an error."""
-    program = "from transport.native import core, why_not; print(core is not None, why_not)"
+    """What ``transport._native`` in a fresh process has: a core? why not? Or an error."""
+    program = "from transport._native import core, why_not; print(core is not None, why_not)"
     result = subprocess.run(
         [sys.executable, "-c", program],
         cwd="/",
@@ -140,7 +140,7 @@ def assert_pure(wheel):
 
 def test_sdist_has_the_source_and_no_binary(unpacked):
     assert package_files(unpacked) == package_files(ROOT)
-    assert {*SOURCES, "transport/choosing/tuning.json"} < package_files(unpacked)
+    assert {*SOURCES, "transport/_choosing/tuning.json"} < package_files(unpacked)
     assert all((unpacked / f"{package}/py.typed").is_file() for package in PACKAGES)
     assert (unpacked / "hatch_build.py").is_file()
     assert not list(unpacked.rglob("*.so"))
@@ -176,9 +176,9 @@ def test_wheel_with_a_core(unpacked, tmp_path, monkeypatch, capsys):
     said = loaded(site)
     assert said.startswith(f"False {site / BINARY}: ")
     assert "install meshlib again" in said
-    (site / BINARY).rename(site / "transport/native/_core.cpython-38-x86_64-linux-gnu.so")
+    (site / BINARY).rename(site / "transport/_native/_core.cpython-38-x86_64-linux-gnu.so")
     assert "built for another Python (_core.cpython-38" in loaded(site)
-    (site / "transport/native/_core.cpython-38-x86_64-linux-gnu.so").unlink()
+    (site / "transport/_native/_core.cpython-38-x86_64-linux-gnu.so").unlink()
     assert "it was never built; install meshlib again" in loaded(site)
 
 
@@ -205,11 +205,11 @@ def test_pure_wheel(tree, tmp_path, monkeypatch, capsys, variable, value, reason
 
 @compiles
 def test_a_core_that_does_not_compile(tree, tmp_path, monkeypatch, capsys):
-    (tree / "transport/native/core.c").write_text(SMALL_CORE + "int broken = ;\n")
+    (tree / "transport/_native/core.c").write_text(SMALL_CORE + "int broken = ;\n")
     assert_pure(build(WheelBuilder, tree, tmp_path / "dist"))
     printed = capsys.readouterr().err
     assert printed.startswith("meshlib without its compiled core: compiling with ")
-    assert "transport/native/core.c:5:14: error: " in printed
+    assert "transport/_native/core.c:5:14: error: " in printed
     assert printed.count("\n") == 1
 
     monkeypatch.setenv("MESHLIB_NATIVE", "1")
@@ -231,14 +231,14 @@ def test_editable(tree, tmp_path, monkeypatch):
         assert not wheel_files(wheel)
         with zipfile.ZipFile(wheel) as archive:
             assert Path(archive.read("_meshlib_spmd.pth").decode()).samefile(tree)
-        return {path.name for path in (tree / "transport/native").iterdir() if path.is_file()}
+        return {path.name for path in (tree / "transport/_native").iterdir() if path.is_file()}
 
     source = {"__init__.py", "core.c"}
     assert install("first") == source | {Path(BINARY).name}
     assert loaded(tree) == "True None"
 
     later = (tree / BINARY).stat().st_mtime_ns + 10**9
-    os.utime(tree / "transport/native/core.c", ns=(later, later))
+    os.utime(tree / "transport/_native/core.c", ns=(later, later))
     said, result = loaded(tree).splitlines()
     assert said.startswith("running without the compiled core: ")
     assert "core.c was changed after" in said
@@ -277,7 +277,7 @@ def test_a_core_that_cannot_be_imported(hook, tree, tmp_path):
     text = SMALL_CORE.replace("PyModule_Create(&", "missing_symbol(&").replace(
         "PyMODINIT_FUNC", "PyObject *missing_symbol(void *);\nPyMODINIT_FUNC"
     )
-    (tree / "transport/native/core.c").write_text(text)
+    (tree / "transport/_native/core.c").write_text(text)
     with pytest.raises(hook.NotBuilt, match=r"importing with .*missing_symbol"):
         hook.compile_core(tree, tmp_path / f"_core{SUFFIX}")
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import meshlib as dist
-from transport.native import __file__ as installed
+from transport._native import __file__ as installed
 
 dist.init_process_group(backend="shm", timeout=60)
 assert "site-packages" in installed, installed

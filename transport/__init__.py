@@ -7,68 +7,69 @@ first use (PEP 562): the launcher is built on this package, too, and does withou
 import typing as _typing
 
 if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
-    from transport.call import Call as Call
-    from transport.call import CallHeader as CallHeader
-    from transport.call import Kind as Kind
-    from transport.communicators.base import Communicator as Communicator
-    from transport.communicators.runtime import Membership as Membership
-    from transport.communicators.runtime import Runtime as Runtime
-    from transport.communicators.store_waits import PeerKeys as PeerKeys
-    from transport.condition import Condition as Condition
-    from transport.condition import let_go as let_go
-    from transport.cuda.device_state import DeviceStream as DeviceStream
-    from transport.cuda.driver import Driver as Driver
-    from transport.cuda.driver import driver_of as driver_of
-    from transport.cuda.flat import Completion as Completion
-    from transport.cuda.flat import DeviceFlat as DeviceFlat
-    from transport.cuda.flat import StreamOrder as StreamOrder
-    from transport.deadline import Deadline as Deadline
-    from transport.deadline import Timeout as Timeout
-    from transport.errors import CommunicatorAbortedError as CommunicatorAbortedError
-    from transport.errors import CommunicatorTimeoutError as CommunicatorTimeoutError
-    from transport.errors import DistBackendError as DistBackendError
-    from transport.errors import DistError as DistError
-    from transport.errors import DistNetworkError as DistNetworkError
-    from transport.errors import DistStoreError as DistStoreError
-    from transport.errors import HeaderMismatchError as HeaderMismatchError
-    from transport.errors import PeerLostError as PeerLostError
-    from transport.link import Link as Link
-    from transport.link import OnPiece as OnPiece
-    from transport.link import waited_for as waited_for
-    from transport.link import wrong_frame as wrong_frame
-    from transport.links.communicator import LinkCommunicator as LinkCommunicator
-    from transport.links.mailbox import Mailbox as Mailbox
-    from transport.operands.compression import Compression as Compression
-    from transport.operands.order import add_all as add_all
-    from transport.operands.reduce_op import Flat as Flat
-    from transport.operands.reduce_op import ReduceOp as ReduceOp
-    from transport.store import FileStore as FileStore
-    from transport.store import HashStore as HashStore
-    from transport.store import PrefixStore as PrefixStore
-    from transport.store import Store as Store
-    from transport.store import TCPStore as TCPStore
+    from transport._call import Call as Call
+    from transport._call import CallHeader as CallHeader
+    from transport._call import Kind as Kind
+    from transport._communicators.base import Communicator as Communicator
+    from transport._communicators.runtime import Membership as Membership
+    from transport._communicators.runtime import Runtime as Runtime
+    from transport._communicators.store_waits import PeerKeys as PeerKeys
+    from transport._condition import Condition as Condition
+    from transport._condition import let_go as let_go
+    from transport._cuda.device_state import DeviceStream as DeviceStream
+    from transport._cuda.driver import Driver as Driver
+    from transport._cuda.driver import driver_of as driver_of
+    from transport._cuda.flat import Completion as Completion
+    from transport._cuda.flat import DeviceFlat as DeviceFlat
+    from transport._cuda.flat import StreamOrder as StreamOrder
+    from transport._deadline import Deadline as Deadline
+    from transport._deadline import Timeout as Timeout
+    from transport._errors import CommunicatorAbortedError as CommunicatorAbortedError
+    from transport._errors import CommunicatorTimeoutError as CommunicatorTimeoutError
+    from transport._errors import DistBackendError as DistBackendError
+    from transport._errors import DistError as DistError
+    from transport._errors import DistNetworkError as DistNetworkError
+    from transport._errors import DistStoreError as DistStoreError
+    from transport._errors import HeaderMismatchError as HeaderMismatchError
+    from transport._errors import PeerLostError as PeerLostError
+    from transport._link import Link as Link
+    from transport._link import OnPiece as OnPiece
+    from transport._link import Request as Request
+    from transport._link import waited_for as waited_for
+    from transport._link import wrong_frame as wrong_frame
+    from transport._links.communicator import LinkCommunicator as LinkCommunicator
+    from transport._links.mailbox import Mailbox as Mailbox
+    from transport._operands.compression import Compression as Compression
+    from transport._operands.order import add_all as add_all
+    from transport._operands.reduce_op import Flat as Flat
+    from transport._operands.reduce_op import ReduceOp as ReduceOp
+    from transport._store import FileStore as FileStore
+    from transport._store import HashStore as HashStore
+    from transport._store import PrefixStore as PrefixStore
+    from transport._store import Store as Store
+    from transport._store import TCPStore as TCPStore
 
 _HOMES = {
-    "transport.call": "Call CallHeader Kind",
-    "transport.communicators.base": "Communicator",
-    "transport.communicators.runtime": "Membership Runtime",
-    "transport.communicators.store_waits": "PeerKeys",
-    "transport.condition": "Condition let_go",
-    "transport.cuda.device_state": "DeviceStream",
-    "transport.cuda.driver": "Driver driver_of",
-    "transport.cuda.flat": "Completion DeviceFlat StreamOrder",
-    "transport.deadline": "Deadline Timeout",
-    "transport.errors": (
+    "transport._call": "Call CallHeader Kind",
+    "transport._communicators.base": "Communicator",
+    "transport._communicators.runtime": "Membership Runtime",
+    "transport._communicators.store_waits": "PeerKeys",
+    "transport._condition": "Condition let_go",
+    "transport._cuda.device_state": "DeviceStream",
+    "transport._cuda.driver": "Driver driver_of",
+    "transport._cuda.flat": "Completion DeviceFlat StreamOrder",
+    "transport._deadline": "Deadline Timeout",
+    "transport._errors": (
         "CommunicatorAbortedError CommunicatorTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError HeaderMismatchError PeerLostError"
     ),
-    "transport.link": "Link OnPiece waited_for wrong_frame",
-    "transport.links.communicator": "LinkCommunicator",
-    "transport.links.mailbox": "Mailbox",
-    "transport.operands.compression": "Compression",
-    "transport.operands.order": "add_all",
-    "transport.operands.reduce_op": "Flat ReduceOp",
-    "transport.store": "FileStore HashStore PrefixStore Store TCPStore",
+    "transport._link": "Link OnPiece Request waited_for wrong_frame",
+    "transport._links.communicator": "LinkCommunicator",
+    "transport._links.mailbox": "Mailbox",
+    "transport._operands.compression": "Compression",
+    "transport._operands.order": "add_all",
+    "transport._operands.reduce_op": "Flat ReduceOp",
+    "transport._store": "FileStore HashStore PrefixStore Store TCPStore",
 }
 """The public names, by the module that defines them."""
 

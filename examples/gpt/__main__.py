@@ -43,6 +43,7 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
         if files is not None and len(losses) % run.every == 0:
             state = trainer.states.state(trainer.tree)
             files.save({"training": state, "losses": np.array(losses)}, step=len(losses))
+    jax.block_until_ready(trainer.tree)  # the last update makes calls: no rank leaves before them
     if files is not None:
         files.close()
     return losses

@@ -4,10 +4,10 @@
 keeps the newest and the best. docs/checkpoints.md shows them.
 """
 
-from meshlib.checkpoint.checkpointer import Checkpointer, load, save
-from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.files.folder import latest_step
-from meshlib.checkpoint.safetensors import (
+from meshlib.checkpoint._checkpointer import Checkpointer, load, save
+from meshlib.checkpoint._errors import CheckpointError, CorruptCheckpointError
+from meshlib.checkpoint._files.folder import latest_step
+from meshlib.checkpoint._safetensors import (
     SafetensorsFiles,
     export_safetensors,
     import_safetensors,

@@ -15,10 +15,10 @@ from typing import Any
 
 from distributed import Client, as_completed, wait
 
-from meshlib.engines.variables import Attempt, rank_variables
-from meshlib.launcher.ranks.failure import RaisedError, first_failure
-from transport.net import LOOPBACK
-from transport.net.sockets import local_address_towards
+from meshlib._launcher.ranks.failure import RaisedError, first_failure
+from meshlib.engines._variables import Attempt, rank_variables
+from transport._net import LOOPBACK
+from transport._net.sockets import local_address_towards
 
 _ECHO_SECONDS = 2.0
 
@@ -55,7 +55,7 @@ def run(
     information = client.scheduler_info(n_workers=-1)["workers"]
     chosen = _choose(information, workers)
     if mesh is not None:
-        from meshlib.mesh.config import MeshConfig
+        from meshlib._mesh.config import MeshConfig
 
         MeshConfig.from_string(mesh).resolve(len(chosen))
     hosts = [information[worker]["host"] for worker in chosen]

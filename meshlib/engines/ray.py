@@ -20,7 +20,7 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from meshlib.engines.variables import Attempt, Job
+from meshlib.engines._variables import Attempt, Job
 
 _LEAVING_SECONDS = 5.0
 

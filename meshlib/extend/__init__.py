@@ -11,9 +11,13 @@ Programs need none of it. Names here keep to the same versions as all public nam
 - ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
 """
 
-from meshlib.calls.context import Observer
-from meshlib.calls.members import Members
-from meshlib.calls.spec import CallSpec, Run
+from meshlib._calls.context import Observer
+from meshlib._calls.members import Members
+from meshlib._calls.spec import CallSpec, Run
+from meshlib._job.continuing.epochs import Change, Choose
+from meshlib._job.membership import Epoch
+from meshlib._recording.log import RankLog
+from meshlib._recording.recorder import Record
 from meshlib.extend._calls import issue, observe, recorded
 from meshlib.extend._groups import (
     derived_group,
@@ -25,15 +29,11 @@ from meshlib.extend._groups import (
     on_failure,
 )
 from meshlib.extend._job import Job
-from meshlib.job.continuing.epochs import Change, Choose
-from meshlib.job.membership import Epoch
-from meshlib.recording.log import RankLog
-from meshlib.recording.recorder import Record
-from transport.call import Call, CallHeader, Kind, dtype_name, op_name
-from transport.checks import to_whole_number, to_whole_numbers
-from transport.communicators.base import Communicator
-from transport.cuda.driver import Driver, driver_of
-from transport.deadline import Timeout, to_seconds
+from transport._call import Call, CallHeader, Kind, dtype_name, op_name
+from transport._checks import to_whole_number, to_whole_numbers
+from transport._communicators.base import Communicator
+from transport._cuda.driver import Driver, driver_of
+from transport._deadline import Timeout, to_seconds
 
 __all__ = [
     "Call",

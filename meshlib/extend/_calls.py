@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 
-from meshlib.calls.context import Observer
-from meshlib.calls.spec import CallSpec
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.recording.recorder import Record
+from meshlib._calls.context import Observer
+from meshlib._calls.spec import CallSpec
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._recording.recorder import Record
 
 
 def observe(group: ProcessGroup, observer: Observer) -> AbstractContextManager[None]:

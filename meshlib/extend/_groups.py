@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.recording.log import RankLog
-from transport.errors import DistError
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._recording.log import RankLog
+from transport._errors import DistError
 
 
 def derived_group(group: ProcessGroup, purpose: str, desc: str = "") -> ProcessGroup:

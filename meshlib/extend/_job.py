@@ -6,14 +6,14 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.continuing import epochs
-from meshlib.job.continuing.epochs import Change, Choose
-from meshlib.job.current import current_world
-from meshlib.job.membership import Epoch
-from meshlib.recording.log import RankLog
-from transport.deadline import Timeout, to_seconds
-from transport.operands.compression import Compression
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.continuing import epochs
+from meshlib._job.continuing.epochs import Change, Choose
+from meshlib._job.current import current_world
+from meshlib._job.membership import Epoch
+from meshlib._recording.log import RankLog
+from transport._deadline import Timeout, to_seconds
+from transport._operands.compression import Compression
 
 
 class Job:

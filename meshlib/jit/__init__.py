@@ -1,10 +1,10 @@
 """Collectives inside ``jax.jit``, on plain arrays: ``import meshlib.jit``. Needs JAX.
 
-See ``meshlib.jit.functions`` for what holds for all, and ``README.md`` beside it for how calls are
+See ``meshlib.jit._functions`` for what holds for all, and ``README.md`` beside it for how calls are
 kept in order. ``meshlib.extend.jit`` has what they are made of.
 """
 
-from meshlib.jit.functions import (
+from meshlib.jit._functions import (
     Passing,
     all_gather,
     all_reduce,
@@ -22,7 +22,7 @@ from meshlib.jit.functions import (
     send,
     sendrecv,
 )
-from meshlib.jit.starting import jit
+from meshlib.jit._starting import jit
 
 __all__ = [
     "Passing",

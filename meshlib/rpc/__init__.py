@@ -2,9 +2,9 @@
 ``torch.distributed.rpc``.
 """
 
-from meshlib.calls.future import Future
+from meshlib._calls.future import Future
 from meshlib.rpc import functions
-from meshlib.rpc.api import (
+from meshlib.rpc._api import (
     RpcBackendOptions,
     Worker,
     add_carrier,
@@ -21,9 +21,9 @@ from meshlib.rpc.api import (
     rpc_sync,
     shutdown,
 )
-from meshlib.rpc.calls import Request, wait_all
-from meshlib.rpc.carriers import Carrier, Differentiating
-from meshlib.rpc.errors import (
+from meshlib.rpc._calls import Request, wait_all
+from meshlib.rpc._carriers import Carrier, Differentiating
+from meshlib.rpc._errors import (
     RemoteError,
     RpcConnectionError,
     RpcTimeoutError,
@@ -31,8 +31,8 @@ from meshlib.rpc.errors import (
     WaitCycleError,
     WorkerLostError,
 )
-from meshlib.rpc.membership.directory import WorkerInfo
-from meshlib.rpc.references.rref import RRef
+from meshlib.rpc._membership.directory import WorkerInfo
+from meshlib.rpc._references.rref import RRef
 
 __all__ = [
     "Carrier",

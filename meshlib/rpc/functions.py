@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from meshlib.calls.future import Future
+from meshlib._calls.future import Future
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_meshlib_rpc_async"

@@ -18,12 +18,12 @@ A ``DArray`` is a global array of which each rank has a part::
     np.sum(x * 2, axis=0), a @ b    # NumPy, each rank its part; see ``rules``
 """
 
-from meshlib.sharding.blocks import block
-from meshlib.sharding.creation import distribute_array, full, ones, random, zeros
-from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.redistribution.plan import Plan, Step
-from meshlib.sharding.sharding import Sharding
-from meshlib.sharding.spec import P, Partial, Replicate, Shard
+from meshlib.sharding._blocks import block
+from meshlib.sharding._creation import distribute_array, full, ones, random, zeros
+from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._redistribution.plan import Plan, Step
+from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._spec import P, Partial, Replicate, Shard
 
 __all__ = [
     "DArray",

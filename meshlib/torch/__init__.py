@@ -6,7 +6,7 @@ It is registered under the name ``meshlib`` as soon as PyTorch is imported, or t
 PyTorch is imported here and nowhere else in meshlib.
 """
 
-from meshlib.torch.registration import register
+from meshlib.torch._registration import register
 
 __all__ = ["register"]
 

@@ -1,17 +1,17 @@
 """Communication hooks for ``DistributedDataParallel.register_comm_hook``.
 
-What a hook is, and how to write one, stands in ``parallel.core.comm_hooks``.
+What a hook is, and how to write one, stands in ``parallel._core.comm_hooks``.
 """
 
-from parallel.comm_hooks.compression import (
+from parallel._core.comm_hooks import CommHook, allreduce_hook, noop_hook
+from parallel.comm_hooks._compression import (
     bf16_compress_hook,
     bf16_compress_wrapper,
     fp16_compress_hook,
     fp16_compress_wrapper,
 )
-from parallel.comm_hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
-from parallel.comm_hooks.powersgd import PowerSGDState, powerSGD_hook
-from parallel.core.comm_hooks import CommHook, allreduce_hook, noop_hook
+from parallel.comm_hooks._local_sgd import PostLocalSGDState, post_localSGD_hook
+from parallel.comm_hooks._powersgd import PowerSGDState, powerSGD_hook
 
 __all__ = [
     "CommHook",

@@ -1,9 +1,9 @@
 """Attention over sequences that are split over the ranks of one mesh dimension."""
 
-from parallel.context.all_to_all import UlyssesAttention
-from parallel.context.parallelize import context_parallel
-from parallel.context.ring import RingAttention
-from parallel.core.attention.places import sequence_positions, split_sequence
+from parallel._core.attention.places import sequence_positions, split_sequence
+from parallel.context._all_to_all import UlyssesAttention
+from parallel.context._parallelize import context_parallel
+from parallel.context._ring import RingAttention
 
 __all__ = [
     "RingAttention",

@@ -3,6 +3,6 @@
 Experimental, not run on a GPU (``docs/gpu.md``).
 """
 
-from parallel.data_parallel.wrapper import DataParallel
+from parallel.data_parallel._wrapper import DataParallel
 
 __all__ = ["DataParallel"]

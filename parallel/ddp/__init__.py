@@ -1,10 +1,10 @@
 """Distributed data parallel training."""
 
-from parallel.core.comm_hooks import CommHook, allreduce_hook, noop_hook
-from parallel.core.grad_bucket import GradBucket
-from parallel.core.statistics import PassStatistics
-from parallel.ddp.data_parallel import DistributedDataParallel
-from parallel.nn.precision import MixedPrecision
+from parallel._core.comm_hooks import CommHook, allreduce_hook, noop_hook
+from parallel._core.grad_bucket import GradBucket
+from parallel._core.statistics import PassStatistics
+from parallel.ddp._data_parallel import DistributedDataParallel
+from parallel.nn._precision import MixedPrecision
 
 __all__ = [
     "CommHook",

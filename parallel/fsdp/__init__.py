@@ -1,10 +1,10 @@
 """Fully sharded data parallel training: each rank keeps 1/n of a model's state."""
 
-from parallel.fsdp.clip import clip_grad_norm_
-from parallel.fsdp.fully_shard import fully_shard
-from parallel.fsdp.module import FSDPModule
-from parallel.fsdp.stages import zero_redundancy
-from parallel.nn.precision import MixedPrecisionPolicy
+from parallel.fsdp._clip import clip_grad_norm_
+from parallel.fsdp._fully_shard import fully_shard
+from parallel.fsdp._module import FSDPModule
+from parallel.fsdp._stages import zero_redundancy
+from parallel.nn._precision import MixedPrecisionPolicy
 
 __all__ = [
     "FSDPModule",

@@ -1,9 +1,9 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
-from parallel.jax import fsdp
-from parallel.jax.context import ring_attention, ulysses_attention
-from parallel.jax.data_parallel import DistributedDataParallel
-from parallel.jax.experts import (
+from parallel.jax import _fsdp as fsdp
+from parallel.jax._context import ring_attention, ulysses_attention
+from parallel.jax._data_parallel import DistributedDataParallel
+from parallel.jax._experts import (
     balance_loss,
     exchange,
     grouped_matmul,
@@ -11,11 +11,11 @@ from parallel.jax.experts import (
     route,
     with_loss,
 )
-from parallel.jax.local_devices import DataParallel
-from parallel.jax.parallelize import SplitWeight, SummedParameter, parallelize, share_input
-from parallel.jax.pipeline import PipelineStage
-from parallel.jax.stage_states import StageStates
-from parallel.jax.tensor_parallel import (
+from parallel.jax._local_devices import DataParallel
+from parallel.jax._parallelize import SplitWeight, SummedParameter, parallelize, share_input
+from parallel.jax._pipeline import PipelineStage
+from parallel.jax._stage_states import StageStates
+from parallel.jax._tensor_parallel import (
     copy_to_region,
     gather_from_region,
     reduce_from_region,

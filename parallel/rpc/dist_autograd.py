@@ -9,10 +9,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from parallel.rpc.contexts import keeper
-from parallel.rpc.engine import backward as _backward
-from parallel.rpc.forward import forward, function, value_and_grad
-from parallel.rpc.graph import Recorded
+from parallel.rpc._contexts import keeper
+from parallel.rpc._engine import backward as _backward
+from parallel.rpc._forward import forward, function, value_and_grad
+from parallel.rpc._graph import Recorded
 
 __all__ = ["backward", "context", "forward", "function", "get_gradients", "value_and_grad"]
 

@@ -1,10 +1,10 @@
 """Each replica's share of a dataset."""
 
-from parallel.samplers.batches import Batch, DistributedBatchSampler
-from parallel.samplers.distributed import DistributedSampler
-from parallel.samplers.loaders import EpochIndices, EpochView, GrainSampler, IndexBatches
-from parallel.samplers.permutation import Order, Permutation
-from parallel.samplers.variants import LengthGroupedSampler, WeightedDistributedSampler
+from parallel.samplers._batches import Batch, DistributedBatchSampler
+from parallel.samplers._distributed import DistributedSampler
+from parallel.samplers._loaders import EpochIndices, EpochView, GrainSampler, IndexBatches
+from parallel.samplers._permutation import Order, Permutation
+from parallel.samplers._variants import LengthGroupedSampler, WeightedDistributedSampler
 
 __all__ = [
     "Batch",

@@ -5,7 +5,7 @@ Models", arXiv:1910.02054, stage 1. Gradients are averaged as ever; each rank up
 the parameters, and the ranks exchange the results.
 """
 
-from parallel.zero.optimizer import ZeroRedundancyOptimizer
-from parallel.zero.transformation import ZeroRedundancyOptax
+from parallel.zero._optimizer import ZeroRedundancyOptimizer
+from parallel.zero._transformation import ZeroRedundancyOptax
 
 __all__ = ["ZeroRedundancyOptax", "ZeroRedundancyOptimizer"]

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from tests.benchmarks import unchecked
-from transport import environment
-from transport.operands.reduce_op import ReduceOp
+from transport import _environment as environment
+from transport._operands.reduce_op import ReduceOp
 
 JOBS = 4
 TURNS = 150
@@ -70,7 +70,7 @@ def main() -> None:
 def _run_job(backend: str | None) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "4"]
+        command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "4"]
         command += ["-m", "tests.benchmarks.checks", "--results", str(results)]
         if backend is not None:
             command.append(backend)

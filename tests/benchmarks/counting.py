@@ -1,6 +1,6 @@
 """Counts the bytes that our transports copy, reduce, and give to and take from sockets.
 
-Run as a program it is ``meshlib.bench.jobs.worker``, with counts in its answers. It is run by its
+Run as a program it is ``meshlib._bench.jobs.worker``, with counts in its answers. It is run by its
 path, and imports nothing of ours until ``install`` has seen to it that the modules of ``transport``
 are compiled with each store into a slice, each call of NumPy that has an ``out`` or is ``copyto``,
 and each read and write of a socket noted at run time, by what the arrays really are. Counting costs
@@ -161,7 +161,7 @@ def main() -> None:
     sys.path.pop(0)  # this file's folder
     os.environ["MESHLIB_NATIVE"] = "0"  # so: no shared memory, whose engine nothing here sees
     counter = install()
-    worker = importlib.import_module("meshlib.bench.jobs.worker")
+    worker = importlib.import_module("meshlib._bench.jobs.worker")
     worker.main(counter.counted)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshlib.bench.cases import CASES, COPY
-from meshlib.bench.cli import add_cells, own_libraries
-from meshlib.bench.jobs.job import Job, running_job
-from meshlib.bench.libraries import OWN
-from meshlib.bench.run import Cell, grid
-from meshlib.bench.sizes import format_size
-from meshlib.command_line import OneLineParser
+from meshlib._bench.cases import CASES, COPY
+from meshlib._bench.cli import add_cells, own_libraries
+from meshlib._bench.jobs.job import Job, running_job
+from meshlib._bench.libraries import OWN
+from meshlib._bench.run import Cell, grid
+from meshlib._bench.sizes import format_size
+from meshlib._command_line import OneLineParser
 from tests.benchmarks import counting
 from tests.benchmarks.system_calls import CannotCountError, system_calls
 

@@ -18,11 +18,11 @@ import time
 import urllib.request
 from pathlib import Path
 
-from meshlib.command_line import USAGE_ERROR
-from meshlib.monitor.jobs import Job, running
-from meshlib.monitor.server import PageServer
-from meshlib.monitor.view import JobView
-from meshlib.monitor.watch import JobWatch
+from meshlib._command_line import USAGE_ERROR
+from meshlib._monitor.jobs import Job, running
+from meshlib._monitor.server import PageServer
+from meshlib._monitor.view import JobView
+from meshlib._monitor.watch import JobWatch
 
 _PROGRAM = """
 import os, sys, time
@@ -64,7 +64,7 @@ def main() -> int:
         script.write_text(_PROGRAM)
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "meshlib.launcher", "--start", "exec"),
+                *(sys.executable, "-m", "meshlib._launcher", "--start", "exec"),
                 *("-n", str(options.ranks), str(script), str(options.calls), name),
             ],
             env={**os.environ, "OMP_NUM_THREADS": "1"},

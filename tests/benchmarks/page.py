@@ -23,8 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from meshlib.bench.libraries.environments import is_set_up, python_of
-from meshlib.bench.sizes import format_size
+from meshlib._bench.libraries.environments import is_set_up, python_of
+from meshlib._bench.sizes import format_size
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIGURES, PAGE, PICTURES = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "pictures"
@@ -80,7 +80,7 @@ def _starts(folder: Path, rounds: int) -> list[dict[str, Any]]:
     theirs.write_text(HELLO_MPI)
     commands: dict[str, Callable[[int], list[str]]] = {
         "meshlib-shm": lambda n: [
-            *(sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", str(n), str(ours))
+            *(sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", str(n), str(ours))
         ]
     }
     if is_set_up("mpich"):

@@ -11,7 +11,7 @@ import sys
 import venv
 from collections.abc import Sequence
 
-from meshlib.bench.libraries.environments import folder_of, stamp_of
+from meshlib._bench.libraries.environments import folder_of, stamp_of
 
 _REQUIREMENTS = {
     "gloo": ["torch==2.13.0", "numpy"],

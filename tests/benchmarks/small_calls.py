@@ -166,7 +166,7 @@ def run(name: str, ranks: int, options: list[str]) -> dict[str, float]:
         command += [script, "--library", "mpi", *options]
     else:
         env["PYTHONPATH"] = name
-        launcher = [sys.executable, "-P", "-m", "meshlib.launcher", "--nproc-per-node", str(ranks)]
+        launcher = [sys.executable, "-P", "-m", "meshlib._launcher", "--nproc-per-node", str(ranks)]
         command = [*launcher, script, "--library", "meshlib", *options]
     done = subprocess.run(
         command, check=False, env=env, capture_output=True, text=True, timeout=120

@@ -51,7 +51,7 @@ def main() -> None:
     if "RANK" in os.environ:
         measure(args.backend)
         return
-    command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "2"]
     command += ["--module", "tests.benchmarks.strangers", "--backend", args.backend]
     for strangers in (0, args.strangers):
         busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(strangers)]

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshlib.bench.cases import COLLECTIVES
-from meshlib.bench.jobs.job import BenchmarkError
-from meshlib.bench.libraries.environments import is_set_up, python_of
-from meshlib.bench.progress import Progress
-from meshlib.bench.report import BEST_MPI, MPI, as_json, copy_bandwidth, processor, ratio
-from meshlib.bench.run import Cell, Plan, Result, Skipped, copy_cell, run
-from meshlib.bench.sizes import format_size, parse_size
-from meshlib.command_line import OneLineParser
+from meshlib._bench.cases import COLLECTIVES
+from meshlib._bench.jobs.job import BenchmarkError
+from meshlib._bench.libraries.environments import is_set_up, python_of
+from meshlib._bench.progress import Progress
+from meshlib._bench.report import BEST_MPI, MPI, as_json, copy_bandwidth, processor, ratio
+from meshlib._bench.run import Cell, Plan, Result, Skipped, copy_cell, run
+from meshlib._bench.sizes import format_size, parse_size
+from meshlib._command_line import OneLineParser
 
 MEMORY = "memory"
 """The reference of an aim that is a share of the bandwidth with which all ranks copy."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshlib.bench.libraries import environments
-from meshlib.bench.run import Cell, Result
+from meshlib._bench.libraries import environments
+from meshlib._bench.run import Cell, Result
 from tests.benchmarks import counting, counts, setup_peers
 from tests.benchmarks.counts import Count, count
 from tests.benchmarks.system_calls import CannotCountError, system_calls

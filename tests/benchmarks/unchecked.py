@@ -13,16 +13,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import transport.shm.communicator
-from meshlib.calls.call_queue import CallQueue
-from meshlib.calls.fast_path import SHORT
-from meshlib.calls.spec import CallSpec, Run
-from meshlib.groups import process_group
-from meshlib.recording.recorder import COLLECTIVE
-from transport.call import Call, CallHeader
-from transport.deadline import Deadline, Timeout, to_seconds
-from transport.errors import DistError
-from transport.shm.calls import Calls
+import transport._shm.communicator
+from meshlib._calls.call_queue import CallQueue
+from meshlib._calls.fast_path import SHORT
+from meshlib._calls.spec import CallSpec, Run
+from meshlib._groups import process_group
+from meshlib._recording.recorder import COLLECTIVE
+from transport._call import Call, CallHeader
+from transport._deadline import Deadline, Timeout, to_seconds
+from transport._errors import DistError
+from transport._shm.calls import Calls
 
 _HEADER = CallHeader(0, 0, 0, 0, 0, 0).pack()
 
@@ -97,4 +97,4 @@ class UncheckedCalls(Calls):
 def install() -> None:
     """Have this process use these from now on, before ``init_process_group``."""
     setattr(process_group, "CallQueue", UncheckedCallQueue)  # noqa: B010
-    setattr(transport.shm.communicator, "Calls", UncheckedCalls)  # noqa: B010
+    setattr(transport._shm.communicator, "Calls", UncheckedCalls)  # noqa: B010

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transport import environment
-from transport.store.tcp.server import TCPStoreServer
+from transport import _environment as environment
+from transport._store.tcp.server import TCPStoreServer
 
 ROWS = 37  # uneven on any number of ranks
 BEGIN_SECONDS = 60.0
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
-    multiprocessing.set_forkserver_preload(["meshlib.job.init", "meshlib.checkpoint"])
+    multiprocessing.set_forkserver_preload(["meshlib._job.init", "meshlib.checkpoint"])
     good: collections.Counter[str] = collections.Counter()
     bad = 0
     for seed in range(given.seed, given.seed + given.runs):

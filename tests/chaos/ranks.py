@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import meshlib as dist
-from transport import environment
+from transport import _environment as environment
 
 
 def run_rank(variables: dict[str, str], fault: int, victim: int, backend: str, folder: str) -> None:

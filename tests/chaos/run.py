@@ -36,8 +36,8 @@ sys.path.insert(0, str(HERE))
 from faults import Fault, faults  # noqa: E402 (beside this file)
 from ranks import run_rank  # noqa: E402
 
-from transport import environment  # noqa: E402
-from transport.store.tcp.server import TCPStoreServer  # noqa: E402
+from transport import _environment as environment  # noqa: E402
+from transport._store.tcp.server import TCPStoreServer  # noqa: E402
 
 GIVE_UP = 15.0
 MARK = "MESHLIB_CHAOS"

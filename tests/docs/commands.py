@@ -12,8 +12,8 @@ from pathlib import Path
 from pages import ROOT
 from ports import reserved_port
 
-from meshlib.cli import COMMANDS
-from meshlib.launcher.options.parser import make_parser as launcher_parser
+from meshlib._cli import COMMANDS
+from meshlib._launcher.options.parser import make_parser as launcher_parser
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -70,7 +70,7 @@ def check(line: str) -> None:
 
 @cache
 def _options_of(*words: str) -> set[str]:
-    done = run([sys.executable, "-m", "meshlib.cli", *words, "--help"], ROOT)
+    done = run([sys.executable, "-m", "meshlib._cli", *words, "--help"], ROOT)
     return set(re.findall(r"--[\w-]+", done.stdout))
 
 
@@ -79,9 +79,9 @@ def run(words: list[str], directory: Path, timeout: float = 50) -> subprocess.Co
 
     A script finds a free port in ``PORT``.
     """
-    ours = {"meshrun": "meshlib.launcher", "meshlib": "meshlib.cli"}
+    ours = {"meshrun": "meshlib._launcher", "meshlib": "meshlib._cli"}
     if words[0] == "sh":
-        function = f'meshrun() {{ {shlex.quote(sys.executable)} -m meshlib.launcher "$@"; }}'
+        function = f'meshrun() {{ {shlex.quote(sys.executable)} -m meshlib._launcher "$@"; }}'
         with reserved_port() as port:
             script = f"PORT={port}; {function}; . ./{words[1]}"
             return _run(["sh", "-c", script], directory, timeout)

@@ -1,4 +1,4 @@
-"""Writes c10d's functions, ``meshlib/c10d/functions/``, from the methods of ``Collectives``.
+"""Writes c10d's functions, ``meshlib/_c10d/functions/``, from the methods of ``Collectives``.
 
 ``python tests/docs/functions.py`` writes them; with ``--check``, a part of ``make check``, it names
 the files that differ and ends with 1. Editors run nothing: what they show must be in the source.
@@ -13,8 +13,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-METHODS = ROOT / "meshlib" / "collectives"
-FUNCTIONS = ROOT / "meshlib" / "c10d" / "functions"
+METHODS = ROOT / "meshlib" / "_collectives"
+FUNCTIONS = ROOT / "meshlib" / "_c10d" / "functions"
 FILES = {
     "arrays": "on_arrays",
     "barriers": "collectives",
@@ -50,12 +50,12 @@ def written(name: str) -> str:
                 parts.append(_function(node, first.get(node.name)))
     body = "\n".join(parts)
     head = (
-        f'"""Written by tests/docs/functions.py from meshlib/collectives/{FILES[name]}.py."""\n'
+        f'"""Written by tests/docs/functions.py from meshlib/_collectives/{FILES[name]}.py."""\n'
         "from __future__ import annotations\n"
     )
     typevar = 'A = TypeVar("A")\n' if "[A]" in body else ""
     used = {node.id for node in ast.walk(ast.parse(typevar + body)) if isinstance(node, ast.Name)}
-    imports = ["from meshlib.job.current import Group, resolve_group"]
+    imports = ["from meshlib._job.current import Group, resolve_group"]
     for node in source.body:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             if alias.name in used and isinstance(node, ast.ImportFrom):

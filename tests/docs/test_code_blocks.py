@@ -20,7 +20,7 @@ import pytest
 from commands import check, command_lines, run, words_of
 from pages import BLOCKS, LANGUAGES, PAGES, ROOT, without_blocks
 
-from meshlib.mesh.config import MeshConfig
+from meshlib._mesh.config import MeshConfig
 from meshlib.testing import run_ranks
 
 PREAMBLES = ROOT / "tests" / "docs" / "preambles"

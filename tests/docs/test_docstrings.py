@@ -11,7 +11,7 @@ import pytest
 
 import meshlib
 from meshlib import checkpoint, rpc
-from meshlib.collectives.collectives import Collectives
+from meshlib._collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
     context,

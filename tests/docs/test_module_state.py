@@ -9,27 +9,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
     # The one global state.
-    "meshlib/job/world.py: current": "the World",
-    "meshlib/job/current.py: Current.process": "the World",
-    "meshlib/job/world.py: Current.in_threads": "the World",
-    "meshlib/job/current.py: Current.in_threads": "the World",
-    "meshlib/job/thread_rank.py: Current.in_threads": "the World",
-    "meshlib/job/current.py: Current.gradients": "the keeper of gradients of the World's workers",
-    "meshlib/job/thread_rank.py: _current": "the settings of a thread that is a rank",
+    "meshlib/_job/world.py: current": "the World",
+    "meshlib/_job/current.py: Current.process": "the World",
+    "meshlib/_job/world.py: Current.in_threads": "the World",
+    "meshlib/_job/current.py: Current.in_threads": "the World",
+    "meshlib/_job/thread_rank.py: Current.in_threads": "the World",
+    "meshlib/_job/current.py: Current.gradients": "the keeper of gradients of the World's workers",
+    "meshlib/_job/thread_rank.py: _current": "the settings of a thread that is a rank",
     # Registrations.
-    "transport/communicators/backends.py: _ENTRIES": "third parties register backends",
-    "transport/rendezvous/registry.py: _HANDLERS": "third parties register URL schemes",
+    "transport/_communicators/backends.py: _ENTRIES": "third parties register backends",
+    "transport/_rendezvous/registry.py: _HANDLERS": "third parties register URL schemes",
     "meshlib/torch/__init__.py: register()": "PyTorch imports the entry point",
     "parallel/rpc/__init__.py: rpc.differentiate_by(Keeper)": "callees need it before any call",
     # Things of which a process has one.
-    "meshlib/recording/stacks.py: _uncollected": "the interpreter has one garbage collector",
+    "meshlib/_recording/stacks.py: _uncollected": "the interpreter has one garbage collector",
     "meshlib/testing.py: _threads_of_xla": "XLA's clients belong to the process",
-    "transport/net/fork.py: _OWNED": "the interpreter keeps a fork hook for ever",
-    "transport/net/fork.py: os.register_at_fork(after_in_child=_leave_all)": "as before",
-    "transport/net/fork.py: _Process.pid": "the process's own number",
-    "transport/mpi/library.py: _Joined.process": "MPI can be initialised once in a process",
-    "transport/store/tcp/serving.py: _TENANTS": "a process serves a port once",
-    "transport/tcp/far.py: Distance._said": "advice on a setting of the host, given once",
+    "transport/_net/fork.py: _OWNED": "the interpreter keeps a fork hook for ever",
+    "transport/_net/fork.py: os.register_at_fork(after_in_child=_leave_all)": "as before",
+    "transport/_net/fork.py: _Process.pid": "the process's own number",
+    "transport/_mpi/library.py: _Joined.process": "MPI can be initialised once in a process",
+    "transport/_store/tcp/serving.py: _TENANTS": "a process serves a port once",
+    "transport/_tcp/far.py: Distance._said": "advice on a setting of the host, given once",
     "meshlib/__init__.py: _check_transport()": "keeps nothing: raises for a file in the way",
 }
 WITH_JAX = ("meshlib/jit/", "parallel/jax/")

@@ -16,11 +16,11 @@ FOR_GPUS = [
         for path in (ROOT / "transport" / name).glob("*.py")
     ),
     *(path for floor in ("meshlib", "parallel") for path in (ROOT / floor).rglob("*gpu*.py")),
-    ROOT / "meshlib" / "groups" / "nccl_splits.py",
-    ROOT / "meshlib" / "jit" / "device_buffers.py",
+    ROOT / "meshlib" / "_groups" / "nccl_splits.py",
+    ROOT / "meshlib" / "jit" / "_device_buffers.py",
     ROOT / "parallel" / "data_parallel" / "__init__.py",
-    ROOT / "parallel" / "data_parallel" / "devices.py",
-    ROOT / "parallel" / "data_parallel" / "wrapper.py",
+    ROOT / "parallel" / "data_parallel" / "_devices.py",
+    ROOT / "parallel" / "data_parallel" / "_wrapper.py",
 ]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transport.native import core
+from transport._native import core
 
 NEEDS_CORE = [
     pytest.mark.processes,
@@ -15,7 +15,7 @@ JOIN = """
     import os, random, sys, threading, time
     import numpy as np
     import meshlib as dist
-    from transport.native import core
+    from transport._native import core
 
     dist.init_process_group("shm", timeout=90)
     rank, size = dist.get_rank(), dist.get_world_size()

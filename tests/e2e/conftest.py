@@ -19,8 +19,8 @@ from networks import Network, can_make_networks
 DEADLINE = 100.0
 
 PATIENT = """
-    from meshlib.launcher import agent
-    from meshlib.launcher.ranks import workers
+    from meshlib._launcher import agent
+    from meshlib._launcher.ranks import workers
     workers.SETTLE_SECONDS = workers.SETTLE_AFTER_ECHO_SECONDS = 60
     agent._SAME_SIGNAL_SECONDS = workers._A_MOMENT = 60
 """
@@ -37,7 +37,7 @@ class Finished:
 class Meshrun:
     """Starts launchers whose every descendant carries a mark in its environment."""
 
-    COMMAND = (sys.executable, "-m", "meshlib.launcher")
+    COMMAND = (sys.executable, "-m", "meshlib._launcher")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -82,7 +82,7 @@ ASKING = """
 
 SMALL = """
     import fcntl, os, sys, types
-    from transport.shm import segment
+    from transport._shm import segment
 
     # Files of a small file system stand in for memory of which there is no more.
     os.memfd_create = lambda *_: os.open(sys.argv[2], os.O_TMPFILE | os.O_RDWR)

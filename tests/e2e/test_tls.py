@@ -14,7 +14,7 @@ MEET = """
     import numpy as np
     os.chdir("/")  # the files were named from where meshrun was started
     import meshlib as dist
-    from transport.net.tls import TlsSocket
+    from transport._net.tls import TlsSocket
 
     dist.init_process_group("tcp")
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshlib.launcher.options.arguments import parse
+from meshlib._launcher.options.arguments import parse
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"

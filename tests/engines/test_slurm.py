@@ -71,7 +71,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mca_base_env_list": "XDG_CONFIG_HOME",
     }
-    assert made.run(PYTHON, "-m", "meshlib.cli", "secret")[0] == 0
+    assert made.run(PYTHON, "-m", "meshlib._cli", "secret")[0] == 0
     for name, text in (("hello.py", HELLO), ("saves.py", SAVES)):
         (made.folder / name).write_text(textwrap.dedent(text))
     yield made

@@ -10,10 +10,10 @@ from numpy_gpt.trainer import Trainer
 from numpy_gpt_runs import EVERYTHING, FOLDER, some, write_config
 
 import meshlib as dist
-from meshlib.mesh.config import MeshConfig
+from meshlib._mesh.config import MeshConfig
 from meshlib.testing import run_ranks
-from transport.choosing.choice import DEFAULT
-from transport.communicators import backends
+from transport._choosing.choice import DEFAULT
+from transport._communicators import backends
 
 sent = {}
 

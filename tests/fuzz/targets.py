@@ -13,27 +13,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from meshlib.mesh.config import MeshConfig
-from meshlib.trace import dump
-from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.channel.frames import FrameError, FrameReader, pack
-from transport.deadline import Deadline
-from transport.errors import (
+from meshlib._mesh.config import MeshConfig
+from meshlib._trace import dump
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._channel.frames import FrameError, FrameReader, pack
+from transport._deadline import Deadline
+from transport._errors import (
     DistNetworkError,
     DistStoreError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.net.auth import MAX_UNPROVEN_BYTES, Handshake
-from transport.rendezvous.beacon import Beacon
-from transport.shm.meeting.peer_connection import Message
-from transport.store.commands import Commands
-from transport.store.fields import WireError, unpack_fields
-from transport.store.tcp.wire import REPLY, REQUEST, Frames, Status
-from transport.tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix
-from transport.tcp.link import TcpLink
-from transport.tcp.meeting.address import Address
-from transport.tcp.meeting.hello import HELLO_BYTES, Hello
+from transport._net.auth import MAX_UNPROVEN_BYTES, Handshake
+from transport._rendezvous.beacon import Beacon
+from transport._shm.meeting.peer_connection import Message
+from transport._store.commands import Commands
+from transport._store.fields import WireError, unpack_fields
+from transport._store.tcp.wire import REPLY, REQUEST, Frames, Status
+from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix
+from transport._tcp.link import TcpLink
+from transport._tcp.meeting.address import Address
+from transport._tcp.meeting.hello import HELLO_BYTES, Hello
 
 
 def handshake(data: bytes) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from targets import TARGETS
 
-from transport.channel.frames import pack
-from transport.store.commands import Op
-from transport.store.tcp.wire import pack_request
-from transport.tcp.frame import PREFIX_BYTES
+from transport._channel.frames import pack
+from transport._store.commands import Op
+from transport._store.tcp.wire import pack_request
+from transport._tcp.frame import PREFIX_BYTES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -90,7 +90,7 @@ def one_row(backend: str, ranks: int) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         said = Path(folder) / "said"
-        command = [sys.executable, "-m", "meshlib.launcher", f"--nproc-per-node={ranks}"]
+        command = [sys.executable, "-m", "meshlib._launcher", f"--nproc-per-node={ranks}"]
         command += [__file__, "--rank", backend, str(out)]
         status = ended.run(command, _WAY_SECONDS, said)
         text = said.read_text(errors="replace").strip()

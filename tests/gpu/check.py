@@ -50,7 +50,7 @@ def machine() -> list[str]:
         except metadata.PackageNotFoundError:
             continue
     try:
-        from transport.nccl.library import load_nccl, version_text
+        from transport._nccl.library import load_nccl, version_text
 
         library = load_nccl()
         rows.append(("NCCL", f"{version_text(library.version())} by {library.name}"))

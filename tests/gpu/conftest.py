@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from transport.cuda import cuda_driver
-from transport.errors import DistBackendError
+from transport._cuda import cuda_driver
+from transport._errors import DistBackendError
 
 
 @functools.cache

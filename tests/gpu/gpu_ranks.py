@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "meshlib"))
-sys.path.append(str(Path(__file__).parents[1] / "meshlib/collectives"))
+sys.path.append(str(Path(__file__).parents[1] / "meshlib/_collectives"))
 sys.path.append(str(Path(__file__).parents[1] / "parallel"))
 import training
 from array_oracle import Spec, expect, perform, same

@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "parallel"))
 import training
 
-from transport.cuda import cuda_driver
+from transport._cuda import cuda_driver
 
 pytestmark = [
     pytest.mark.gpu,

@@ -68,7 +68,7 @@ def launch(backend: str, ranks: int, checks: list[str]) -> tuple[int, str]:
     seconds = min(_LAUNCH_SECONDS, seconds_left())
     if seconds < _LEAST_SECONDS:
         return ended.TIMED_OUT, "not begun: the time for tests was used up"
-    command = [sys.executable, "-m", "meshlib.launcher", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, "-m", "meshlib._launcher", f"--nproc-per-node={ranks}"]
     environment = {
         **ended.environment(),
         # Several ranks share the card: JAX would take three quarters of it for each.
@@ -139,8 +139,8 @@ def test_ranks(outcomes: Outcomes, backend: str, ranks: int, check: str) -> None
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8", "int64", "complex64"])
 def test_kernels_fold_as_numpy_does(name: str) -> None:
-    from transport.cuda import cuda_driver
-    from transport.operands.reduce_op import RedOpType, ReduceOp
+    from transport._cuda import cuda_driver
+    from transport._operands.reduce_op import RedOpType, ReduceOp
 
     cupy = importlib.import_module("cupy")
     driver, dtype = cuda_driver(), np.dtype(name)
@@ -168,7 +168,7 @@ def test_kernels_fold_as_numpy_does(name: str) -> None:
 
 def test_two_ranks_on_one_gpu_are_told_by_nccl() -> None:
     """NCCL itself would refuse, or hang."""
-    from transport.cuda import cuda_driver
+    from transport._cuda import cuda_driver
 
     if cuda_driver().device_count() > 1:
         pytest.skip("there are several GPUs: the ranks would still take the first one")

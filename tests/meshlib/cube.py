@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib._mesh.device_mesh import DeviceMesh
 
 
 def cube() -> DeviceMesh:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from host_driver import HostDriver, HostMachine
 
-from transport.deadline import Deadline
+from transport._deadline import Deadline
 
 _own: ContextVar[HostDriver] = ContextVar("driver")
 

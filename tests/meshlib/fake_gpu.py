@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from host_driver import HostDriver, HostMemory
 
-from transport.deadline import Deadline
+from transport._deadline import Deadline
 
 
 class FakeArray:

@@ -16,8 +16,8 @@ from test_launch_environments import (
     TRAINER,
 )
 
-from meshlib.launcher.options.arguments import parse
-from transport.launch_environments import derived_port
+from meshlib._launcher.options.arguments import parse
+from transport._launch_environments import derived_port
 
 SECRET = "ab" * 32
 
@@ -82,7 +82,7 @@ def test_elastic_nodes_are_numbered_as_they_come(ask):
 
 
 def test_kubeflow_trainer(ask, monkeypatch):
-    monkeypatch.setattr("meshlib.launcher.options.arguments.count_gpus", lambda: 3)
+    monkeypatch.setattr("meshlib._launcher.options.arguments.count_gpus", lambda: 3)
     options = ask(TRAINER)
     nodes = options.nodes
     assert (nodes.most, nodes.rank, nodes.host) == (2, 1, "train-node-0-0.train")

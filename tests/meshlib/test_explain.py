@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import meshlib
-from meshlib import cli
-from meshlib.explain.mesh import explain_mesh
-from meshlib.mesh.config import MeshConfig
+from meshlib import _cli as cli
+from meshlib._explain.mesh import explain_mesh
+from meshlib._mesh.config import MeshConfig
 
 FILE = """
 [mesh]
@@ -76,7 +76,7 @@ def test_the_topics_are_four(capsys):
 
 
 def test_the_floors_below_do_not_import_the_schedules():
-    program = "import sys; from meshlib.cli import main; main(sys.argv[1:]); "
+    program = "import sys; from meshlib._cli import main; main(sys.argv[1:]); "
     program += "assert 'parallel' not in sys.modules"
     for topic in (["mesh", "dp=2"], ["plan", "dp=2", "--from=dp", "--to=None", "--shape=4"]):
         command = [sys.executable, "-c", program, "explain", *topic]
@@ -174,7 +174,7 @@ def test_the_command_lists_commands_and_knows_its_version(capsys):
 
 
 def test_a_terminal_without_the_signs_is_no_error():
-    program = "import sys; from meshlib.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from meshlib._cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "explain", "mesh", "dp=2,tp=2"],
         capture_output=True,
@@ -199,7 +199,7 @@ def test_the_documentation_shows_what_is_printed(tmp_path, capsys):
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    program = "import sys; from meshlib.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from meshlib._cli import main; sys.exit(main(sys.argv[1:]))"
     with subprocess.Popen(
         [sys.executable, "-c", program, "explain", "mesh", "dp=4"],
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from meshlib.records import JsonRecord, build, values_of
+from meshlib._records import JsonRecord, build, values_of
 
 
 class Point(NamedTuple):

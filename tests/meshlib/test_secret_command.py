@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.cli import main
-from transport.net.secret_file import read_secret
+from meshlib._cli import main
+from transport._net.secret_file import read_secret
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import training
 from host_driver import HostDriver, HostMachine
 
 from parallel import DataParallel, Parameter, nn
-from parallel.data_parallel.devices import Devices
+from parallel.data_parallel._devices import Devices
 from parallel.nn import Buffer, Module
-from transport.errors import DistBackendError
+from transport._errors import DistBackendError
 
 DEVICES = 4
 
@@ -30,7 +30,7 @@ def xp(monkeypatch):
     """The stand-in for CuPy; the calling thread uses four devices. No thread is left behind."""
     module = fake_cupy.module()
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr("transport.cuda.driver.cuda_driver", fake_cupy.driver)
+    monkeypatch.setattr("transport._cuda.driver.cuda_driver", fake_cupy.driver)
     with fake_cupy.as_rank(HostMachine(DEVICES, seed=1), 0):
         yield module
         assert not [t for t in threading.enumerate() if t.name.startswith("replica")]
@@ -440,9 +440,9 @@ def test_without_a_gpu_it_says_what_there_is_instead(monkeypatch):
     def missing():
         raise DistBackendError("arrays on a GPU need CuPy")
 
-    monkeypatch.setattr("transport.cuda.driver.cuda_driver", missing)
+    monkeypatch.setattr("transport._cuda.driver.cuda_driver", missing)
     with pytest.raises(DistBackendError, match=f"need CuPy.*{instead}"):
         DataParallel(module)
-    monkeypatch.setattr("transport.cuda.driver.cuda_driver", lambda: HostDriver(HostMachine(0)))
+    monkeypatch.setattr("transport._cuda.driver.cuda_driver", lambda: HostDriver(HostMachine(0)))
     with pytest.raises(DistBackendError, match=f"no GPU is visible.*{instead}"):
         DataParallel(module)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib._mesh.spec import MeshDimError
 from meshlib.checkpoint import load, save
-from meshlib.mesh.spec import MeshDimError
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
-from parallel.nn.global_part import as_kept
+from parallel.nn._global_part import as_kept
 from parallel.pipeline import split
 from parallel.stage_states import StageStates
 

@@ -5,7 +5,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer, load, save
-from meshlib.checkpoint.pieces import Piece
+from meshlib.checkpoint._pieces import Piece
 from meshlib.testing import run_ranks
 from parallel import (
     ColumnParallelLinear,

@@ -11,7 +11,7 @@ from training import assert_close, batch, make_model, parameters
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, Join, ZeroRedundancyOptimizer, nn, optim
-from parallel.zero.shards import assign_owners
+from parallel.zero._shards import assign_owners
 
 
 def train(model, optimizer, rank=0, world=1, steps=50, dtype="f8", first=0):
@@ -121,7 +121,7 @@ def test_one_call_for_each_dtype():
 
 
 def test_what_is_copied_at_once_is_bounded(monkeypatch):
-    monkeypatch.setattr("parallel.zero.shards._COPIED_BYTES", 3 * 200)
+    monkeypatch.setattr("parallel.zero._shards._COPIED_BYTES", 3 * 200)
 
     def job():
         # Owned: 400 by one rank alone, then 200, 200 and 80 by another, 200 and 160 by the third.

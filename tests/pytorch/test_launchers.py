@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 TORCHRUN = "torch.distributed.run"
-MESHRUN = "meshlib.launcher"
+MESHRUN = "meshlib._launcher"
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("torch") is None,
@@ -41,7 +41,7 @@ def test_under_torchrun_the_survivors_name_a_killed_rank():
     """Torchrun sends them SIGTERM a tenth of a second after the kill."""
     done = launch(TORCHRUN, 3, HERE / "killed.py", "plain")
     for rank in (0, 2):
-        assert f"[rank{rank}]: transport.errors.RankFailedError: rank 1 was lost" in done.stderr
+        assert f"[rank{rank}]: transport._errors.RankFailedError: rank 1 was lost" in done.stderr
 
 
 def test_a_handler_of_sigterm_that_makes_a_call_raises_at_once():

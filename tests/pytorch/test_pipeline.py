@@ -72,7 +72,7 @@ dist.destroy_process_group()
 def test_1f1b_trains_as_torchs(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    command = [sys.executable, "-m", "meshlib.launcher", "--start", "exec"]
+    command = [sys.executable, "-m", "meshlib._launcher", "--start", "exec"]
     command += ["--nproc-per-node", "2", str(script)]
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from transport import environment
-from transport.net.tls import Tls
+from transport import _environment as environment
+from transport._net.tls import Tls
 
 
 @dataclass(frozen=True)

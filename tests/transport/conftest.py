@@ -9,19 +9,19 @@ from on_device import OnDevice
 from queue_transport import QueueCommunicator
 from rank_threads import TINY, Transport
 
-from transport.choosing.choice import Thresholds
-from transport.communicators.backends import lookup
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership
-from transport.cuda.staged import StagedCommunicator
-from transport.hierarchical import HierarchicalCommunicator
-from transport.inproc import InprocCommunicator
-from transport.links.alone import AloneCommunicator
-from transport.links.communicator import LinkCommunicator
-from transport.place import Place
-from transport.shm import ShmCommunicator, unsupported_reason
-from transport.shm.sizes import DEFAULT_SIZES, Sizes
-from transport.tcp import TcpCommunicator
+from transport._choosing.choice import Thresholds
+from transport._communicators.backends import lookup
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._cuda.staged import StagedCommunicator
+from transport._hierarchical import HierarchicalCommunicator
+from transport._inproc import InprocCommunicator
+from transport._links.alone import AloneCommunicator
+from transport._links.communicator import LinkCommunicator
+from transport._place import Place
+from transport._shm import ShmCommunicator, unsupported_reason
+from transport._shm.sizes import DEFAULT_SIZES, Sizes
+from transport._tcp import TcpCommunicator
 
 
 def _lending(membership: Membership, table: Thresholds) -> LinkCommunicator:

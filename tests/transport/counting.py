@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transport.call import Call
-from transport.choosing.choice import Thresholds
-from transport.communicators.runtime import Membership
-from transport.inproc import InprocCommunicator, InprocLink
-from transport.link import Link, Request
+from transport._call import Call
+from transport._choosing.choice import Thresholds
+from transport._communicators.runtime import Membership
+from transport._inproc import InprocCommunicator, InprocLink
+from transport._link import Link, Request
 
 
 @dataclass

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transport.call import Call
-from transport.inproc import InprocCommunicator, InprocLink
-from transport.link import OnPiece, Request
-from transport.tcp import TcpCommunicator
-from transport.tcp.link import TcpLink
+from transport._call import Call
+from transport._inproc import InprocCommunicator, InprocLink
+from transport._link import OnPiece, Request
+from transport._tcp import TcpCommunicator
+from transport._tcp.link import TcpLink
 
 
 class FarTcpCommunicator(TcpCommunicator):

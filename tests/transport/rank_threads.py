@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from certificates import tls_of_the_tests
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.choosing.choice import DEFAULT, Thresholds
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport.links.alone import AloneCommunicator
-from transport.operands.reduce_op import Flat, ReduceOp
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
+from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._choosing.choice import DEFAULT, Thresholds
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport._links.alone import AloneCommunicator
+from transport._operands.reduce_op import Flat, ReduceOp
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 LONG = 60.0
 """Seconds after which a test that should never wait gives up."""

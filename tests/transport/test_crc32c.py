@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport import crc32c as module
-from transport.crc32c import crc32c_in_python
-from transport.native import core
+from transport import _crc32c as module
+from transport._crc32c import crc32c_in_python
+from transport._native import core
 
 WAYS = [crc32c_in_python] if core is None else [crc32c_in_python, core.crc32c]
 

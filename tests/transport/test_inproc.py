@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.call import Call, CallHeader, Kind
-from transport.communicators.backends import lookup
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistStoreError
-from transport.inproc import HIGH_WATER, InprocCommunicator
-from transport.link import exchange
-from transport.operands.reduce_op import ReduceOp
-from transport.store.file.store import FileStore
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
+from transport._call import Call, CallHeader, Kind
+from transport._communicators.backends import lookup
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistStoreError
+from transport._inproc import HIGH_WATER, InprocCommunicator
+from transport._link import exchange
+from transport._operands.reduce_op import ReduceOp
+from transport._store.file.store import FileStore
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 INPROC = Transport("inproc", InprocCommunicator)
 

@@ -17,26 +17,26 @@ from interrupts import SOON, at_every_step, in_thread
 from rank_threads import Member, Transport, run_group
 from tcp_pairs import links
 
-from transport import condition
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.choosing.choice import DEFAULT
-from transport.communicators.runtime import Membership, Runtime
-from transport.cuda import watch as watches
-from transport.cuda.watch import Watch
-from transport.deadline import Deadline
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport.links import incoming, mailbox
-from transport.links.mailbox import Mailbox
-from transport.mpi import inbox as mpi_inbox
-from transport.mpi.inbox import Inbox
-from transport.nccl import ledger as ledgers
-from transport.nccl.ledger import Ledger
-from transport.shm import ShmCommunicator, messages
-from transport.shm.sizes import Sizes
-from transport.store.hash_store import HashStore
-from transport.tcp import TcpCommunicator, connection, link, worker
-from transport.tcp import communicator as tcp
-from transport.tcp.link import TcpLink
+from transport import _condition as condition
+from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._choosing.choice import DEFAULT
+from transport._communicators.runtime import Membership, Runtime
+from transport._cuda import watch as watches
+from transport._cuda.watch import Watch
+from transport._deadline import Deadline
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from transport._links import incoming, mailbox
+from transport._links.mailbox import Mailbox
+from transport._mpi import inbox as mpi_inbox
+from transport._mpi.inbox import Inbox
+from transport._nccl import ledger as ledgers
+from transport._nccl.ledger import Ledger
+from transport._shm import ShmCommunicator, messages
+from transport._shm.sizes import Sizes
+from transport._store.hash_store import HashStore
+from transport._tcp import TcpCommunicator, connection, link, worker
+from transport._tcp import communicator as tcp
+from transport._tcp.link import TcpLink
 
 SHM = Transport(
     "shm", lambda membership, _: ShmCommunicator(membership, Sizes(ring=1 << 10)), has_links=False

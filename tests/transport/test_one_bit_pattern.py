@@ -16,16 +16,16 @@ import pytest
 from far_links import FarInprocCommunicator
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import DEFAULT, Thresholds
-from transport.communicators.runtime import Membership
-from transport.hierarchical import HierarchicalCommunicator
-from transport.inproc import InprocCommunicator
-from transport.operands.compression import Compression
-from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
-from transport.place import Place
-from transport.shm import ShmCommunicator
-from transport.tcp import TcpCommunicator
+from transport._call import Kind
+from transport._choosing.choice import DEFAULT, Thresholds
+from transport._communicators.runtime import Membership
+from transport._hierarchical import HierarchicalCommunicator
+from transport._inproc import InprocCommunicator
+from transport._operands.compression import Compression
+from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
+from transport._place import Place
+from transport._shm import ShmCommunicator
+from transport._tcp import TcpCommunicator
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64]
 OPS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, premul_sum(1.1)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.operands.flat import Scratch
-from transport.operands.order import (
+from transport._operands.flat import Scratch
+from transport._operands.order import (
     Fold,
     add_all,
     are_one_tree,
@@ -21,7 +21,7 @@ from transport.operands.order import (
     relatives,
     subtrees,
 )
-from transport.operands.reduce_op import ReduceOp
+from transport._operands.reduce_op import ReduceOp
 
 SIZES = [*range(1, 20), 31, 33, 40]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transport import waiting
-from transport.waiting import LookOut, Pauses
+from transport import _waiting as waiting
+from transport._waiting import LookOut, Pauses
 
 
 class Asked:

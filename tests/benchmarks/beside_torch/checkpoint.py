@@ -38,7 +38,7 @@ def main() -> None:
         return
     root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "2"]
     subprocess.run([*command, __file__, *sys.argv[1:]], env=environment, check=True)
 
 
@@ -51,7 +51,7 @@ def rank(given: argparse.Namespace) -> None:
 
     import meshlib as dist
     from meshlib.checkpoint import Checkpointer, load
-    from transport.native import core
+    from transport._native import core
 
     torch.set_num_threads(1)
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))

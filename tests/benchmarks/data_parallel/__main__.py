@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from meshlib.bench.jobs.job import BenchmarkError, Job, running_job
-from meshlib.bench.libraries.environments import python_of
+from meshlib._bench.jobs.job import BenchmarkError, Job, running_job
+from meshlib._bench.libraries.environments import python_of
 from tests.benchmarks.data_parallel.trainers import TRAINERS
 
 _REPETITIONS, _WARMUP = 4, 1

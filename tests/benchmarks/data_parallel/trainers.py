@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from meshlib.bench.libraries.c10d import C10dLibrary, Meshlib, TorchGloo
+from meshlib._bench.libraries.c10d import C10dLibrary, Meshlib, TorchGloo
 
 LAYERS = 4
 LEARNING_RATE = 1e-4

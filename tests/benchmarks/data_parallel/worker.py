@@ -1,4 +1,4 @@
-"""One rank of one library's job; speaks as ``meshlib.bench.jobs.worker`` does.
+"""One rank of one library's job; speaks as ``meshlib._bench.jobs.worker`` does.
 
 A request ``{"build": {"width": …, "batch": …}}`` comes first, then
 ``{"synchronise": …, "repetitions": …, "warmup": …}`` as often as one likes.
@@ -11,8 +11,8 @@ import time
 import zlib
 from typing import Any
 
-from meshlib.bench.jobs.worker import Respond, speak
-from meshlib.bench.libraries import Library
+from meshlib._bench.jobs.worker import Respond, speak
+from meshlib._bench.libraries import Library
 from tests.benchmarks.data_parallel.trainers import TRAINERS, Trainer
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from meshlib.bench.sizes import format_size, parse_size
+from meshlib._bench.sizes import format_size, parse_size
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[2]

@@ -20,7 +20,7 @@ from datetime import timedelta
 import numpy as np
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from tests.benchmarks.delay.__main__ import Network
 
 

@@ -203,7 +203,7 @@ def carry_out(run: Run) -> None:
         shape = "x".join(map(str, run.shape))
         options = ["--replace", str(len(run.events)), "--spares", str(run.spares)]
         command = [
-            *(sys.executable, "-m", "meshlib.launcher", "-n", str(int(np.prod(run.shape)))),
+            *(sys.executable, "-m", "meshlib._launcher", "-n", str(int(np.prod(run.shape)))),
             *options,
             *(str(HERE / "program.py"), name, run.kind, shape, str(run.until)),
         ]

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "parallel" / "elastic"))
 
 import elastic_ranks as training
 
-from meshlib.job.continuing import agreement
-from meshlib.job.current import current_world
-from transport.store.commands import Commands, Op
+from meshlib._job.continuing import agreement
+from meshlib._job.current import current_world
+from transport._store.commands import Commands, Op
 
 
 def run(size: int, until: int, seed: int) -> str:

@@ -85,7 +85,7 @@ def start(command: list[str], folder: Path, **variables: str) -> subprocess.Pope
 def meshrun(options: list[str], mib: int, folder: Path, started: list) -> Job:
     """Start ours."""
     program = str(HERE / "recovery_program.py")
-    command = [sys.executable, "-m", "meshlib.launcher", "-n", str(RANKS), *options, program]
+    command = [sys.executable, "-m", "meshlib._launcher", "-n", str(RANKS), *options, program]
     started.append(start([*command, str(folder), str(mib), "1000000"], folder))
     return Job(folder, lambda: None)
 

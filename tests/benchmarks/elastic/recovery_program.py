@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402 (how long it takes is measured)
 
 import meshlib as dist  # noqa: E402
 from parallel.elastic import ElasticMesh  # noqa: E402
-from parallel.elastic import mesh as elastic_module  # noqa: E402
+from parallel.elastic import _mesh as elastic_module  # noqa: E402
 
 IMPORTED = time.time()
 

@@ -57,7 +57,7 @@ class Hosts:
 
     def _start(self, host: int) -> subprocess.Popen[bytes]:
         command = [
-            *(*self.network.command(host), sys.executable, "-m", "meshlib.launcher"),
+            *(*self.network.command(host), sys.executable, "-m", "meshlib._launcher"),
             *(f"--nnodes={HOSTS}", f"--node-rank={host}", f"--nproc-per-node={self.ranks}"),
             *("--replace", "5", "--master-addr", self.network.address(0)),
             *("--rdzv-conf", f"heartbeat_timeout={HEARTBEAT}"),

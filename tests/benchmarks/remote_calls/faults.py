@@ -23,7 +23,7 @@ PROGRAM = """
 import os, random, signal, sys, threading, time
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc.worker import current_worker
+from meshlib.rpc._worker import current_worker
 
 kind, phase, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 VICTIM = 2
@@ -95,7 +95,7 @@ def run(kind: str, phase: str, seed: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "faults.py"
         program.write_text(PROGRAM)
-        command = [sys.executable, "-m", "meshlib.launcher", "-n", "3"]
+        command = [sys.executable, "-m", "meshlib._launcher", "-n", "3"]
         command += ["--on-failure", "continue", str(program), kind, phase, str(seed)]
         try:
             done = subprocess.run(

@@ -57,7 +57,7 @@ def fail() -> None:
 
 def taken() -> dict[str, int]:
     """Return what this process takes."""
-    from meshlib.rpc.worker import current_worker
+    from meshlib.rpc._worker import current_worker
 
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])

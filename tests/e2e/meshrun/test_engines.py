@@ -90,7 +90,7 @@ def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, free_port, way):
         pytest.skip("needs root and unshare, to have a hosts file of its own")
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
-    inner = f"mount --bind {hosts} /etc/hosts && exec {sys.executable} -m meshlib.launcher"
+    inner = f"mount --bind {hosts} /etc/hosts && exec {sys.executable} -m meshlib._launcher"
     command = ("unshare", "-m", "sh", "-c", f'{inner} "$@"', "meshrun")
     flags = ("--nnodes", "2", "--rdzv-endpoint", f"late.test:{free_port}")
     script = meshrun.script(HELLO)

@@ -78,7 +78,7 @@ def test_a_launch_inside_a_rank_starts_afresh(meshrun):
     meshrun.script(SHOW_ENVIRONMENT, "inner.py")
     outer = meshrun.script("""
         import subprocess, sys
-        inner = [sys.executable, "-m", "meshlib.launcher", "inner.py"]
+        inner = [sys.executable, "-m", "meshlib._launcher", "inner.py"]
         raise SystemExit(subprocess.run(inner, timeout=20).returncode)
     """)
     (seen,) = ranks_of(meshrun.run("--mesh", "dp=1", outer))

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from meshlib.launcher.nodes.agents_log import SharedLog
-from meshlib.launcher.nodes.coordinator import Coordinator, Verdict
-from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from transport.net import sockets
+from meshlib._launcher.nodes.agents_log import SharedLog
+from meshlib._launcher.nodes.coordinator import Coordinator, Verdict
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from transport._net import sockets
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +20,7 @@ SLOW_TO_LOAD = """
 
     class Slow:
         def find_spec(self, name, path=None, target=None):
-            if name == "meshlib.launcher.options.arguments":
+            if name == "meshlib._launcher.options.arguments":
                 open("here", "w").close()
                 try:
                     time.sleep(60)

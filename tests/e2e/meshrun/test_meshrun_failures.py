@@ -95,7 +95,7 @@ def test_an_echo_is_not_taken_for_the_cause(meshrun):
     result = fail_on_rank_1(
         meshrun,
         "time.sleep(0.4); raise ValueError('the cause')",
-        "from transport.errors import RankFailedError; raise RankFailedError('rank 1 left', 1)",
+        "from transport._errors import RankFailedError; raise RankFailedError('rank 1 left', 1)",
         env=meshrun.patience(),
     )
     assert "meshrun: ranks 0, 2: RankFailedError: rank 1 left" in result.err
@@ -104,7 +104,7 @@ def test_an_echo_is_not_taken_for_the_cause(meshrun):
 
 def test_an_error_raised_while_handling_an_echo_is_an_echo(meshrun):
     handler = """
-    from transport.errors import PeerLostError
+    from transport._errors import PeerLostError
     try:
         raise PeerLostError('rank 1 is gone', 1)
     except PeerLostError:
@@ -116,7 +116,7 @@ def test_an_error_raised_while_handling_an_echo_is_an_echo(meshrun):
 
 
 def test_echoes_alone_still_have_a_first(meshrun):
-    error = "from transport.errors import RankFailedError; raise RankFailedError('rank 9 left', 9)"
+    error = "from transport._errors import RankFailedError; raise RankFailedError('rank 9 left', 9)"
     result = fail_on_rank_1(meshrun, error)
     assert result.code == 1
     assert "rank 1 on" in result.err
@@ -289,7 +289,7 @@ def test_the_folder_of_a_launcher_killed_with_its_guardian_goes_with_the_next(me
     assert meshrun.wait_for((meshrun.folder / "begun").exists)
     for pid in sorted(meshrun.processes(), reverse=True):  # the guardian before the launcher
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            if b"meshlib.launcher" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            if b"meshlib._launcher" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 os.kill(pid, signal.SIGKILL)
     killed.wait(60)
     assert meshrun.wait_until_gone() == []

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from transport.net import auth
+from transport._net import auth
 
 pytestmark = pytest.mark.processes
 
@@ -110,10 +110,10 @@ def test_a_node_with_another_secret_is_turned_away(meshrun, start_nodes, free_po
 
 NEWER = """
     import sys
-    from transport.net import auth
+    from transport._net import auth
 
     auth._VERSION += 1
-    from meshlib.launcher.__main__ import main
+    from meshlib._launcher.__main__ import main
 
     sys.exit(main())
 """

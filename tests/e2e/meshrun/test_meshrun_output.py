@@ -252,7 +252,7 @@ def test_the_report_of_a_failure_ends_with_the_command_to_type(meshrun):
     assert start == "meshrun: what each rank was doing"
     words = shlex.split(command)
     assert words[:2] == ["meshlib", "trace"]
-    said = meshrun.run(*words[1:], command=(sys.executable, "-m", "meshlib.cli"))
+    said = meshrun.run(*words[1:], command=(sys.executable, "-m", "meshlib._cli"))
     assert "Rank 0 ended with ValueError: boom." in said.out, said.err
 
 

@@ -46,7 +46,7 @@ ENDS = re.compile(r"rank (\d) ends in \[(.*)\] after (\d+): (\w+)")
 def run(tmp_path, *options, arguments):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "meshlib.launcher", "-n", "3", *options, str(program)]
+    command = [sys.executable, "-m", "meshlib._launcher", "-n", "3", *options, str(program)]
     return subprocess.run(
         [*command, *arguments], capture_output=True, text=True, timeout=55, check=False
     )
@@ -75,7 +75,7 @@ def test_the_others_go_on_without_a_rank_whose_program_fails(tmp_path):
 def test_when_all_fail_the_job_has_failed(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import os\nraise ValueError('of rank ' + os.environ['RANK'])\n")
-    command = [sys.executable, "-m", "meshlib.launcher", "-n", "2", "--replace", "1", str(program)]
+    command = [sys.executable, "-m", "meshlib._launcher", "-n", "2", "--replace", "1", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 1
     assert "ValueError: of rank" in done.stderr

@@ -9,7 +9,7 @@ pytestmark = NEEDS_CORE
 START = (
     JOIN
     + """
-    from meshlib.job.current import current_world
+    from meshlib._job.current import current_world
 
     dist.barrier()
     dist.barrier()

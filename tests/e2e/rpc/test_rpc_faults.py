@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.trace.chains import describe
-from meshlib.trace.dump import read
+from meshlib._trace.chains import describe
+from meshlib._trace.dump import read
 
 pytestmark = pytest.mark.processes
 
@@ -76,7 +76,7 @@ def test_a_callers_death_cancels_and_frees_what_it_held_but_not_what_it_gave(mes
     script = meshrun.script(
         PROGRAM
         + """
-from meshlib.rpc.worker import current_worker
+from meshlib.rpc._worker import current_worker
 held = []
 def keep(rref): held.append(rref)
 if me == 1:
@@ -109,7 +109,7 @@ def test_what_fails_because_its_worker_ends_is_no_answer(meshrun):
     script = meshrun.script(
         PROGRAM
         + """
-from meshlib.job.world import World
+from meshlib._job.world import World
 def rank_of(path):
     await_file("leaving")
     try:

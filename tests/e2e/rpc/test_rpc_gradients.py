@@ -13,7 +13,7 @@ import meshlib as dist
 from meshlib import rpc
 from parallel import nn
 from parallel.rpc import RemoteModule, dist_autograd
-from parallel.rpc.contexts import keeper
+from parallel.rpc._contexts import keeper
 
 class Scale(nn.Module):
     def __init__(self, dies):

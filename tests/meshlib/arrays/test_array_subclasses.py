@@ -5,7 +5,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from transport.operands.flat import as_bytes
+from transport._operands.flat import as_bytes
 
 # It is old, and met in programs all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshlib.bench.cases import CASES, COLLECTIVES, ROOT, Floats
-from meshlib.bench.cli import main
-from meshlib.bench.jobs import job as job_module
-from meshlib.bench.jobs.job import BenchmarkError, Block, Job, running_job
-from meshlib.bench.libraries import LIBRARIES, environments
-from meshlib.bench.libraries.c10d import bind_c10d
-from meshlib.bench.libraries.environments import python_of
-from meshlib.bench.plot import check_can_plot, plot
-from meshlib.bench.report import copy_bandwidth, header, ratio, references, rows
-from meshlib.bench.run import (
+from meshlib._bench.cases import CASES, COLLECTIVES, ROOT, Floats
+from meshlib._bench.cli import main
+from meshlib._bench.jobs import job as job_module
+from meshlib._bench.jobs.job import BenchmarkError, Block, Job, running_job
+from meshlib._bench.libraries import LIBRARIES, environments
+from meshlib._bench.libraries.c10d import bind_c10d
+from meshlib._bench.libraries.environments import python_of
+from meshlib._bench.plot import check_can_plot, plot
+from meshlib._bench.report import copy_bandwidth, header, ratio, references, rows
+from meshlib._bench.run import (
     Cell,
     Contender,
     Plan,
@@ -33,7 +33,7 @@ from meshlib.bench.run import (
     _measure,
     grid,
 )
-from meshlib.bench.sizes import format_size, parse_size
+from meshlib._bench.sizes import format_size, parse_size
 from meshlib.testing import run_ranks
 
 
@@ -317,7 +317,7 @@ def test_a_worker_that_fails_is_reported_with_what_it_printed() -> None:
 @pytest.mark.processes
 def test_a_worker_that_is_stuck_ends_some_time_after_its_driver() -> None:
     program = (
-        "import threading; from meshlib.bench import worker; worker._LEAVE_SECONDS = 0.01;"
+        "import threading; from meshlib._bench import worker; worker._LEAVE_SECONDS = 0.01;"
         "threading.Thread(target=worker._end_with_driver, daemon=True).start();"
         "threading.Event().wait(90)"
     )

@@ -9,10 +9,10 @@ import socket
 import pytest
 
 import meshlib as dist
-from meshlib.bench import between
-from meshlib.bench.between import Between, Row, header, interface_of, line, own_address
-from meshlib.bench.cases import COLLECTIVES
-from meshlib.bench.cli import main
+from meshlib._bench import between
+from meshlib._bench.between import Between, Row, header, interface_of, line, own_address
+from meshlib._bench.cases import COLLECTIVES
+from meshlib._bench.cli import main
 from meshlib.testing import run_ranks
 
 

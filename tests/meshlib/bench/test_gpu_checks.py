@@ -41,9 +41,9 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(name: str) -> None:
         machine = HostMachine(ranks if backend == "nccl" else 1)
         monkeypatch.setattr(
-            "transport.nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
+            "transport._nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
         )
-        monkeypatch.setattr("meshlib.collectives.symmetric.cuda_driver", fake_cupy.driver)
+        monkeypatch.setattr("meshlib._collectives.symmetric.cuda_driver", fake_cupy.driver)
 
         def rank() -> None:
             device = dist.get_rank() % machine.devices

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshlib.bench.network import HostNetwork, levels_in_words, levels_of_groups
-from meshlib.bench.network import Path as Way
-from meshlib.explain.command import main
+from meshlib._bench.network import HostNetwork, levels_in_words, levels_of_groups
+from meshlib._bench.network import Path as Way
+from meshlib._explain.command import main
 
 NEAR, FAR = Way(0.0002, 1e9), Way(0.0101, 1e8)
 

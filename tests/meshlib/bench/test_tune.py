@@ -9,19 +9,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshlib.bench import cli as bench
-from meshlib.bench.predict import Network, comparison, cost_of, extrapolation
-from meshlib.bench.run import Result
+from meshlib._bench import cli as bench
+from meshlib._bench.predict import Network, comparison, cost_of, extrapolation
+from meshlib._bench.run import Result
+from meshlib._tune import cli
+from meshlib._tune.contests import CONTESTS
+from meshlib._tune.estimates import best_of, crossover, fit_line
+from meshlib._tune.measure import Bench, Found
 from meshlib.testing import run_ranks
-from meshlib.tune import cli
-from meshlib.tune.contests import CONTESTS
-from meshlib.tune.estimates import best_of, crossover, fit_line
-from meshlib.tune.measure import Bench, Found
-from transport.call import Kind
-from transport.choosing.choice import DEFAULT, Algorithm, Thresholds
-from transport.choosing.cost import Cost
-from transport.choosing.tuning import TransportTuning, Tuning
-from transport.hierarchical.cost import Shape
+from transport._call import Kind
+from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
+from transport._choosing.cost import Cost
+from transport._choosing.tuning import TransportTuning, Tuning
+from transport._hierarchical.cost import Shape
 
 SIZES = [1 << exponent for exponent in range(10, 20)]
 
@@ -111,8 +111,8 @@ def test_a_contest_is_between_two_algorithms() -> None:
 
 
 def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshlib.tune.measure.LARGE_BYTES", 1 << 16)
-    monkeypatch.setattr("meshlib.tune.measure.EXCHANGED", (8, 1 << 12, 1 << 16))
+    monkeypatch.setattr("meshlib._tune.measure.LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr("meshlib._tune.measure.EXCHANGED", (8, 1 << 12, 1 << 16))
     small = tuple(
         type(contest)(contest.field, contest.kind, (1 << 10, 1 << 14), contest.least_ranks)
         for contest in CONTESTS["inproc"]

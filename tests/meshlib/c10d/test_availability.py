@@ -8,9 +8,9 @@ import pytest
 from test_launch_environments import SLURM
 
 import meshlib as dist
-from meshlib.groups.backend import parse_backend
-from transport.communicators import backends
-from transport.errors import DistError
+from meshlib._groups.backend import parse_backend
+from transport._communicators import backends
+from transport._errors import DistError
 
 
 def test_backends():

@@ -38,7 +38,7 @@ def test_a_function_is_meshlibs_and_its_source_is_found():
 def test_no_name_is_a_modules():
     program = """
         import importlib.util, sys
-        import meshlib, meshlib.launcher.__main__
+        import meshlib, meshlib._launcher.__main__
         assert "numpy" not in sys.modules
         assert not hasattr(meshlib, "all_reduced")
         from meshlib import *
@@ -55,11 +55,11 @@ def test_what_a_program_may_do_without_comes_at_its_first_use():
         assert callable(meshlib.all_reduce)
         mine = meshlib.all_reduce = object()
         later = {
-            "meshlib.c10d.functions.gathered", "meshlib.job.init", "meshlib.mesh.layout",
-            "meshlib.sharding", "meshlib.trace.dump",
+            "meshlib._c10d.functions.gathered", "meshlib._job.init", "meshlib._mesh.layout",
+            "meshlib.sharding", "meshlib._trace.dump",
         }
         assert not later & set(sys.modules)
-        assert meshlib.DeviceMesh is sys.modules["meshlib.mesh.device_mesh"].DeviceMesh
+        assert meshlib.DeviceMesh is sys.modules["meshlib._mesh.device_mesh"].DeviceMesh
         assert "meshlib.sharding" not in sys.modules
         assert meshlib.Sharding is sys.modules["meshlib.sharding"].Sharding
         assert meshlib.all_reduce is mine
@@ -92,7 +92,7 @@ def test_a_users_file_in_the_way_is_named(tmp_path, file, statement):
     assert f"ImportError: {path} is in the way of meshlib's package 'transport'" in ran.stderr
 
 
-@pytest.mark.parametrize("module", ["meshlib", "meshlib.launcher"])
+@pytest.mark.parametrize("module", ["meshlib", "meshlib._launcher"])
 def test_a_command_may_be_run_as_a_module(module):
     said = subprocess.run(
         [sys.executable, "-m", module, "--version"],
@@ -104,6 +104,6 @@ def test_a_command_may_be_run_as_a_module(module):
     assert said.split()[1] == meshlib.__version__
 
 
-@pytest.mark.parametrize("module", ["meshlib.mesh.config", "meshlib.jit", "parallel.ddp"])
+@pytest.mark.parametrize("module", ["meshlib._mesh.config", "meshlib.jit", "parallel.ddp"])
 def test_any_module_may_be_the_first(module):
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=30)

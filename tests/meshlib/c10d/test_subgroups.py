@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.spec import CallSpec
+from meshlib._calls.spec import CallSpec
 from meshlib.testing import run_ranks
-from transport.call import Kind
+from transport._call import Kind
 
 
 def total(group):

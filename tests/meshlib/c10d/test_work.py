@@ -9,9 +9,9 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from meshlib.calls.future import Future, WaitTimeoutError
-from meshlib.calls.work import Message, Work, WorkResult
-from transport.errors import DistBackendError
+from meshlib._calls.future import Future, WaitTimeoutError
+from meshlib._calls.work import Message, Work, WorkResult
+from transport._errors import DistBackendError
 
 
 def test_a_future_gives_its_value_to_every_waiter():

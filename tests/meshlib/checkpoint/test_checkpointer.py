@@ -10,8 +10,8 @@ from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer, CheckpointError, load
-from meshlib.checkpoint.pieces import Piece, Shares
-from meshlib.checkpoint.saving import detach
+from meshlib.checkpoint._pieces import Piece, Shares
+from meshlib.checkpoint._saving import detach
 from meshlib.sharding import DArray, P, Sharding, ones
 from meshlib.testing import run_ranks
 
@@ -103,7 +103,7 @@ def test_a_copy_that_was_broken_off_is_no_checkpoint(tmp_path, monkeypatch):
 
     checkpoints = Checkpointer(tmp_path, sync=False)
     with monkeypatch.context() as patch:
-        patch.setattr("meshlib.checkpoint.saving.detach", interrupted)
+        patch.setattr("meshlib.checkpoint._saving.detach", interrupted)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.async_save({"x": np.ones(3)}, step=1)
     with pytest.raises(CheckpointError, match="the copy of the state was broken off"):
@@ -260,7 +260,7 @@ def test_a_rank_without_memory_for_the_copy_is_told_to_all(tmp_path, monkeypatch
             raise MemoryError("no memory")
         return detach(pieces, room)
 
-    monkeypatch.setattr("meshlib.checkpoint.saving.detach", without_memory)
+    monkeypatch.setattr("meshlib.checkpoint._saving.detach", without_memory)
 
     def program():
         with Checkpointer(tmp_path, sync=False) as checkpoints:

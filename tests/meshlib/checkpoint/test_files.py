@@ -13,7 +13,7 @@ import meshlib as dist
 from meshlib.checkpoint import CheckpointError, CorruptCheckpointError, latest_step, load, save
 from meshlib.sharding import P, Sharding, distribute_array
 from meshlib.testing import run_ranks
-from transport.crc32c import crc32c
+from transport._crc32c import crc32c
 
 STATE = {
     "model": {"0.weight": np.arange(35.0).reshape(5, 7), "bias": np.arange(3, dtype="i2")},

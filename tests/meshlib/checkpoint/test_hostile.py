@@ -7,11 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from meshlib._cli import main
 from meshlib.checkpoint import CheckpointError, latest_step, load, save
-from meshlib.checkpoint.files.folder import entries_of
-from meshlib.checkpoint.files.locations import open_storage
-from meshlib.cli import main
-from transport.crc32c import crc32c
+from meshlib.checkpoint._files.folder import entries_of
+from meshlib.checkpoint._files.locations import open_storage
+from transport._crc32c import crc32c
 
 MOST_MEMORY = 20 << 20
 

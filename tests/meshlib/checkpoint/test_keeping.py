@@ -50,7 +50,7 @@ def test_removal_does_not_follow_links(tmp_path, scheme):
 
 
 def test_what_was_just_saved_stays_beside_a_newer_one(tmp_path, monkeypatch):
-    from meshlib.checkpoint.pieces import Piece
+    from meshlib.checkpoint._pieces import Piece
 
     write = Piece.write
 

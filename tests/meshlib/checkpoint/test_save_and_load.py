@@ -11,12 +11,13 @@ import pytest
 from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_hand
 
 import meshlib as dist
-from meshlib.checkpoint import CheckpointError, checkpointer, latest_step, load, save
-from meshlib.checkpoint.files import layout
-from meshlib.checkpoint.files.folder import find
-from meshlib.checkpoint.files.layout import aligned
-from meshlib.checkpoint.files.local import LocalStorage
-from meshlib.checkpoint.loading import ChunkReader
+from meshlib.checkpoint import CheckpointError, latest_step, load, save
+from meshlib.checkpoint import _checkpointer as checkpointer
+from meshlib.checkpoint._files import layout
+from meshlib.checkpoint._files.folder import find
+from meshlib.checkpoint._files.layout import aligned
+from meshlib.checkpoint._files.local import LocalStorage
+from meshlib.checkpoint._loading import ChunkReader
 from meshlib.sharding import DArray, P, Sharding, full, ones, zeros
 from meshlib.testing import RankError, run_ranks
 
@@ -323,7 +324,7 @@ def test_arrays_on_ranks_that_do_not_take_part(tmp_path):
 
 
 def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
-    from meshlib.checkpoint.pieces import Piece
+    from meshlib.checkpoint._pieces import Piece
 
     write = Piece.write
 
@@ -440,7 +441,7 @@ def test_a_function_that_returns_no_layout(tmp_path):
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("again", [2, 3])
 def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, failing, again):
-    from meshlib.checkpoint.pieces import Piece
+    from meshlib.checkpoint._pieces import Piece
 
     write = Piece.write
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from meshlib.checkpoint import Checkpointer, CheckpointError, load, save
-from meshlib.checkpoint.files import folder
-from meshlib.checkpoint.pieces import Piece
+from meshlib.checkpoint._files import folder
+from meshlib.checkpoint._pieces import Piece
 
 STATES = [{"x": np.full(3, value), "y": np.full(3, value)} for value in range(3)]
 

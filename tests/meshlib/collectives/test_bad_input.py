@@ -8,7 +8,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from transport.call import Kind
+from transport._call import Kind
 
 READ_ONLY = np.broadcast_to(1.0, 2)
 

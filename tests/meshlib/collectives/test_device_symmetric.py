@@ -17,7 +17,7 @@ import fake_gpu
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
-from meshlib.collectives import symmetric
+from meshlib._collectives import symmetric
 from meshlib.testing import run_ranks
 
 N = 3

@@ -6,8 +6,8 @@ import numpy as np
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from transport.call import Kind
-from transport.shm import ShmCommunicator
+from transport._call import Kind
+from transport._shm import ShmCommunicator
 
 SMALL, LARGE = 1 << 15, 1 << 20  # elements of 8 bytes; of the latter there is no room for all
 SECONDS = 60

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world
-from meshlib.native import calls as native
+from meshlib._job.current import current_world
+from meshlib._native import calls as native
 from meshlib.testing import run_ranks
-from transport.operands.reduce_op import RedOpType
+from transport._operands.reduce_op import RedOpType
 
 pytestmark = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 

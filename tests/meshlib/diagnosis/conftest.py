@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.calls.failures import reporter
+from meshlib._calls.failures import reporter
 
 WINDOWS = ("ANSWER", "DOUBTFUL", "NEWS", "REPORT", "ARRIVAL")
 

@@ -10,8 +10,8 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
-from meshlib.job.current import current_world
-from meshlib.job.world import World
+from meshlib._job.current import current_world
+from meshlib._job.world import World
 from meshlib.testing import run_ranks
 
 WAIT = 60.0

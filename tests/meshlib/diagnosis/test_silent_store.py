@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshlib.calls.failures.reporter import Reporter
-from meshlib.calls.members import Members
-from meshlib.calls.state import GroupState
-from meshlib.recording.recorder import COLLECTIVE, Record
-from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.deadline import Deadline
-from transport.errors import (
+from meshlib._calls.failures.reporter import Reporter
+from meshlib._calls.members import Members
+from meshlib._calls.state import GroupState
+from meshlib._recording.recorder import COLLECTIVE, Record
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._deadline import Deadline
+from transport._errors import (
     CollectiveTimeoutError,
     CommunicatorTimeoutError,
     DistError,
@@ -23,8 +23,8 @@ from transport.errors import (
     StoreSilentError,
     StoreTimeoutError,
 )
-from transport.store import PrefixStore, TCPStore, TCPStoreServer
-from transport.store.commands import Op
+from transport._store import PrefixStore, TCPStore, TCPStoreServer
+from transport._store.commands import Op
 
 SOON = 30.0
 

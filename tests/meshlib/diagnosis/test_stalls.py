@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.members import even
-from meshlib.diagnosis import stalls
-from meshlib.diagnosis.tangles import CallStatus, find_tangle, tangle_message
-from meshlib.recording.call_report import CallReport
-from meshlib.recording.recorder import COLLECTIVE
+from meshlib._calls.members import even
+from meshlib._diagnosis import stalls
+from meshlib._diagnosis.tangles import CallStatus, find_tangle, tangle_message
+from meshlib._recording.call_report import CallReport
+from meshlib._recording.recorder import COLLECTIVE
 from meshlib.testing import run_ranks
-from transport.call import NO_ROOT, CallHeader, Kind
-from transport.deadline import Deadline
+from transport._call import NO_ROOT, CallHeader, Kind
+from transport._deadline import Deadline
 
 
 def stand(rank, group, sequence, ranks, reached, root=NO_ROOT):

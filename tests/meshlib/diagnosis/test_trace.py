@@ -13,14 +13,14 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
-from meshlib.c10d.profiler import profile
-from meshlib.job.current import current_world
+from meshlib._c10d.profiler import profile
+from meshlib._job.current import current_world
+from meshlib._trace import dump
+from meshlib._trace.command import main
+from meshlib._trace.merge import collectives, verdict
+from meshlib._trace.pictures import page, page_data, trace
 from meshlib.testing import RankError, run_ranks
-from meshlib.trace import dump
-from meshlib.trace.command import main
-from meshlib.trace.merge import collectives, verdict
-from meshlib.trace.pictures import page, page_data, trace
-from transport import environment
+from transport import _environment as environment
 
 WAIT = 60.0
 

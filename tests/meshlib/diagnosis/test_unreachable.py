@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.failures.messages import lost_message
-from meshlib.calls.members import Members
-from meshlib.diagnosis.shared_thread import SharedThread
-from meshlib.job.current import current_world
-from meshlib.recording.recorder import COLLECTIVE, Record
+from meshlib._calls.failures.messages import lost_message
+from meshlib._calls.members import Members
+from meshlib._diagnosis.shared_thread import SharedThread
+from meshlib._job.current import current_world
+from meshlib._recording.recorder import COLLECTIVE, Record
 from meshlib.testing import run_ranks
-from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.deadline import Deadline
-from transport.errors import DistError, DistStoreError, PeerLostError, StoreSilentError
-from transport.store import HashStore, TCPStore, TCPStoreServer
-from transport.tcp.link import TcpLink
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._deadline import Deadline
+from transport._errors import DistError, DistStoreError, PeerLostError, StoreSilentError
+from transport._store import HashStore, TCPStore, TCPStoreServer
+from transport._tcp.link import TcpLink
 
 LONG = 60.0
 CUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))

@@ -2,13 +2,13 @@
 
 import threading
 
-from meshlib.diagnosis import shared_thread, watcher
-from meshlib.diagnosis.shared_thread import SharedThread
-from meshlib.diagnosis.watcher import LOST, Watcher
-from meshlib.events.events import RankLost
-from meshlib.events.log import EVENTS
-from transport import environment
-from transport.store.hash_store import HashStore
+from meshlib._diagnosis import shared_thread, watcher
+from meshlib._diagnosis.shared_thread import SharedThread
+from meshlib._diagnosis.watcher import LOST, Watcher
+from meshlib._events.events import RankLost
+from meshlib._events.log import EVENTS
+from transport import _environment as environment
+from transport._store.hash_store import HashStore
 
 whole = HashStore.tail
 

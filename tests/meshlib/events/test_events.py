@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from meshlib.events.events import Abort, Leave, Query, RankEnded, RankLost, parse
-from meshlib.events.log import EVENTS, LogReader, publish
-from transport.errors import CollectiveMismatchError, DistBackendError, RankFailedError
-from transport.store import HashStore
+from meshlib._events.events import Abort, Leave, Query, RankEnded, RankLost, parse
+from meshlib._events.log import EVENTS, LogReader, publish
+from transport._errors import CollectiveMismatchError, DistBackendError, RankFailedError
+from transport._store import HashStore
 
 ALL = [
     RankLost(3, "fell", vague=True),
@@ -45,5 +45,5 @@ def test_an_abort_is_the_same_error_on_every_rank(error):
 
 
 def test_they_need_no_numpy():
-    code = "import sys, meshlib.events.log; sys.exit('numpy' in sys.modules)"
+    code = "import sys, meshlib._events.log; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,10 +2,10 @@
 
 import threading
 
-from meshlib.calls import call_streams
-from meshlib.calls.call_stream import CallStream
-from meshlib.calls.call_streams import CallStreams
-from transport.call import Kind
+from meshlib._calls import call_streams
+from meshlib._calls.call_stream import CallStream
+from meshlib._calls.call_streams import CallStreams
+from transport._call import Kind
 
 WAIT = 60.0
 

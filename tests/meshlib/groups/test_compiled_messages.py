@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.call_stream import CallStream
-from meshlib.calls.call_streams import CallStreams
-from meshlib.job.current import current_world
-from meshlib.native import calls as native
+from meshlib._calls.call_stream import CallStream
+from meshlib._calls.call_streams import CallStreams
+from meshlib._job.current import current_world
+from meshlib._native import calls as native
 from meshlib.testing import run_ranks
-from transport.call import Kind
+from transport._call import Kind
 
 NEEDS_CORE = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.call_stream import Continuations
-from meshlib.calls.future import Future
-from meshlib.calls.work import Work
+from meshlib._calls.call_stream import Continuations
+from meshlib._calls.future import Future
+from meshlib._calls.work import Work
 from meshlib.testing import run_ranks
 
 WAIT = 60.0

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from meshlib.testing import run_ranks
-from transport.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
+from transport._errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 
 BACKENDS = ("inproc", "tcp")
 

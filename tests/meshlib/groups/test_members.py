@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshlib.calls.members import Members
+from meshlib._calls.members import Members
 
 GROUPS = [
     (0, 1, 2, 3),

@@ -20,10 +20,10 @@ from fake_nccl import FakeNccl
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job import gpu as cuda_devices
-from meshlib.job.current import current_world
-from meshlib.mesh import init as init_mesh
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job import gpu as cuda_devices
+from meshlib._job.current import current_world
+from meshlib._mesh import init as init_mesh
 from meshlib.testing import run_ranks
 
 N = 3
@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def run(body: Any, n: int = N, call_timeout: float | None = None) -> list[Any]:
         machine = HostMachine(n)
         monkeypatch.setattr(
-            "transport.nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
+            "transport._nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
         )
 
         def rank() -> Any:
@@ -172,7 +172,7 @@ def test_groups_end_without_a_call_too_many(
     """Leaving right after an asynchronous call keeps nobody from comparing it."""
     # Nor from making it, however late: who leaves waits for all, but not for longer than this.
     monkeypatch.setattr(ProcessGroup.close, "__defaults__", (60.0,))
-    monkeypatch.setattr("transport.nccl.communicator.CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr("transport._nccl.communicator.CLOSE_SECONDS", 60.0)
 
     def body(driver: HostDriver) -> None:
         x = array(driver, np.ones(4, np.float32))
@@ -201,10 +201,10 @@ def run_bound(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         def load_nccl() -> FakeNccl:
             return own.nccl
 
-        monkeypatch.setattr("transport.nccl.communicator.load_nccl", load_nccl)
+        monkeypatch.setattr("transport._nccl.communicator.load_nccl", load_nccl)
         monkeypatch.setattr(init_mesh, "cuda_driver", lambda: own.driver)
         monkeypatch.setattr(cuda_devices, "cuda_driver", lambda: own.driver)
-        monkeypatch.setattr("transport.nccl.library.has_provider", lambda: True)
+        monkeypatch.setattr("transport._nccl.library.has_provider", lambda: True)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
 
         def rank() -> tuple[int, int]:
@@ -274,7 +274,7 @@ def test_who_comes_when_a_member_has_given_up_and_left_is_told_at_once(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its array would stay as it is: the call cannot be made without that member any more."""
-    monkeypatch.setattr("transport.nccl.communicator.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("transport._nccl.communicator.CLOSE_SECONDS", 0.1)
 
     def body(driver: HostDriver) -> None:
         group = current_world().default_group

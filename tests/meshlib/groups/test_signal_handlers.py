@@ -7,10 +7,10 @@ import pytest
 from interrupts import SOON, Interrupter, in_thread
 
 import meshlib as dist
-from meshlib.calls import call_queue, call_stream, call_streams, state
-from meshlib.calls.failures import failure, reporter
+from meshlib._calls import call_queue, call_stream, call_streams, state
+from meshlib._calls.failures import failure, reporter
 from meshlib.testing import run_ranks
-from transport import condition
+from transport import _condition as condition
 
 CALLS = {module.__file__ for module in (condition, call_queue, call_stream, call_streams, state)}
 FAILING = CALLS | {module.__file__ for module in (failure, reporter)}

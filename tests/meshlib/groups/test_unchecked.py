@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.groups import process_group
-from meshlib.job.current import current_world
+from meshlib._groups import process_group
+from meshlib._job.current import current_world
 from meshlib.testing import run_ranks
 from tests.benchmarks.unchecked import UncheckedCallQueue
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from meshlib.testing import RankError, run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world, install
+from meshlib._job.current import current_world, install
 from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
@@ -19,7 +19,8 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
-from meshlib.jit import direct, host_calls  # noqa: E402
+from meshlib.jit import _direct as direct  # noqa: E402
+from meshlib.jit import _host_calls as host_calls  # noqa: E402
 
 needs_handler = pytest.mark.skipif(
     direct.handler is None, reason="the core was built without XLA's header"
@@ -141,6 +142,32 @@ def test_a_call_that_waits_long_goes_on_in_python(late: str, by_python: list[byt
     expected = {"all_reduce": [3, 3], "recv": [1, 1], "sendrecv": [2, 1]}[late]
     for got, value in zip(run_ranks(rank, 2, backend="shm"), expected, strict=True):
         assert got == [value] * 3
+
+
+@needs_handler
+@pytest.mark.usefixtures("long_moments")
+def test_calls_outside_of_programs_come_between_those_of_compiled_code() -> None:
+    def rank() -> tuple[list[float], int]:
+        me, (right, left) = dist.get_rank(), neighbours()
+        program = jax.jit(lambda x: mj.all_reduce(mj.sendrecv(x, right, left)))
+        x, got = jnp.full(3, 1.0 + me), np.empty(3)
+        seen: list[float] = []
+        for i in range(6):
+            seen.append(float(program(x)[0]))
+            mine = np.full(3, 10.0 * i + me)
+            if me:
+                dist.recv(got, left)
+                dist.send(mine, right)
+            else:
+                dist.send(mine, right)
+                dist.recv(got, left)
+            dist.all_reduce(mine)
+            seen += [float(got[0]), float(mine[0])]
+        return seen, sum(len(group.program_calls.native.entries()) for group in groups())
+
+    for me, (seen, native) in enumerate(run_ranks(rank, 2, backend="shm")):
+        assert seen == [value for i in range(6) for value in (3, 10 * i + 1 - me, 20 * i + 1)]
+        assert native  # Python makes a part of them
 
 
 @needs_handler

@@ -14,16 +14,16 @@ sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
-from meshlib.groups.backend import parse_backend
-from meshlib.job import gpu as cuda_devices
-from meshlib.job.current import current_world
+from meshlib._groups.backend import parse_backend
+from meshlib._job import gpu as cuda_devices
+from meshlib._job.current import current_world
 from meshlib.testing import RankError, run_ranks
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, devices: int, local_rank: int, ranks: int):
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    monkeypatch.setattr("transport.nccl.library.has_provider", lambda: True)
+    monkeypatch.setattr("transport._nccl.library.has_provider", lambda: True)
 
     def body() -> tuple[str | None, int]:
         driver = HostDriver(HostMachine(devices))
@@ -76,7 +76,7 @@ def test_a_rank_without_a_gpu_fails_all(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_cuda_mesh_without_cupy_or_a_driver_says_what_to_do() -> None:
     try:
-        from transport.cuda import cuda_driver
+        from transport._cuda import cuda_driver
 
         cuda_driver().device_count()
     except dist.DistBackendError:

@@ -9,15 +9,15 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
-from meshlib.events.log import announce_ends
-from meshlib.job.world import World
+from meshlib._events.log import announce_ends
+from meshlib._job.world import World
 from meshlib.testing import RankError, run_ranks
-from transport import environment
-from transport.communicators.runtime import Runtime
-from transport.errors import DistStoreError, RankFailedError
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
-from transport.store.tcp.store import TCPStore
+from transport import _environment as environment
+from transport._communicators.runtime import Runtime
+from transport._errors import DistStoreError, RankFailedError
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
+from transport._store.tcp.store import TCPStore
 
 WAIT = 60.0
 

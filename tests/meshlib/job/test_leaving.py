@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.fast_path import Order
-from meshlib.calls.members import Members
-from meshlib.calls.spec import CallSpec
-from meshlib.calls.state import GroupState
-from meshlib.events.events import Departures, Leave
-from meshlib.job.leaving import find_mismatch
-from meshlib.job.world import World
-from meshlib.recording.recorder import COLLECTIVE, FlightRecorder
+from meshlib._calls.fast_path import Order
+from meshlib._calls.members import Members
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.state import GroupState
+from meshlib._events.events import Departures, Leave
+from meshlib._job.leaving import find_mismatch
+from meshlib._job.world import World
+from meshlib._recording.recorder import COLLECTIVE, FlightRecorder
 from meshlib.testing import RankError, run_ranks
-from transport.call import Kind
-from transport.communicators.runtime import Runtime
-from transport.store.hash_store import HashStore
+from transport._call import Kind
+from transport._communicators.runtime import Runtime
+from transport._store.hash_store import HashStore
 
 WAIT = 60.0
 BACKENDS = ["inproc", "shm", "tcp"]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.c10d.shrink import SHRINK_ABORT, SHRINK_DEFAULT
-from meshlib.job.continuing import agreement
-from meshlib.job.current import current_world
+from meshlib._c10d.shrink import SHRINK_ABORT, SHRINK_DEFAULT
+from meshlib._job.continuing import agreement
+from meshlib._job.current import current_world
 from meshlib.testing import RankError, run_ranks
 
 WAIT = 60.0

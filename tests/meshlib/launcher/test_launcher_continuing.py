@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from meshlib.events.events import Agreed, RankLost
-from meshlib.events.log import publish, register_log
-from meshlib.launcher.nodes.continuing import ContinuingLeader, exits_of_first, last_members
-from meshlib.launcher.nodes.leader import Leader
-from meshlib.launcher.nodes.records import (
+from meshlib._events.events import Agreed, RankLost
+from meshlib._events.log import publish, register_log
+from meshlib._launcher.nodes.continuing import ContinuingLeader, exits_of_first, last_members
+from meshlib._launcher.nodes.leader import Leader
+from meshlib._launcher.nodes.records import (
     Admitted,
     Ended,
     Failed,
@@ -25,10 +25,10 @@ from meshlib.launcher.nodes.records import (
     Wanted,
     parse,
 )
-from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.ranks.failure import ErrorRecord, RankExit
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 
 def hello(agent, *, ranks=2, on_failure="continue"):

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.events.events import RankLost, parse
-from meshlib.events.log import EVENTS, LogReader, announce_lost, register_log
-from meshlib.launcher.ranks import workers
-from meshlib.launcher.ranks.bootstrap import describe_error, write_error_file
-from meshlib.launcher.ranks.failure import (
+from meshlib._events.events import RankLost, parse
+from meshlib._events.log import EVENTS, LogReader, announce_lost, register_log
+from meshlib._launcher.ranks import workers
+from meshlib._launcher.ranks.bootstrap import describe_error, write_error_file
+from meshlib._launcher.ranks.failure import (
     ErrorRecord,
     RankExit,
     Report,
@@ -27,11 +27,11 @@ from meshlib.launcher.ranks.failure import (
     first_failure,
     rank_list,
 )
-from meshlib.launcher.ranks.workers import Worker
-from meshlib.records import build, values_of
+from meshlib._launcher.ranks.workers import Worker
+from meshlib._records import build, values_of
 from meshlib.testing import RankError, run_ranks
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 
 def error(*types, at=0.0, message="text"):

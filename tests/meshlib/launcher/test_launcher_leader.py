@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.launcher.nodes.leader import Leader
-from meshlib.launcher.nodes.records import (
+from meshlib._launcher.nodes.leader import Leader
+from meshlib._launcher.nodes.records import (
     Admitted,
     Ended,
     Failed,
@@ -17,8 +17,8 @@ from meshlib.launcher.nodes.records import (
     StopAll,
     parse,
 )
-from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.ranks.failure import ErrorRecord, RankExit
 
 
 def hello(agent, *, node=None, ranks=2, least=2, most=2, job="none"):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import meshlib
-from meshlib.launcher.options.arguments import count_cpus, count_gpus, parse
-from meshlib.launcher.options.output import OutputOptions, Route, parse_streams
-from meshlib.mesh.read_config import SUFFIXES
+from meshlib._launcher.options.arguments import count_cpus, count_gpus, parse
+from meshlib._launcher.options.output import OutputOptions, Route, parse_streams
+from meshlib._mesh.read_config import SUFFIXES
 
 SECRET = "ab" * 32
 MANY = ["--nnodes=2", "--master-addr=127.0.0.1"]
@@ -116,9 +116,9 @@ def test_one_grace_period_for_all_reasons(script):
 
 @pytest.mark.parametrize("word", ["cpu", "auto"])
 def test_ranks_by_the_devices_that_are_there(script, monkeypatch, word):
-    monkeypatch.setattr("meshlib.launcher.options.arguments.count_gpus", lambda: 0)
+    monkeypatch.setattr("meshlib._launcher.options.arguments.count_gpus", lambda: 0)
     assert parse(["--nproc-per-node", word, script]).ranks == count_cpus()
-    monkeypatch.setattr("meshlib.launcher.options.arguments.count_gpus", lambda: 5)
+    monkeypatch.setattr("meshlib._launcher.options.arguments.count_gpus", lambda: 5)
     assert parse(["--nproc-per-node", "auto", script]).ranks == 5
     assert parse(["--nproc-per-node", "gpu", script]).ranks == 5
 
@@ -184,7 +184,7 @@ def test_a_mesh_is_read_without_numpy(script, tmp_path):
     (tmp_path / "m.toml").write_text('[mesh]\ndp = 2\nbackend = "cpu:tcp"\n')
     program = """
         import sys
-        from meshlib.launcher.options.arguments import parse
+        from meshlib._launcher.options.arguments import parse
         assert parse(["--mesh", "m.toml", "train.py"]).ranks == 2
         assert "numpy" not in sys.modules
     """

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from meshlib.launcher.nodes import agents_log
-from meshlib.launcher.nodes.agents_log import SharedLog, Waiting
-from meshlib.launcher.nodes.records import Admitted, CutOff, Gone, Hello, Refused
-from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from transport.errors import AuthenticationError, StoreSilentError
-from transport.net.sockets import listen
-from transport.store.tcp.server import TCPStoreServer
+from meshlib._launcher.nodes import agents_log
+from meshlib._launcher.nodes.agents_log import SharedLog, Waiting
+from meshlib._launcher.nodes.records import Admitted, CutOff, Gone, Hello, Refused
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from transport._errors import AuthenticationError, StoreSilentError
+from transport._net.sockets import listen
+from transport._store.tcp.server import TCPStoreServer
 
 LONG = 60.0
 

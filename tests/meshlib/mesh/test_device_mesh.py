@@ -11,13 +11,13 @@ import pytest
 from cube import cube
 
 import meshlib as dist
-from meshlib.job.current import current_world, install
-from meshlib.job.world import World
-from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
-from meshlib.mesh.init import init_device_mesh
+from meshlib._job.current import current_world, install
+from meshlib._job.world import World
+from meshlib._mesh.device_mesh import DeviceMesh, current_mesh
+from meshlib._mesh.init import init_device_mesh
 from meshlib.testing import run_ranks
-from transport.communicators.runtime import Runtime
-from transport.store.hash_store import HashStore
+from transport._communicators.runtime import Runtime
+from transport._store.hash_store import HashStore
 
 # ---------------------------------------------------------------------- on ranks
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import install
-from meshlib.job.world import World
-from meshlib.launcher.options.arguments import parse
-from meshlib.mesh.device_mesh import DeviceMesh
-from meshlib.mesh.init import init_device_mesh
-from meshlib.mesh.spec import MeshDimError
+from meshlib._job.current import install
+from meshlib._job.world import World
+from meshlib._launcher.options.arguments import parse
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.init import init_device_mesh
+from meshlib._mesh.spec import MeshDimError
 from meshlib.testing import run_ranks
-from transport.communicators.runtime import Runtime
-from transport.store.hash_store import HashStore
+from transport._communicators.runtime import Runtime
+from transport._store.hash_store import HashStore
 
 # ---------------------------------------------------------------------- init_device_mesh
 
@@ -29,7 +29,7 @@ def test_the_job_is_joined_if_that_was_not_done(monkeypatch):
         )
         install(joined[0], thread_only=True)
 
-    monkeypatch.setattr("meshlib.job.init.init_process_group", join)
+    monkeypatch.setattr("meshlib._job.init.init_process_group", join)
     try:
         with pytest.raises(ValueError, match="'dim 0' is 0"):
             init_device_mesh("cpu", (0,))

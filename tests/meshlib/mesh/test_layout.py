@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshlib.mesh.layout import Dim, Layout, join
+from meshlib._mesh.layout import Dim, Layout, join
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple)
 

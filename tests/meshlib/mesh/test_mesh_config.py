@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshlib.mesh.config import MeshConfig
-from meshlib.mesh.device_mesh import DeviceMesh
-from meshlib.mesh.init import init_device_mesh
-from meshlib.mesh.spec import CONVENTIONAL_NAMES, DimOptions
+from meshlib._mesh.config import MeshConfig
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.init import init_device_mesh
+from meshlib._mesh.spec import CONVENTIONAL_NAMES, DimOptions
 from meshlib.testing import run_ranks
 
 FULL = """

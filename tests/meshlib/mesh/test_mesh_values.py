@@ -14,13 +14,13 @@ from cube import cube
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshlib.job.current import install
-from meshlib.job.world import World
-from meshlib.mesh.device_mesh import DeviceMesh
-from meshlib.mesh.init import init_device_mesh
-from meshlib.mesh.spec import MeshDimError
-from transport.communicators.runtime import Runtime
-from transport.store.hash_store import HashStore
+from meshlib._job.current import install
+from meshlib._job.world import World
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.init import init_device_mesh
+from meshlib._mesh.spec import MeshDimError
+from transport._communicators.runtime import Runtime
+from transport._store.hash_store import HashStore
 
 NAMES = ("a", "b", "c", "d")
 

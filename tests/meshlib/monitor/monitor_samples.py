@@ -1,9 +1,9 @@
 """Samples as ranks would post them."""
 
-from meshlib.diagnosis.sampling.sample import Coordinate, Sample, StepTime, Traffic
-from meshlib.recording.call_report import CallReport
-from meshlib.recording.recorder import COLLECTIVE
-from transport.call import NO_ROOT, CallHeader, Kind
+from meshlib._diagnosis.sampling.sample import Coordinate, Sample, StepTime, Traffic
+from meshlib._recording.call_report import CallReport
+from meshlib._recording.recorder import COLLECTIVE
+from transport._call import NO_ROOT, CallHeader, Kind
 
 TAKEN = 1000.0
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.current import current_world
-from meshlib.monitor.server import PageServer, page
-from meshlib.monitor.view import JobView
-from meshlib.monitor.watch import JobWatch
+from meshlib._job.current import current_world
+from meshlib._monitor.server import PageServer, page
+from meshlib._monitor.view import JobView
+from meshlib._monitor.watch import JobWatch
 from meshlib.testing import run_ranks
-from transport.errors import DistStoreError, StoreTimeoutError
-from transport.store import HashStore
+from transport._errors import DistStoreError, StoreTimeoutError
+from transport._store import HashStore
 
 SECONDS = 30.0
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.diagnosis.sampling.sample import Sample
-from meshlib.diagnosis.sampling.sampler import RankStatus, Sampler, covered, period_of
-from meshlib.job.current import current_world
-from meshlib.recording.recorder import FlightRecorder
+from meshlib._diagnosis.sampling.sample import Sample
+from meshlib._diagnosis.sampling.sampler import RankStatus, Sampler, covered, period_of
+from meshlib._job.current import current_world
+from meshlib._recording.recorder import FlightRecorder
 from meshlib.testing import run_ranks
-from transport.call import CallHeader
+from transport._call import CallHeader
 
 
 class Alone:

@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 import pytest
 from monitor_samples import open_call, sample
 
-from meshlib.diagnosis.sampling.sample import Coordinate
-from meshlib.events.events import RankLost
-from meshlib.launcher.options.arguments import parse
-from meshlib.monitor.command import main
-from meshlib.monitor.jobs import Job, find, running, write
-from meshlib.monitor.text import lines
-from meshlib.monitor.view import JobView
+from meshlib._diagnosis.sampling.sample import Coordinate
+from meshlib._events.events import RankLost
+from meshlib._launcher.options.arguments import parse
+from meshlib._monitor.command import main
+from meshlib._monitor.jobs import Job, find, running, write
+from meshlib._monitor.text import lines
+from meshlib._monitor.view import JobView
 
 NOW = 1000.0
 
@@ -138,7 +138,7 @@ def test_a_job_is_meant_by_its_stores_address(monkeypatch):
 
 
 def test_no_job_is_one_line(jobs, capsys, monkeypatch):
-    monkeypatch.setattr("meshlib.monitor.jobs._CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("meshlib._monitor.jobs._CONNECT_SECONDS", 0.1)
     jobs("a", "train.py", port=1)
     assert main(["--once"]) == 2
     said = capsys.readouterr().err
@@ -180,8 +180,8 @@ def test_an_address_that_is_none_is_refused(tmp_path, monkeypatch, capsys, addre
 
 def test_a_launcher_shows_its_job_without_numpy():
     code = (
-        "import sys, meshlib.launcher.launch, meshlib.launcher.agent;"
-        "import meshlib.monitor.server, meshlib.monitor.command;"
+        "import sys, meshlib._launcher.launch, meshlib._launcher.agent;"
+        "import meshlib._monitor.server, meshlib._monitor.command;"
         "sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

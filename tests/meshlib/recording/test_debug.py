@@ -195,7 +195,7 @@ def test_a_breakpoint_under_the_launcher_talks_to_the_terminal(tmp_path):
         "dist.breakpoint(1)\n"
     )
     here, there = pty.openpty()
-    command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "2", program]
+    command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "2", program]
     streams = {"stdin": there, "stdout": there, "stderr": there}
     launcher = subprocess.Popen(command, **streams, start_new_session=True)
     os.close(there)

@@ -10,14 +10,14 @@ import weakref
 
 import pytest
 
-from meshlib.calls import fast_path as order
-from meshlib.calls.spec import PythonsCallSpec
-from meshlib.native import calls as native
-from meshlib.recording import recorder
-from meshlib.recording.call_report import report_calls
-from meshlib.recording.recorder import Record
-from transport.call import CallHeader, history_after
-from transport.native import core
+from meshlib._calls import fast_path as order
+from meshlib._calls.spec import PythonsCallSpec
+from meshlib._native import calls as native
+from meshlib._recording import recorder
+from meshlib._recording.call_report import report_calls
+from meshlib._recording.recorder import Record
+from transport._call import CallHeader, history_after
+from transport._native import core
 
 RINGS = [recorder._Ring] + ([] if native is None else [native.Ring])
 

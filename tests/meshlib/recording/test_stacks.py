@@ -3,7 +3,7 @@
 import gc
 import threading
 
-from meshlib.recording.stacks import frames_of, user_stack
+from meshlib._recording.stacks import frames_of, user_stack
 
 
 def _deep(levels, action):

@@ -5,8 +5,8 @@ import time
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.job.current import current_world
-from meshlib.rpc.worker import current_worker
+from meshlib._job.current import current_world
+from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
 
 

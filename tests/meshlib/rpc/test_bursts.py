@@ -8,7 +8,7 @@ import pytest
 from rpc_workers import workers
 
 from meshlib import rpc
-from meshlib.rpc.worker import current_worker
+from meshlib.rpc._worker import current_worker
 
 CALLS = 1000
 gate = threading.Event()

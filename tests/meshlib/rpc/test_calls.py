@@ -10,7 +10,7 @@ from rpc_workers import workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc.membership.directory import WorkerDirectory
+from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.testing import RankError, run_ranks
 
 gate = threading.Event()

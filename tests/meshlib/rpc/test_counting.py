@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshlib.calls.future import Future
-from meshlib.rpc.errors import RRefLostError
-from meshlib.rpc.references.counting import ReferenceCounts
+from meshlib._calls.future import Future
+from meshlib.rpc._errors import RRefLostError
+from meshlib.rpc._references.counting import ReferenceCounts
 
 OWNER = 0
 OID = (1, 1)

@@ -12,13 +12,13 @@ from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc import worker
-from meshlib.rpc.overdue import deadlines
-from meshlib.rpc.worker import BACKLOG_BYTES, BACKLOG_CALLS, LocalWorker, current_worker
+from meshlib.rpc import _worker as worker
+from meshlib.rpc._overdue import deadlines
+from meshlib.rpc._worker import BACKLOG_BYTES, BACKLOG_CALLS, LocalWorker, current_worker
 from meshlib.testing import RankError, run_ranks
-from transport.channel import channel
-from transport.channel.connection import Connection
-from transport.tcp.meeting.dial import Dial
+from transport._channel import channel
+from transport._channel.connection import Connection
+from transport._tcp.meeting.dial import Dial
 
 gate = threading.Event()
 begun = threading.Semaphore(0)

@@ -6,8 +6,8 @@ import pytest
 from rpc_workers import agents, until, workers
 
 from meshlib import rpc
-from meshlib.rpc.worker import current_worker
-from transport.channel.threads import ThreadPool
+from meshlib.rpc._worker import current_worker
+from transport._channel.threads import ThreadPool
 
 
 class WithoutText(Exception):

@@ -8,12 +8,12 @@ import pytest
 from rpc_workers import agents, start_thread, until, workers
 
 from meshlib import rpc
-from meshlib.rpc.caller import orphan
-from meshlib.rpc.messages import Kind
-from meshlib.rpc.references.references import LostRequests
-from meshlib.rpc.worker import current_worker
-from transport.channel.frames import Control, Frame
-from transport.errors import DistNetworkError
+from meshlib.rpc._caller import orphan
+from meshlib.rpc._messages import Kind
+from meshlib.rpc._references.references import LostRequests
+from meshlib.rpc._worker import current_worker
+from transport._channel.frames import Control, Frame
+from transport._errors import DistNetworkError
 
 gate, begun, held = threading.Event(), threading.Semaphore(0), []
 

@@ -9,15 +9,15 @@ from rpc_workers import expire, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.job.current import current_world
-from meshlib.rpc.worker import current_worker
+from meshlib._job.current import current_world
+from meshlib._trace import dump
+from meshlib._trace.chains import describe, remote_calls
+from meshlib._trace.command import main
+from meshlib._trace.merge import verdict
+from meshlib._trace.pictures import page_data, trace
+from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
-from meshlib.trace import dump
-from meshlib.trace.chains import describe, remote_calls
-from meshlib.trace.command import main
-from meshlib.trace.merge import verdict
-from meshlib.trace.pictures import page_data, trace
-from transport import environment
+from transport import _environment as environment
 
 gate, inside = threading.Event(), threading.Event()
 

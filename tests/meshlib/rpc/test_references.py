@@ -10,7 +10,7 @@ import pytest
 from rpc_workers import workers
 
 from meshlib import rpc
-from meshlib.rpc.worker import current_worker
+from meshlib.rpc._worker import current_worker
 
 
 class Counter:

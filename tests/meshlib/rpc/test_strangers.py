@@ -13,21 +13,21 @@ from certificates import LONG_AGO, Authority, tls_of_the_tests
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.job.current import current_world
-from meshlib.recording.call_report import report_calls
-from meshlib.rpc.messages import Kind
-from meshlib.rpc.worker import current_worker
+from meshlib._job.current import current_world
+from meshlib._recording.call_report import report_calls
+from meshlib.rpc._messages import Kind
+from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
-from transport.channel.buffer_pool import BufferPool
-from transport.channel.connection import Connection
-from transport.channel.frames import HEADER_BYTES, Control, pack
-from transport.channel.threads import ThreadPool
-from transport.deadline import Deadline
-from transport.errors import AuthenticationError, DistError
-from transport.net.auth import Handshake, authenticate
-from transport.net.sockets import recv_exact
-from transport.tcp.meeting.endpoint import Endpoint
-from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._channel.buffer_pool import BufferPool
+from transport._channel.connection import Connection
+from transport._channel.frames import HEADER_BYTES, Control, pack
+from transport._channel.threads import ThreadPool
+from transport._deadline import Deadline
+from transport._errors import AuthenticationError, DistError
+from transport._net.auth import Handshake, authenticate
+from transport._net.sockets import recv_exact
+from transport._tcp.meeting.endpoint import Endpoint
+from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
 SECRET = b"the job's own"
 LONG = 30.0

@@ -141,7 +141,7 @@ def test_random_values_are_the_same_on_any_mesh(distribution, dtype):
 
 
 def test_random_values_of_a_part_that_lies_in_many_pieces():
-    from meshlib.sharding.draws import draw_part
+    from meshlib.sharding._draws import draw_part
 
     shape = (3, 300, 400)
     whole = draw_part(shape, tuple(slice(0, n) for n in shape), 7, np.dtype(float), "uniform")

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from sharding_cases import meshes, named_mesh, shardings
 
 import meshlib as dist
-from meshlib import cli
+from meshlib import _cli as cli
 from meshlib.sharding import P, Sharding
-from meshlib.sharding.redistribution.across import messages_from, messages_to
+from meshlib.sharding._redistribution.across import messages_from, messages_to
 
 MESH = named_mesh(2, 4)
 SHAPE = (64, 32)

@@ -8,7 +8,7 @@ from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_han
 
 import meshlib as dist
 from meshlib.sharding import DArray, P, Sharding, distribute_array
-from meshlib.sharding.redistribution import exchange
+from meshlib.sharding._redistribution import exchange
 from meshlib.testing import RankError, run_ranks
 
 PAIRS = 40

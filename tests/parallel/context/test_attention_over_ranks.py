@@ -9,6 +9,7 @@ import pytest
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn
+from parallel._core.attention.ring import Ring
 from parallel.context import (
     RingAttention,
     UlyssesAttention,
@@ -16,7 +17,6 @@ from parallel.context import (
     sequence_positions,
     split_sequence,
 )
-from parallel.core.attention.ring import Ring
 
 KINDS = {
     "ring": RingAttention,

@@ -43,7 +43,7 @@ dist.destroy_process_group()
 def test_four_processes(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.format(here=str(Path(__file__).parents[1])))
-    command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "4", str(script)]
+    command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "4", str(script)]
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stderr

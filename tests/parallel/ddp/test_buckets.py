@@ -6,8 +6,8 @@ from training import make_model, train
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn
-from parallel.core.assignment import assign_buckets
-from parallel.core.comm_hooks import allreduce_hook
+from parallel._core.assignment import assign_buckets
+from parallel._core.comm_hooks import allreduce_hook
 
 
 def test_buckets_are_closed_at_the_cap():

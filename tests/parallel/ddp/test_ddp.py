@@ -7,7 +7,7 @@ from training import assert_close, make_model, parameters, train
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, nn, optim
-from parallel.core.comm_hooks import noop_hook
+from parallel._core.comm_hooks import noop_hook
 
 
 @pytest.mark.parametrize("micro", [1, 3])

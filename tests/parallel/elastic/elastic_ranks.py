@@ -7,14 +7,14 @@ import threading
 import numpy as np
 
 import meshlib as dist
-from meshlib.groups.backend import parse_backend
-from meshlib.job.current import current_world, install
-from meshlib.job.world import World
+from meshlib._groups.backend import parse_backend
+from meshlib._job.current import current_world, install
+from meshlib._job.world import World
 from parallel import DistributedDataParallel, fully_shard, nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
-from transport.communicators.runtime import Runtime
-from transport.rendezvous.seats import take_turn
-from transport.store.hash_store import HashStore
+from transport._communicators.runtime import Runtime
+from transport._rendezvous.seats import take_turn
+from transport._store.hash_store import HashStore
 
 WAIT = 60.0
 

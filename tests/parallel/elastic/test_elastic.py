@@ -20,7 +20,7 @@ from elastic_ranks import (
 )
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard, optim
 from parallel.elastic import ElasticMesh
 

@@ -16,7 +16,7 @@ from fake_nccl import FakeNccl
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from parallel.elastic import ElasticMesh
 
 N, BACKEND = 3, "cpu:inproc,cuda:nccl"
@@ -27,7 +27,7 @@ def machine(monkeypatch):
     """As many devices as there are ever ranks; each rank that begins has the next one."""
     machine = HostMachine(N + 1)
     monkeypatch.setattr(
-        "transport.nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
+        "transport._nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
     )
     return machine
 

@@ -7,7 +7,7 @@ import pytest
 from elastic_ranks import ThreadJob, backward, make_batches, make_model
 
 import meshlib as dist
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from parallel import optim
 from parallel.elastic import DiLoCo, ElasticMesh, LocalSGD
 

@@ -14,10 +14,10 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
-from parallel.elastic import transfer as transfer_module
-from parallel.elastic.choice import Choice, MemberReport, choose
-from parallel.elastic.state import ManagedState
-from parallel.elastic.transfer import transfer
+from parallel.elastic import _transfer as transfer_module
+from parallel.elastic._choice import Choice, MemberReport, choose
+from parallel.elastic._state import ManagedState
+from parallel.elastic._transfer import transfer
 
 
 def said(committed, ranks, *, voted=0, fresh=False):

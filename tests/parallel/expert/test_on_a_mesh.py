@@ -12,8 +12,8 @@ import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
 from parallel.state import global_state
-from transport.choosing.choice import DEFAULT
-from transport.communicators import backends
+from transport._choosing.choice import DEFAULT
+from transport._communicators import backends
 
 
 class Net(nn.Module):

@@ -6,7 +6,7 @@ from fsdp_training import make_transformer, shard, tokens_batch, train
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer
-from meshlib.checkpoint.files import layout
+from meshlib.checkpoint._files import layout
 from meshlib.testing import run_ranks
 from parallel import optim
 from parallel.state import global_layout, global_state, restore

@@ -105,7 +105,7 @@ def test_one_group_for_the_whole_model(alone):
 
 
 def test_large_parameters_go_by_themselves(monkeypatch, alone):
-    monkeypatch.setattr("parallel.core.shards.DIRECT_BYTES", 200)
+    monkeypatch.setattr("parallel._core.shards.DIRECT_BYTES", 200)
     make, batches = MODELS["transformer"]
 
     def program():

@@ -49,7 +49,7 @@ def test_four_processes(tmp_path, native):
 
 
 def run(tmp_path, script, settings, seconds=55):
-    command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "4", str(script)]
+    command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "4", str(script)]
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path))
     env |= settings
     done = subprocess.run(

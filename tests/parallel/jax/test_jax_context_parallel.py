@@ -16,8 +16,8 @@ from jax_settings import jax_settings  # noqa: E402
 
 import meshlib.jit as mj  # noqa: E402
 from meshlib.extend.jit import host_call  # noqa: E402
+from parallel._core.attention import ring  # noqa: E402
 from parallel.context import sequence_positions  # noqa: E402
-from parallel.core.attention import ring  # noqa: E402
 from parallel.jax import ring_attention, ulysses_attention  # noqa: E402
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.future import Future
-from meshlib.job.current import current_world
+from meshlib._calls.future import Future
+from meshlib._job.current import current_world
 from meshlib.testing import run_ranks
 from parallel import GradBucket
 from parallel.jax import DistributedDataParallel

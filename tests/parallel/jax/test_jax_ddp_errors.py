@@ -9,7 +9,7 @@ import pytest
 
 import meshlib as dist
 import parallel
-from meshlib.calls.future import Future
+from meshlib._calls.future import Future
 from meshlib.testing import RankError, run_ranks
 from parallel import nn
 from parallel.jax import DistributedDataParallel

@@ -12,7 +12,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import meshlib.jit as mj  # noqa: E402
 from parallel.expert import MoE  # noqa: E402
-from parallel.jax import experts as ex  # noqa: E402
+from parallel.jax import _experts as ex  # noqa: E402
 
 TOKENS, DIM, HIDDEN, EXPERTS = 24, 6, 10, 4
 

@@ -7,8 +7,9 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel.jax import DistributedDataParallel, data_parallel
-from parallel.jax.on_gpu import _buckets, is_on_gpu
+from parallel.jax import DistributedDataParallel
+from parallel.jax import _data_parallel as data_parallel
+from parallel.jax._on_gpu import _buckets, is_on_gpu
 
 
 def params():

@@ -10,7 +10,7 @@ from training import make_model, share
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import DistributedDataParallel, nn
-from parallel.join.shadow import neutral
+from parallel.join._shadow import neutral
 
 
 def test_the_users_own_collectives():

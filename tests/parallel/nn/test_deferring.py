@@ -6,7 +6,7 @@ import pytest
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import ColumnParallelLinear, RowParallelLinear, fully_shard, nn
-from parallel.nn.module import do_all
+from parallel.nn._module import do_all
 
 
 def make_model(dtype="f8"):

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from meshlib import cli
+from meshlib import _cli as cli
 from parallel.pipeline import Span, Table, Timing, gpipe, simulate
-from parallel.pipeline.drawing import draw, text
+from parallel.pipeline._drawing import draw, text
 
 
 def explained(capsys, *arguments):

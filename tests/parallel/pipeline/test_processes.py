@@ -32,7 +32,7 @@ dist.destroy_process_group()
 def test_two_processes(tmp_path, backend):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(here=str(Path(__file__).parent), backend=backend))
-    command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "2", str(script)]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     env = dict(os.environ, TMPDIR=str(tmp_path), **threads)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)

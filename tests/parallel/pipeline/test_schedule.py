@@ -295,7 +295,7 @@ def test_messages_come_while_a_rank_computes(monkeypatch):
                 time.sleep(0.001)
             return super().forward(x)
 
-    monkeypatch.setattr("parallel.core.pipeline.messages.SMALL", 0)
+    monkeypatch.setattr("parallel._core.pipeline.messages.SMALL", 0)
 
     def job():
         rank = dist.get_rank()

@@ -6,9 +6,9 @@ import time
 from rpc_workers import workers
 
 from meshlib import rpc
-from meshlib.job.current import current_world
+from meshlib._job.current import current_world
 from parallel.rpc import dist_autograd
-from parallel.rpc.contexts import keeper
+from parallel.rpc._contexts import keeper
 
 
 def in_thread(fn, *args):

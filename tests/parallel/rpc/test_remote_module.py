@@ -10,7 +10,7 @@ from rpc_workers import workers
 from meshlib import rpc
 from parallel import nn, optim
 from parallel.rpc import DistributedOptimizer, RemoteModule, dist_autograd
-from parallel.rpc.contexts import keeper
+from parallel.rpc._contexts import keeper
 
 
 def mlp(sizes, seed):

@@ -57,7 +57,7 @@ def replace_rpc() -> types.ModuleType:
 
     import meshlib as dist
     from meshlib import rpc
-    from meshlib.rpc.worker import current_worker
+    from meshlib.rpc._worker import current_worker
 
     shim = types.ModuleType(real.__name__)
     shim.__dict__.update(real.__dict__)

@@ -14,10 +14,10 @@ import pytest
 from far_links import FarInprocCommunicator
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import Thresholds
-from transport.inproc import InprocCommunicator
-from transport.operands.reduce_op import ReduceOp, premul_sum
+from transport._call import Kind
+from transport._choosing.choice import Thresholds
+from transport._inproc import InprocCommunicator
+from transport._operands.reduce_op import ReduceOp, premul_sum
 
 SEGMENT = 256
 TABLE = Thresholds(

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import DEFAULT, Thresholds
-from transport.inproc import InprocCommunicator
-from transport.operands.flat import Scratch, as_bytes, laps_of, part_bounds
-from transport.operands.operand import Arrival
-from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
+from transport._call import Kind
+from transport._choosing.choice import DEFAULT, Thresholds
+from transport._inproc import InprocCommunicator
+from transport._operands.flat import Scratch, as_bytes, laps_of, part_bounds
+from transport._operands.operand import Arrival
+from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 
 def counted(n: int, body: Callable[[Member], Any], table: Thresholds) -> Count:

@@ -11,12 +11,12 @@ import pytest
 from far_links import FarInprocCommunicator
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.compressed import LEAST_BYTES
-from transport.call import Kind
-from transport.choosing.choice import Thresholds
-from transport.inproc import InprocCommunicator
-from transport.operands.compression import Compression
-from transport.operands.reduce_op import ReduceOp, error_feedback
+from transport._algorithms.compressed import LEAST_BYTES
+from transport._call import Kind
+from transport._choosing.choice import Thresholds
+from transport._inproc import InprocCommunicator
+from transport._operands.compression import Compression
+from transport._operands.reduce_op import ReduceOp, error_feedback
 
 TABLE = Thresholds(segment=32 << 10)
 SIZE = 50_001  # several laps, whose parts differ in size

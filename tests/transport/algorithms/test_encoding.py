@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.operands.encoding import BLOCK, ENCODINGS, Coder
-from transport.operands.flat import Scratch
+from transport._operands.encoding import BLOCK, ENCODINGS, Coder
+from transport._operands.flat import Scratch
 
 SCALED = ["fp8", "int8"]
 LEAST = 2.0**-149

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import Algorithm, Thresholds
-from transport.choosing.peers import peers_of
-from transport.inproc import InprocCommunicator
-from transport.operands.reduce_op import ReduceOp
+from transport._call import Kind
+from transport._choosing.choice import Algorithm, Thresholds
+from transport._choosing.peers import peers_of
+from transport._inproc import InprocCommunicator
+from transport._operands.reduce_op import ReduceOp
 
 LARGE = Thresholds(
     star=0, star_ranks=0, all_reduce_doubling=0, reduce_scatter_doubling=0, segment=64

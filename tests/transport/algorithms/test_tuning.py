@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_threads import LONG, run_threads
 
-from transport import environment
-from transport.choosing.choice import DEFAULT, Thresholds
-from transport.choosing.cost import Cost
-from transport.choosing.tuning import (
+from transport import _environment as environment
+from transport._choosing.choice import DEFAULT, Thresholds
+from transport._choosing.cost import Cost
+from transport._choosing.tuning import (
     TransportTuning,
     Tuning,
     agree,
@@ -23,10 +23,10 @@ from transport.choosing.tuning import (
     load,
     shipped,
 )
-from transport.communicators.runtime import Membership, Runtime
-from transport.inproc import InprocCommunicator
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
+from transport._communicators.runtime import Membership, Runtime
+from transport._inproc import InprocCommunicator
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 COST = Cost(1e-5, 1e-9, 1e-10, 2.0)
 TWO, EIGHT = Thresholds(all_reduce_doubling=2), Thresholds(all_reduce_doubling=8)

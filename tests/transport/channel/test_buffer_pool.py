@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from meshlib.arrays.pickling import dump, load
-from transport.channel.buffer_pool import KEPT_BYTES, BufferPool
+from meshlib._arrays.pickling import dump, load
+from transport._channel.buffer_pool import KEPT_BYTES, BufferPool
 
 SIZE = 1 << 20
 

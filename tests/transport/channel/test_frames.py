@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.channel.frames import FIRST_KIND, STAGE_BYTES, FrameError, FrameReader, pack
+from transport._channel.frames import FIRST_KIND, STAGE_BYTES, FrameError, FrameReader, pack
 
 
 class Pieces:

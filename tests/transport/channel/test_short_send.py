@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 import pytest
 
-from transport.channel.short_send import SENT_BYTES, ShortSend
+from transport._channel.short_send import SENT_BYTES, ShortSend
 
 FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 Pair = tuple[socket.socket, socket.socket]

@@ -6,7 +6,7 @@ import os
 import select
 import threading
 
-from transport.channel.threads import ThreadPool
+from transport._channel.threads import ThreadPool
 
 SECONDS = 30.0
 

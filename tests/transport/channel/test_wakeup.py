@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from meshlib.rpc.overdue.timer import TimerThread
-from transport.channel.threads import ThreadPool
+from meshlib.rpc._overdue.timer import TimerThread
+from transport._channel.threads import ThreadPool
 
 
 def timer():

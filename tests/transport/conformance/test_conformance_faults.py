@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.call import Call, CallHeader, Kind
-from transport.choosing.choice import DEFAULT
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Call, CallHeader, Kind
+from transport._choosing.choice import DEFAULT
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.links.communicator import LinkCommunicator
-from transport.operands.flat import laps_of, part_bounds
-from transport.operands.reduce_op import ReduceOp
-from transport.tcp.link import TcpLink
+from transport._links.communicator import LinkCommunicator
+from transport._operands.flat import laps_of, part_bounds
+from transport._operands.reduce_op import ReduceOp
+from transport._tcp.link import TcpLink
 
 SOON = LONG / 3
 """A wake-up that takes longer than this was a deadline, not a wake-up."""

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.call import Kind
-from transport.deadline import Deadline
-from transport.errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
-from transport.operands.reduce_op import ReduceOp
+from transport._call import Kind
+from transport._deadline import Deadline
+from transport._errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
+from transport._operands.reduce_op import ReduceOp
 
 
 def number(value: float) -> np.ndarray:

@@ -17,16 +17,16 @@ import numpy as np
 from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 
-from transport.choosing.choice import Thresholds
-from transport.communicators.backends import lookup
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership
-from transport.cuda.staged import StagedCommunicator
-from transport.inproc import InprocCommunicator
-from transport.links.alone import AloneCommunicator
-from transport.nccl import NcclCommunicator
-from transport.nccl import library as nccl
-from transport.store.prefix_store import PrefixStore
+from transport._choosing.choice import Thresholds
+from transport._communicators.backends import lookup
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._cuda.staged import StagedCommunicator
+from transport._inproc import InprocCommunicator
+from transport._links.alone import AloneCommunicator
+from transport._nccl import NcclCommunicator
+from transport._nccl import library as nccl
+from transport._store.prefix_store import PrefixStore
 
 DTYPES = {
     code: np.dtype(np.uint16 if name == "bfloat16" else name) for name, code in nccl.DTYPES.items()

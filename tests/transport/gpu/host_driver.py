@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from transport.errors import DistBackendError
-from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport._errors import DistBackendError
+from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 POISON = 0xA5
 

@@ -30,14 +30,14 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport.call import Kind
-from transport.choosing.choice import Thresholds
-from transport.communicators.runtime import Membership
-from transport.cuda_ipc import CudaIpcCommunicator
-from transport.deadline import Deadline
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistBackendError
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
+from transport._call import Kind
+from transport._choosing.choice import Thresholds
+from transport._communicators.runtime import Membership
+from transport._cuda_ipc import CudaIpcCommunicator
+from transport._deadline import Deadline
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistBackendError
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
 
 
 def make(membership: Membership, table: Thresholds) -> OnDevice:
@@ -135,7 +135,7 @@ def test_what_is_opened_is_closed_and_opened_once() -> None:
 
 
 def test_what_was_not_read_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.cuda_ipc.offers._OPEN_AT_MOST", 3)
+    monkeypatch.setattr("transport._cuda_ipc.offers._OPEN_AT_MOST", 3)
 
     def body(member: Member) -> None:
         comm = on_device(member)

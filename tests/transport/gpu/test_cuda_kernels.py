@@ -9,8 +9,8 @@ from pathlib import Path
 import nvrtc
 import pytest
 
-from transport.cuda.kernel_source import FLAGS, PRELUDE, TYPES, source_of
-from transport.cuda.kernels import OPTIONS
+from transport._cuda.kernel_source import FLAGS, PRELUDE, TYPES, source_of
+from transport._cuda.kernels import OPTIONS
 
 ALL = PRELUDE + "".join(source_of(name) for name in TYPES)
 
@@ -63,8 +63,8 @@ def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:
     import ml_dtypes
     import numpy as np
 
-    from transport.cuda.kernel_source import fold_name
-    from transport.operands.reduce_op import RedOpType, ReduceOp
+    from transport._cuda.kernel_source import fold_name
+    from transport._operands.reduce_op import RedOpType, ReduceOp
 
     for name in TYPES:
         dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

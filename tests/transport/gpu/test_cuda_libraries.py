@@ -19,10 +19,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 CUPY_FILES = (
-    "transport/cuda/cupy_driver.py",
-    "transport/cuda/kernels.py",
-    "transport/nccl/library.py",
-    "meshlib/arrays/on_gpu.py",
+    "transport/_cuda/cupy_driver.py",
+    "transport/_cuda/kernels.py",
+    "transport/_nccl/library.py",
+    "meshlib/_arrays/on_gpu.py",
     "tests/gpu/gpu_ranks.py",
     "tests/gpu/bench.py",
     "tests/gpu/check.py",
@@ -115,7 +115,7 @@ def test_what_is_used_of_cupy_exists() -> None:
 def test_what_is_used_of_nccl4py_exists() -> None:
     if find_spec("nccl") is None:
         pytest.skip("no nccl4py here: pip install 'nccl4py[cu12]' (a GPU is not needed)")
-    assert check(("transport/nccl/library.py",), NCCL4PY_NAMES) > 10
+    assert check(("transport/_nccl/library.py",), NCCL4PY_NAMES) > 10
 
 
 def test_a_stream_by_its_handle_is_not_destroyed_with_its_wrapper(
@@ -124,7 +124,7 @@ def test_a_stream_by_its_handle_is_not_destroyed_with_its_wrapper(
     """CuPy destroys its own ones that nobody refers to, and complains where it cannot."""
     if find_spec("cupy") is None:
         pytest.skip("no CuPy here: pip install cupy-cuda12x (a GPU is not needed)")
-    external = import_module("transport.cuda.cupy_driver")._external
+    external = import_module("transport._cuda.cupy_driver")._external
     assert external(77).ptr == 77
     gc.collect()
     assert "streamDestroy" not in capfd.readouterr().err

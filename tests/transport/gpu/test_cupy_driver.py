@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from transport.cuda.driver import cuda_driver
-from transport.errors import DistBackendError
-from transport.nccl.library import load_nccl
+from transport._cuda.driver import cuda_driver
+from transport._errors import DistBackendError
+from transport._nccl.library import load_nccl
 
 NOT_READY, INSUFFICIENT, NO_DEVICE, ILLEGAL_ADDRESS = 600, 35, 100, 700
 NAMES = {
@@ -123,13 +123,13 @@ class Libcuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     found = Cuda()
     monkeypatch.setitem(sys.modules, "cupy", stand_in(found))
-    monkeypatch.delitem(sys.modules, "transport.cuda.cupy_driver", raising=False)
+    monkeypatch.delitem(sys.modules, "transport._cuda.cupy_driver", raising=False)
     cuda_driver.cache_clear()
-    module = import_module("transport.cuda.cupy_driver")
+    module = import_module("transport._cuda.cupy_driver")
     monkeypatch.setattr(module.ctypes, "CDLL", lambda _: Libcuda(found))
     yield found
     found.status = 0
-    sys.modules.pop("transport.cuda.cupy_driver", None)
+    sys.modules.pop("transport._cuda.cupy_driver", None)
     cuda_driver.cache_clear()
 
 

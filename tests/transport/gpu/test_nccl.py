@@ -23,20 +23,20 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport.call import Kind
-from transport.choosing.choice import DEFAULT, Thresholds
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership
-from transport.cuda import DeviceFlat
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Kind
+from transport._choosing.choice import DEFAULT, Thresholds
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._cuda import DeviceFlat
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
 )
-from transport.nccl import NcclCommunicator, library
-from transport.nccl.library import check_version, has_provider, load_nccl, version_text
-from transport.operands.reduce_op import ReduceOp
+from transport._nccl import NcclCommunicator, library
+from transport._nccl.library import check_version, has_provider, load_nccl, version_text
+from transport._operands.reduce_op import ReduceOp
 
 NCCL = Transport("nccl", make_nccl, has_links=False, shows_links=False, on_device=True)
 
@@ -144,7 +144,7 @@ def test_the_providers_load_without_a_gpu_where_they_are_installed(name: str) ->
 
 
 def gpus() -> int:
-    from transport.cuda import cuda_driver
+    from transport._cuda import cuda_driver
 
     try:
         return cuda_driver().device_count()

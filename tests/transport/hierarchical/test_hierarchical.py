@@ -19,25 +19,25 @@ from counting import Count, counting
 from growing import with_growing_deadlines
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.call import Call, CallHeader, Kind
-from transport.choosing.choice import Thresholds
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Call, CallHeader, Kind
+from transport._choosing.choice import Thresholds
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.levels import Levels
-from transport.inproc import InprocCommunicator
-from transport.links.communicator import LinkCommunicator
-from transport.operands.flat import part_bounds
-from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
-from transport.place import Place
-from transport.shm import ShmCommunicator
+from transport._hierarchical import HierarchicalCommunicator
+from transport._hierarchical.levels import Levels
+from transport._inproc import InprocCommunicator
+from transport._links.communicator import LinkCommunicator
+from transport._operands.flat import part_bounds
+from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
+from transport._place import Place
+from transport._shm import ShmCommunicator
 
 SOON = LONG / 3
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
@@ -507,7 +507,7 @@ def test_a_group_is_made_again_after_all_have_closed_it() -> None:
 
 def test_a_call_that_waits_inside_is_the_same_call() -> None:
     """``PartCall`` translates whom it waits for, both ways, and shares everything else."""
-    from transport.hierarchical.inside import PartCall
+    from transport._hierarchical.inside import PartCall
 
     whole = Call(CallHeader(3, 4, 1, Kind.BROADCAST, 11, 0), Deadline.after(LONG))
     part = PartCall(whole, (2, 5, 6))

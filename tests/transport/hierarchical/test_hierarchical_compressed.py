@@ -10,13 +10,13 @@ import pytest
 from counting import Count, counting
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import Thresholds
-from transport.hierarchical import HierarchicalCommunicator
-from transport.inproc import InprocCommunicator
-from transport.operands.compression import Compression
-from transport.operands.reduce_op import ReduceOp, error_feedback
-from transport.place import Place
+from transport._call import Kind
+from transport._choosing.choice import Thresholds
+from transport._hierarchical import HierarchicalCommunicator
+from transport._inproc import InprocCommunicator
+from transport._operands.compression import Compression
+from transport._operands.reduce_op import ReduceOp, error_feedback
+from transport._place import Place
 
 SIZE = 1 << 17
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)

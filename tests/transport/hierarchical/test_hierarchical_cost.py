@@ -7,10 +7,10 @@ from clocked_links import KINDS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.call import Kind
-from transport.choosing.choice import DEFAULT, Algorithm
-from transport.choosing.cost import Cost, work_of
-from transport.hierarchical.cost import HostsCost, Shape, inside_bytes, phases
+from transport._call import Kind
+from transport._choosing.choice import DEFAULT, Algorithm
+from transport._choosing.cost import Cost, work_of
+from transport._hierarchical.cost import HostsCost, Shape, inside_bytes, phases
 
 INSIDE = Cost(alpha=1e-6, beta=1e-10, gamma=1e-11, lanes=8)
 ACROSS = Cost(alpha=2e-5, beta=1e-9, gamma=1e-11, lanes=1000)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.errors import (
+from transport._errors import (
     DistNetworkError,
 )
-from transport.hierarchical.hosts import Placement
-from transport.place import Place, this_place
+from transport._hierarchical.hosts import Placement
+from transport._place import Place, this_place
 
 # ---------------------------------------------------------------- who is where
 

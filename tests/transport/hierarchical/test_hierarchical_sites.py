@@ -15,16 +15,16 @@ import pytest
 from counting import Count, counting
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import Thresholds
-from transport.communicators.runtime import Membership
-from transport.errors import PeerLostError
-from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Placement
-from transport.inproc import InprocCommunicator
-from transport.operands.reduce_op import ReduceOp, premul_sum
-from transport.place import Place, this_place
-from transport.shm import ShmCommunicator
+from transport._call import Kind
+from transport._choosing.choice import Thresholds
+from transport._communicators.runtime import Membership
+from transport._errors import PeerLostError
+from transport._hierarchical import HierarchicalCommunicator
+from transport._hierarchical.hosts import Placement
+from transport._inproc import InprocCommunicator
+from transport._operands.reduce_op import ReduceOp, premul_sum
+from transport._place import Place, this_place
+from transport._shm import ShmCommunicator
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 LARGE = 1003

@@ -11,11 +11,11 @@ import pytest
 from clocked_links import KINDS, Clocked, Clocks, delays_of
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.choosing.choice import DEFAULT, Thresholds
-from transport.hierarchical import HierarchicalCommunicator
-from transport.inproc import InprocCommunicator
-from transport.place import Place
+from transport._call import Kind
+from transport._choosing.choice import DEFAULT, Thresholds
+from transport._hierarchical import HierarchicalCommunicator
+from transport._inproc import InprocCommunicator
+from transport._place import Place
 
 LARGE = Thresholds(
     star=16, all_reduce_doubling=256, reduce_scatter_doubling=4, all_gather_doubling=16,

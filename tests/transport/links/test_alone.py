@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 from rank_threads import LONG
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.communicators.backends import BackendEntry, lookup
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._communicators.backends import BackendEntry, lookup
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
     DistStoreError,
     HeaderMismatchError,
 )
-from transport.inproc import InprocCommunicator
-from transport.links.alone import AloneCommunicator
-from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
-from transport.store import FileStore, HashStore, Store
-from transport.tcp import TcpCommunicator
+from transport._inproc import InprocCommunicator
+from transport._links.alone import AloneCommunicator
+from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
+from transport._store import FileStore, HashStore, Store
+from transport._tcp import TcpCommunicator
 
 ON_HOST = ["auto", "hierarchical", "inproc", "shm", "tcp"]
 

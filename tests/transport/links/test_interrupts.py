@@ -11,18 +11,19 @@ import interrupts
 import numpy as np
 from interrupts import SOON
 
-from meshlib.calls import call_stream, future, work
-from meshlib.calls.call_stream import CallStream
-from transport import condition, inproc
-from transport.call import Call, CallHeader, Kind, dtype_code
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import CommunicatorTimeoutError
-from transport.inproc import _Channel, _Cut
-from transport.links import incoming
-from transport.links import mailbox as mailboxes
-from transport.links.mailbox import Mailbox
-from transport.store.hash_store import HashStore
+from meshlib._calls import call_stream, future, work
+from meshlib._calls.call_stream import CallStream
+from transport import _condition as condition
+from transport import _inproc as inproc
+from transport._call import Call, CallHeader, Kind, dtype_code
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import CommunicatorTimeoutError
+from transport._inproc import _Channel, _Cut
+from transport._links import incoming
+from transport._links import mailbox as mailboxes
+from transport._links.mailbox import Mailbox
+from transport._store.hash_store import HashStore
 
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data

@@ -14,22 +14,22 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 from tcp_pairs import sockets
 
-from transport.call import Call, CallHeader, Kind, dtype_code
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Call, CallHeader, Kind, dtype_code
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.links.incoming import Incoming, Receive
-from transport.links.mailbox import Mailbox
-from transport.operands.reduce_op import Flat
-from transport.shm import ShmCommunicator
-from transport.store.hash_store import HashStore
-from transport.tcp.frame import pack_prefix
-from transport.tcp.inbox import MessageWorker
-from transport.tcp.messages import MessageLink
+from transport._links.incoming import Incoming, Receive
+from transport._links.mailbox import Mailbox
+from transport._operands.reduce_op import Flat
+from transport._shm import ShmCommunicator
+from transport._store.hash_store import HashStore
+from transport._tcp.frame import pack_prefix
+from transport._tcp.inbox import MessageWorker
+from transport._tcp.messages import MessageLink
 
 HEADER = CallHeader(0, 3, -1, Kind.RECV, dtype_code(np.dtype(np.float64)), 0)
 

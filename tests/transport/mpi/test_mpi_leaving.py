@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import PeerLostError
-from transport.mpi import communicator
-from transport.mpi.communicator import MpiCommunicator
-from transport.store.hash_store import HashStore
+from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import PeerLostError
+from transport._mpi import communicator
+from transport._mpi.communicator import MpiCommunicator
+from transport._store.hash_store import HashStore
 
 SOON = 30.0
 

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-NATIVE = ROOT / "transport/native"
+NATIVE = ROOT / "transport/_native"
 PROTOCOL = Path(__file__).with_name("protocol.c")
 CORE = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 SECONDS = 300

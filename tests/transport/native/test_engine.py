@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.deadline import Deadline
-from transport.native import core
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._deadline import Deadline
+from transport._native import core
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")
 SUM, MAX = 1, 5

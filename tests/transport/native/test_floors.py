@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import transport.native
+import transport._native
 
-NATIVE = Path(transport.native.__file__).parent
+NATIVE = Path(transport._native.__file__).parent
 SOURCES = sorted(NATIVE.rglob("*.[ch]"))
 
 # What looks names up in Python, or makes them to be looked up.

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.deadline import Deadline
-from transport.errors import AuthenticationError
-from transport.net.auth import (
+from transport._deadline import Deadline
+from transport._errors import AuthenticationError
+from transport._net.auth import (
     MAX_UNPROVEN_BYTES,
     Handshake,
     HandshakeInterruptedError,
     authenticate,
     new_secret,
 )
-from transport.net.secret_file import secret_from_environment
-from transport.net.sockets import recv_exact
+from transport._net.secret_file import secret_from_environment
+from transport._net.sockets import recv_exact
 
 SOON = 30.0
 Outcome = str | None

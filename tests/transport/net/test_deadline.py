@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.choosing.choice import Thresholds
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership
-from transport.deadline import Deadline
-from transport.hierarchical import HierarchicalCommunicator
-from transport.inproc import InprocCommunicator
-from transport.net.sockets import recv_exact, send_all
-from transport.operands.reduce_op import ReduceOp
-from transport.place import Place
-from transport.shm import ShmCommunicator
-from transport.tcp import TcpCommunicator
+from transport._choosing.choice import Thresholds
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._deadline import Deadline
+from transport._hierarchical import HierarchicalCommunicator
+from transport._inproc import InprocCommunicator
+from transport._net.sockets import recv_exact, send_all
+from transport._operands.reduce_op import ReduceOp
+from transport._place import Place
+from transport._shm import ShmCommunicator
+from transport._tcp import TcpCommunicator
 
 PIECE, LATE = 0.02, 0.4
 
@@ -42,7 +42,7 @@ def _shm(membership: Membership, _table: Thresholds) -> Communicator:
 
 @pytest.fixture
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.deadline.LONGEST_WAIT", PIECE)
+    monkeypatch.setattr("transport._deadline.LONGEST_WAIT", PIECE)
 
 
 @pytest.mark.parametrize("make", [InprocCommunicator, TcpCommunicator, _shm, _two_hosts])

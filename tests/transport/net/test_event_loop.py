@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from transport.errors import DistStoreError
-from transport.net.event_loop import EventLoop
-from transport.store import TCPStore, TCPStoreServer
-from transport.store.commands import Op
+from transport._errors import DistStoreError
+from transport._net.event_loop import EventLoop
+from transport._store import TCPStore, TCPStoreServer
+from transport._store.commands import Op
 
 SOON = 30.0
 

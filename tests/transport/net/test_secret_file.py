@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.net.secret_file import (
+from transport._net.secret_file import (
     home_secret_file,
     read_secret,
     secret_from_environment,

@@ -9,32 +9,26 @@ import resource
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import (
-    CommunicatorAbortedError,
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import (
     DistBackendError,
     DistError,
     DistNetworkError,
     PeerLostError,
 )
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
-from transport.shm.meeting.endpoint import DIED, Endpoint
-from transport.shm.meeting.peer_connection import Connection, Message
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
-from transport.tcp import TcpCommunicator
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
+from transport._shm.meeting.endpoint import DIED, Endpoint
+from transport._shm.meeting.peer_connection import Connection, Message
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 SECRET = b"secret of the tests"
 SOON = LONG / 3
@@ -107,7 +101,7 @@ def fill_backlog(address: bytes, stack: contextlib.ExitStack) -> None:
 class TestAFullBacklog:
     def test_is_no_death(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever asks is answered once the peer has come round to its newcomers."""
-        monkeypatch.setattr("transport.shm.meeting.endpoint._BACKLOG", 0)
+        monkeypatch.setattr("transport._shm.meeting.endpoint._BACKLOG", 0)
         busy = threading.Event()
         with endpoint() as (ours, _), endpoint() as (theirs, _), contextlib.ExitStack() as stack:
             stack.callback(busy.set)
@@ -239,60 +233,3 @@ def memory_files() -> list[str]:
             link = os.readlink(f"/proc/self/fd/{name}")
             found += [link] if link.startswith("/memfd:meshlib-") else []
     return found
-
-
-class TestNoThread:
-    @pytest.fixture
-    def no_thread_for_messages(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-        """While it is set, no thread can be started for messages over TCP."""
-        refuse, start = threading.Event(), threading.Thread.start
-
-        def try_to_start(thread: threading.Thread) -> None:
-            if refuse.is_set() and thread.name.startswith("meshlib-tcp-messages"):
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", try_to_start)
-        return refuse
-
-    def test_ends_one_group(self, no_thread_for_messages: threading.Event) -> None:
-        """The receiver, which cannot have one for its sender's messages, says why; of its other
-        groups one goes on and one is opened after.
-        """
-        store, tag = HashStore(), uuid.uuid4().hex
-        met = threading.Barrier(2, timeout=LONG)
-
-        def member(rank: int) -> None:
-            runtime = Runtime(SECRET, "127.0.0.1")
-            with contextlib.ExitStack() as stack:
-                stack.callback(runtime.close)
-
-                def join(name: str) -> Member:
-                    prefixed = PrefixStore(tag + name, store.clone())
-                    membership = Membership(name, rank, (0, 1), prefixed, runtime)
-                    comm = TcpCommunicator(membership)
-                    stack.callback(comm.close)
-                    return Member(comm, timeout=SOON)
-
-                data: Any = np.ones(2)
-                one, other, third = join("one"), join("other"), join("third")
-                other.all_reduce(data, ReduceOp.SUM)
-                met.wait()
-                no_thread_for_messages.set()
-                if rank == 0:
-                    with pytest.raises(DistError):
-                        one.recv(data, 1)
-                else:
-                    receive = partial(one.comm.mailbox.recv, one.call(Kind.RECV, data.dtype, 2))
-                    with pytest.raises(CommunicatorAbortedError, match="another thread"):
-                        receive(data, 0, 0)
-                met.wait()
-                no_thread_for_messages.clear()
-                for group in (other, third):
-                    group.all_reduce(data, ReduceOp.SUM)
-                    if rank == 0:
-                        group.send(data, 1)
-                    else:
-                        group.recv(data, 0)
-
-        run_threads([lambda: member(0), lambda: member(1)])

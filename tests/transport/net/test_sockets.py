@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from transport.deadline import Deadline
-from transport.errors import DistNetworkError
-from transport.net.sockets import (
+from transport._deadline import Deadline
+from transport._errors import DistNetworkError
+from transport._net.sockets import (
     connect,
     format_address,
     listen,

@@ -19,22 +19,22 @@ from certificates import LONG_AGO, Authority, Files, tls_of_the_tests
 from rank_threads import Member, Transport, run_group, run_threads
 from tcp_pairs import LONG, sockets
 
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._deadline import Deadline
+from transport._errors import (
     AuthenticationError,
     CommunicatorTimeoutError,
     DistNetworkError,
 )
-from transport.net import acceptor as acceptor_module
-from transport.net.auth import HANDSHAKE_SECONDS, Handshake, authenticate
-from transport.net.sockets import connect, recv_exact
-from transport.net.tls import Tls, TlsSocket
-from transport.net.tls_choice import tls_from_environment
-from transport.operands.reduce_op import ReduceOp
-from transport.store import TCPStore, TCPStoreServer
-from transport.tcp import TcpCommunicator
-from transport.tcp.meeting.endpoint import Endpoint
-from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._net import acceptor as acceptor_module
+from transport._net.auth import HANDSHAKE_SECONDS, Handshake, authenticate
+from transport._net.sockets import connect, recv_exact
+from transport._net.tls import Tls, TlsSocket
+from transport._net.tls_choice import tls_from_environment
+from transport._operands.reduce_op import ReduceOp
+from transport._store import TCPStore, TCPStoreServer
+from transport._tcp import TcpCommunicator
+from transport._tcp.meeting.endpoint import Endpoint
+from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
 SECRET = b"the secret of the job"
 
@@ -338,7 +338,7 @@ def test_links_and_messages_of_a_group_are_inside_tls() -> None:
         assert isinstance(comm, TcpCommunicator)
         peer = 1 - member.rank
         assert isinstance(comm._links[peer].first, TlsSocket)
-        assert all(isinstance(other._sock, TlsSocket) for other in comm._all_conversations)
+        assert all(isinstance(other.first, TlsSocket) for other in comm._messages.links)
         assert comm._links[peer].first.version() == "TLSv1.3"
 
     run_group(Transport("tls", TcpCommunicator, tls=True), 2, body)

@@ -20,18 +20,18 @@ from rank_threads import run_threads
 from resets import await_end, reset
 from tcp_pairs import LONG, call, linked, sockets
 
-from transport.call import Kind
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Kind
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.link import exchange
-from transport.net.reach import is_out_of_reach
-from transport.net.sockets import recv_exact
-from transport.net.tls import TlsSocket
-from transport.tcp.link import TcpLink
+from transport._link import exchange
+from transport._net.reach import is_out_of_reach
+from transport._net.sockets import recv_exact
+from transport._net.tls import TlsSocket
+from transport._tcp.link import TcpLink
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ class TestLink:
     def test_exchange(self, size: int, polls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also where the link polls, as close to the deadline: what TLS has read is not missed."""
         if polls:
-            monkeypatch.setattr("transport.tcp.link._SLICE_SECONDS", int(2 * LONG))
+            monkeypatch.setattr("transport._tcp.link._SLICE_SECONDS", int(2 * LONG))
         data = np.random.default_rng(size).integers(0, 256, size, np.uint8).data
         with self.links() as pair:
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from transport.rendezvous import rendezvous
-from transport.store import Store
+from transport._rendezvous import rendezvous
+from transport._store import Store
 
 SOON = 30.0
 Met = tuple[Store, int, int]
@@ -50,7 +50,7 @@ def check_together(met: Sequence[Met], ranks: Sequence[int]) -> None:
 
 CODE = """
 import sys
-from transport.rendezvous import rendezvous
+from transport._rendezvous import rendezvous
 store, rank, world_size = next(rendezvous(*[eval(text) for text in sys.argv[1:]], timeout=20))
 store.set(f"here/{rank}", str(rank))
 store.wait([f"here/{i}" for i in range(world_size)])

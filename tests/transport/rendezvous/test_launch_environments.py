@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from transport.launch_environments import (
+from transport._launch_environments import (
     DEFAULT_PORT,
     LaunchEnvironmentError,
     NodePlace,
@@ -20,7 +20,7 @@ from transport.launch_environments import (
     first_host,
     hints,
 )
-from transport.launch_environments.kubernetes import subdomain
+from transport._launch_environments.kubernetes import subdomain
 
 TORCHRUN = {
     "RANK": "3",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
-from transport.errors import (
+from transport._errors import (
     AuthenticationError,
     DistError,
     DistNetworkError,
@@ -18,10 +18,10 @@ from transport.errors import (
     StorePlaceError,
     StoreTimeoutError,
 )
-from transport.rendezvous import register_rendezvous_handler, rendezvous
-from transport.rendezvous import registry as registry_module
-from transport.rendezvous.request import Request, with_place
-from transport.store import FileStore, HashStore
+from transport._rendezvous import register_rendezvous_handler, rendezvous
+from transport._rendezvous import registry as registry_module
+from transport._rendezvous.request import Request, with_place
+from transport._store import FileStore, HashStore
 
 
 class TestUrls:
@@ -164,7 +164,7 @@ class TestTcp:
     def test_two_processes_with_one_rank(
         self, monkeypatch: pytest.MonkeyPatch, free_port: int
     ) -> None:
-        monkeypatch.setattr("transport.rendezvous.seats._STRANGER_SECONDS", 0.2)
+        monkeypatch.setattr("transport._rendezvous.seats._STRANGER_SECONDS", 0.2)
         url = f"tcp://127.0.0.1:{free_port}"
         with meeting(url, range(2)):
             monkeypatch.setattr("os.getpid", lambda real=threading.get_native_id: real() + 10**6)

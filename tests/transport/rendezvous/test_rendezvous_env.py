@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
-from transport.launch_environments import LaunchEnvironmentError
-from transport.store import PrefixStore, TCPStore, TCPStoreServer
+from transport._launch_environments import LaunchEnvironmentError
+from transport._store import PrefixStore, TCPStore, TCPStoreServer
 
 NAMES = (
     *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MESHLIB_SECRET"),

@@ -11,10 +11,10 @@ from rendezvous_ranks import SOON, check_together
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from transport.errors import AuthenticationError, DistNetworkError, DistStoreError
-from transport.rendezvous import ForeignStore, foreign_rendezvous
-from transport.store import PrefixStore, Store, TCPStore
-from transport.tcp.meeting.address import Address
+from transport._errors import AuthenticationError, DistNetworkError, DistStoreError
+from transport._rendezvous import ForeignStore, foreign_rendezvous
+from transport._store import PrefixStore, Store, TCPStore
+from transport._tcp.meeting.address import Address
 
 
 class Foreign:

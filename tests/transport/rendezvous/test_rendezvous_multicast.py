@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
-from transport.errors import (
+from transport._errors import (
     AuthenticationError,
     DistNetworkError,
     DistStoreError,
     StoreTimeoutError,
 )
-from transport.rendezvous.beacon import Beacon, BeaconSocket, new_identity
-from transport.rendezvous.multicast import _Search
-from transport.rendezvous.plain import is_multicast
+from transport._rendezvous.beacon import Beacon, BeaconSocket, new_identity
+from transport._rendezvous.multicast import _Search
+from transport._rendezvous.plain import is_multicast
 
 GROUPS = ["224.66.55.44", "ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7"]
 
@@ -149,12 +149,12 @@ class TestBeacons:
     )
     def test_wrong_fields(self, change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
         fields = {"group": "g", "identity": "i", "host": "h", "port": 1, **change}
-        monkeypatch.setattr("transport.rendezvous.beacon.asdict", lambda _: fields)
+        monkeypatch.setattr("transport._rendezvous.beacon.asdict", lambda _: fields)
         assert Beacon.unpack(Beacon("g", "i").pack(b"s"), b"s") is None
 
     @given(body=st.binary(max_size=100) | st.recursive(st.none(), st.lists).map(json.dumps))
     def test_any_body(self, body: bytes | str) -> None:
-        from transport.rendezvous.beacon import _MAGIC, _proof
+        from transport._rendezvous.beacon import _MAGIC, _proof
 
         data = body.encode() if isinstance(body, str) else body
         assert Beacon.unpack(data, b"s") is None

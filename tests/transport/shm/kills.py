@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from rank_threads import Member
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership, Runtime
-from transport.errors import PeerLostError
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
-from transport.store.file.store import FileStore
+from transport._call import Kind
+from transport._communicators.runtime import Membership, Runtime
+from transport._errors import PeerLostError
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
+from transport._store.file.store import FileStore
 
 SIZE = 3
 WITHIN = 1.0

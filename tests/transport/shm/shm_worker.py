@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from rank_threads import Member
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership, Runtime
-from transport.errors import CommunicatorTimeoutError, PeerLostError
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
-from transport.store.tcp.store import TCPStore
+from transport._call import Kind
+from transport._communicators.runtime import Membership, Runtime
+from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
+from transport._store.tcp.store import TCPStore
 
 MIB = 1 << 20
 VICTIM = 1

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.shm import ShmCommunicator
-from transport.shm.messages import Messages
-from transport.shm.sizes import Sizes
-from transport.shm.support import the_core
+from transport._errors import CommunicatorAbortedError, PeerLostError
+from transport._shm import ShmCommunicator
+from transport._shm.messages import Messages
+from transport._shm.sizes import Sizes
+from transport._shm.support import the_core
 
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SMALL), has_links=False)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.call import Call, CallHeader, Kind
-from transport.choosing.choice import DEFAULT
-from transport.communicators.backends import lookup
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import Call, CallHeader, Kind
+from transport._choosing.choice import DEFAULT
+from transport._communicators.backends import lookup
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
     DistError,
@@ -25,14 +25,14 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.net.auth import authenticate
-from transport.operands.reduce_op import ReduceOp, premul_sum
-from transport.shm import ShmCommunicator
-from transport.shm.meeting.endpoint import Endpoint
-from transport.shm.sizes import Sizes
-from transport.shm.support import the_core
-from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
+from transport._net.auth import authenticate
+from transport._operands.reduce_op import ReduceOp, premul_sum
+from transport._shm import ShmCommunicator
+from transport._shm.meeting.endpoint import Endpoint
+from transport._shm.sizes import Sizes
+from transport._shm.support import the_core
+from transport._store.hash_store import HashStore
+from transport._store.prefix_store import PrefixStore
 
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-from transport.call import NO_ROOT, CallHeader, Kind
-from transport.errors import DistBackendError, DistError, PeerLostError
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
-from transport.shm.segment import OwnedSegment, adopt
-from transport.shm.sizes import Sizes
-from transport.shm.support import the_core
+from transport._call import NO_ROOT, CallHeader, Kind
+from transport._errors import DistBackendError, DistError, PeerLostError
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
+from transport._shm.segment import OwnedSegment, adopt
+from transport._shm.sizes import Sizes
+from transport._shm.support import the_core
 
 SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12, piece=256)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SIZES), has_links=False)

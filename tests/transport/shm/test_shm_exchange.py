@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership
-from transport.errors import HeaderMismatchError
-from transport.operands.reduce_op import ReduceOp
-from transport.shm import ShmCommunicator
-from transport.shm.sizes import Sizes
+from transport._call import Kind
+from transport._communicators.runtime import Membership
+from transport._errors import HeaderMismatchError
+from transport._operands.reduce_op import ReduceOp
+from transport._shm import ShmCommunicator
+from transport._shm.sizes import Sizes
 
 # Shares of 8 to 64 elements of 8 bytes, so that some calls take many laps.
 SIZES = Sizes(block=512, direct=64, ring=1 << 10, piece=256)

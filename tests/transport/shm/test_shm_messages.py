@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-from transport.call import NO_ROOT, CallHeader, Kind
-from transport.errors import CommunicatorTimeoutError, PeerLostError
-from transport.shm import ShmCommunicator
-from transport.shm.messages import Messages
-from transport.shm.segment import OwnedSegment
-from transport.shm.sizes import Sizes
-from transport.shm.support import the_core
+from transport._call import NO_ROOT, CallHeader, Kind
+from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._shm import ShmCommunicator
+from transport._shm.messages import Messages
+from transport._shm.segment import OwnedSegment
+from transport._shm.sizes import Sizes
+from transport._shm.support import the_core
 
 LINE = 64
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from shm_worker import MIB, VICTIM
 
-from transport.store.tcp.store import TCPStore
+from transport._store.tcp.store import TCPStore
 
 pytestmark = pytest.mark.processes
 

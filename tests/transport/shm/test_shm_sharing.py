@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership
-from transport.operands.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype
-from transport.shm import ShmCommunicator
-from transport.shm.sizes import Sizes
+from transport._call import Kind
+from transport._communicators.runtime import Membership
+from transport._operands.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype
+from transport._shm import ShmCommunicator
+from transport._shm.sizes import Sizes
 
 BLOCK = 1 << 9
 SIZES = Sizes(block=BLOCK, direct=64, ring=1 << 10, piece=256)

@@ -12,12 +12,12 @@ import pytest
 from collective_oracle import reduced
 from rank_threads import Member, Transport, run_group
 
-from transport.call import Kind
-from transport.communicators.runtime import Membership
-from transport.errors import HeaderMismatchError
-from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
-from transport.shm import ShmCommunicator
-from transport.shm.sizes import Sizes
+from transport._call import Kind
+from transport._communicators.runtime import Membership
+from transport._errors import HeaderMismatchError
+from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
+from transport._shm import ShmCommunicator
+from transport._shm.sizes import Sizes
 
 SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12, piece=256)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.store import FileStore, HashStore, PrefixStore, Store, TCPStore, TCPStoreServer
+from transport._store import FileStore, HashStore, PrefixStore, Store, TCPStore, TCPStoreServer
 
 MakeStore = Callable[[], Store]
 TIMEOUT = 60.0

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.errors import DistStoreError, RankFailedError, StoreTimeoutError
-from transport.store import HashStore, PrefixStore, Store, TCPStore
-from transport.store.tcp.client import StoreConnection
+from transport._errors import DistStoreError, RankFailedError, StoreTimeoutError
+from transport._store import HashStore, PrefixStore, Store, TCPStore
+from transport._store.tcp.client import StoreConnection
 
 SOON = 30.0
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.errors import DistStoreError, RankFailedError, StoreTimeoutError
-from transport.store import Store
+from transport._errors import DistStoreError, RankFailedError, StoreTimeoutError
+from transport._store import Store
 
 MakeStore = Callable[[], Store]
 Later = Callable[[float, Callable[[], object]], threading.Timer]

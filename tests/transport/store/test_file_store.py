@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport.deadline import Deadline
-from transport.errors import DistStoreError, StoreTimeoutError
-from transport.store import FileStore
-from transport.store.file.log import FileLog, _pack
+from transport._deadline import Deadline
+from transport._errors import DistStoreError, StoreTimeoutError
+from transport._store import FileStore
+from transport._store.file.log import FileLog, _pack
 
 SOON = 30.0
 
@@ -36,7 +36,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    prelude = "import os, sys\nfrom transport.store import FileStore\n"
+    prelude = "import os, sys\nfrom transport._store import FileStore\n"
     command = [sys.executable, "-c", prelude + code, *map(str, arguments)]
     return subprocess.run(command, timeout=30, text=True, capture_output=True, check=False)
 

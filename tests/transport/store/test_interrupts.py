@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 from interrupts import Interrupter, in_thread
 
-from transport.errors import StoreTimeoutError
-from transport.store import TCPStore, TCPStoreServer
-from transport.store.tcp import client
+from transport._errors import StoreTimeoutError
+from transport._store import TCPStore, TCPStoreServer
+from transport._store.tcp import client
 
 SOON = 30.0
 _CODE = {client.__file__, threading.__file__}

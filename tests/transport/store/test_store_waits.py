@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.communicators.runtime import Membership, Runtime
-from transport.communicators.store_waits import PeerKeys
-from transport.deadline import Deadline
-from transport.errors import CommunicatorAbortedError
-from transport.net.auth import authenticate
-from transport.net.sockets import listen
-from transport.store import Store, TCPStore
+from transport._communicators.runtime import Membership, Runtime
+from transport._communicators.store_waits import PeerKeys
+from transport._deadline import Deadline
+from transport._errors import CommunicatorAbortedError
+from transport._net.auth import authenticate
+from transport._net.sockets import listen
+from transport._store import Store, TCPStore
 
 SOON = 30.0
 WAITS = 3
@@ -43,7 +43,7 @@ def test_cancel_talks_to_nobody(
     stopped_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not wait for a server that says nothing any more."""
-    monkeypatch.setattr("transport.store.tcp.client._GOODBYE_SECONDS", 2 * SOON)
+    monkeypatch.setattr("transport._store.tcp.client._GOODBYE_SECONDS", 2 * SOON)
     store = TCPStore(*stopped_server, timeout=10 * SOON, secret=None)
     waits = PeerKeys(Membership("group", 0, (0, 1), store, Runtime()))
     with ThreadPoolExecutor(WAITS + 1) as pool:

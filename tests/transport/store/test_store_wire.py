@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.store.commands import Op
-from transport.store.fields import LENGTH, WireError, unpack_fields
-from transport.store.tcp.wire import MAX_FRAME, REQUEST, Frames, pack_request
+from transport._store.commands import Op
+from transport._store.fields import LENGTH, WireError, unpack_fields
+from transport._store.tcp.wire import MAX_FRAME, REQUEST, Frames, pack_request
 
 FIELDS = st.lists(st.binary(max_size=20), max_size=4)
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
-from transport.store import HashStore, Store
-from transport.store.prefix_store import PrefixStore
+from transport._errors import DistStoreError, QueueEmptyError, StoreTimeoutError
+from transport._store import HashStore, Store
+from transport._store.prefix_store import PrefixStore
 
 MakeStore = Callable[[], Store]
 Later = Callable[[float, Callable[[], object]], threading.Timer]

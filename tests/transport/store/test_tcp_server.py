@@ -19,16 +19,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._deadline import Deadline
+from transport._errors import (
     StoreTimeoutError,
 )
-from transport.net.auth import authenticate
-from transport.net.sockets import connect as connect_socket
-from transport.store import TCPStore, TCPStoreServer
-from transport.store.commands import Op
-from transport.store.tcp.client import _Request
-from transport.store.tcp.wire import pack_request
+from transport._net.auth import authenticate
+from transport._net.sockets import connect as connect_socket
+from transport._store import TCPStore, TCPStoreServer
+from transport._store.commands import Op
+from transport._store.tcp.client import _Request
+from transport._store.tcp.wire import pack_request
 
 Connect = Callable[[], TCPStore]
 SOON = 30.0
@@ -56,7 +56,7 @@ class TestWills:
         store.set("log", "begin;")
         code = f"""
 import os, sys
-from transport.store import TCPStore
+from transport._store import TCPStore
 store = TCPStore("127.0.0.1", {store.port}, timeout=60, secret=b"s")
 assert store.set_will("log", "first will")
 assert store.set_will("log", "dead")

@@ -17,18 +17,18 @@ from certificates import tls_of_the_tests
 from growing import with_growing_deadlines
 from resets import await_end, reset
 
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._deadline import Deadline
+from transport._errors import (
     AuthenticationError,
     DistNetworkError,
     DistStoreError,
     StoreTimeoutError,
 )
-from transport.net.auth import Handshake, authenticate
-from transport.net.sockets import listen, recv_exact
-from transport.net.tls import Tls, TlsSocket
-from transport.store import TCPStore, TCPStoreServer
-from transport.store.tcp.serving import listen_host
+from transport._net.auth import Handshake, authenticate
+from transport._net.sockets import listen, recv_exact
+from transport._net.tls import Tls, TlsSocket
+from transport._store import TCPStore, TCPStoreServer
+from transport._store.tcp.serving import listen_host
 
 Connect = Callable[[], TCPStore]
 SOON = 30.0
@@ -289,7 +289,7 @@ class TestConnection:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Its time is the handshake's, not the store's.
-        monkeypatch.setattr("transport.store.tcp.store.HANDSHAKE_SECONDS", 0.1)
+        monkeypatch.setattr("transport._store.tcp.store.HANDSHAKE_SECONDS", 0.1)
         with listen() as listener:
             host, port = listener.getsockname()
             with pytest.raises(AuthenticationError, match=r"said nothing for 0\.1 s") as caught:
@@ -299,7 +299,7 @@ class TestConnection:
         assert not caught.value.refused
 
     def test_a_silent_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.store.tcp.client.GRACE_SECONDS", 0.1)
+        monkeypatch.setattr("transport._store.tcp.client.GRACE_SECONDS", 0.1)
         with listen() as listener, ThreadPoolExecutor(1) as pool:
 
             def serve() -> None:
@@ -326,7 +326,7 @@ class TestConnection:
         """Nor say goodbye for it."""
         code = f"""
 import os, sys
-from transport.store import TCPStore
+from transport._store import TCPStore
 store = TCPStore(*{server.address!r}, timeout=10, secret=b"s")
 store.set_will("will", "dead")
 child = os.fork()
@@ -356,7 +356,7 @@ store.close()
             store.get("will", timeout=0.1)
 
     def test_too_long_a_value(self, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.store.tcp.wire.MAX_FRAME", 1000)
+        monkeypatch.setattr("transport._store.tcp.wire.MAX_FRAME", 1000)
         store = connect()
         with pytest.raises(ValueError, match="too long; at most 1000"):
             store.set("k", bytes(2000))

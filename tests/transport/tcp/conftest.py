@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from transport.store.hash_store import HashStore
+from transport._store.hash_store import HashStore
 
 
 @pytest.fixture

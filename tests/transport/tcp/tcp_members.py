@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from rank_threads import LONG, Member
 
-from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline
-from transport.net.auth import authenticate
-from transport.operands.reduce_op import ReduceOp
-from transport.place import this_machine
-from transport.store.base import Store
-from transport.store.prefix_store import PrefixStore
-from transport.tcp import TcpCommunicator
-from transport.tcp.meeting.address import Address
-from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._net.auth import authenticate
+from transport._operands.reduce_op import ReduceOp
+from transport._place import this_machine
+from transport._store.base import Store
+from transport._store.prefix_store import PrefixStore
+from transport._tcp import TcpCommunicator
+from transport._tcp.meeting.address import Address
+from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
 SOON = LONG / 3
 SECRET = b"secret of the tests"

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.deadline import Deadline
-from transport.net.tls import TlsSocket
-from transport.tcp.link import TcpLink
-from transport.tcp.worker import FrameWorker
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._deadline import Deadline
+from transport._net.tls import TlsSocket
+from transport._tcp.link import TcpLink
+from transport._tcp.worker import FrameWorker
 
 LONG = 60.0
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-import transport.tcp.meeting.dial as dialling
-from transport.auto import AutoCommunicator
-from transport.call import Kind
-from transport.choosing.choice import Thresholds
-from transport.communicators.base import Communicator
-from transport.communicators.runtime import Membership
-from transport.errors import AuthenticationError
-from transport.operands.reduce_op import ReduceOp
-from transport.place import Place
-from transport.store import PrefixStore, Store
-from transport.store.commands import Fields, Op
-from transport.tcp import TcpCommunicator
+import transport._tcp.meeting.dial as dialling
+from transport._auto import AutoCommunicator
+from transport._call import Kind
+from transport._choosing.choice import Thresholds
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._errors import AuthenticationError
+from transport._operands.reduce_op import ReduceOp
+from transport._place import Place
+from transport._store import PrefixStore, Store
+from transport._store.commands import Fields, Op
+from transport._tcp import TcpCommunicator
 
 HOSTS = 8
 
@@ -80,8 +80,8 @@ def counting(
 @pytest.fixture(autouse=True)
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a connection for long asks the store once more."""
-    monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", LONG)
-    monkeypatch.setattr("transport.communicators.store_waits._PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("transport._communicators.store_waits._PATIENCE_SECONDS", LONG)
 
 
 def test_the_store_is_asked_once_for_all_addresses() -> None:

@@ -17,17 +17,17 @@ import pytest
 from rank_threads import LONG, run_threads
 from tcp_members import SOON, all_reduce, enter, member_of, ones
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._deadline import Deadline
+from transport._errors import (
     PeerLostError,
 )
-from transport.operands.reduce_op import ReduceOp
-from transport.store.hash_store import HashStore
-from transport.store.tcp.store import TCPStore
-from transport.tcp import TcpCommunicator
-from transport.tcp.frame import pack_prefix
-from transport.tcp.meeting.hello import Channel
+from transport._operands.reduce_op import ReduceOp
+from transport._store.hash_store import HashStore
+from transport._store.tcp.store import TCPStore
+from transport._tcp import TcpCommunicator
+from transport._tcp.frame import pack_prefix
+from transport._tcp.meeting.hello import Channel
 
 # Point to point.
 
@@ -109,8 +109,8 @@ MEMBER_SCRIPT = """
     import sys, time
     import numpy as np
     from test_tcp_communicator import member_of, all_reduce, ones
-    from transport.errors import PeerLostError
-    from transport.store.tcp.store import TCPStore
+    from transport._errors import PeerLostError
+    from transport._store.tcp.store import TCPStore
 
     rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with TCPStore("127.0.0.1", port, secret=None) as store:
@@ -140,7 +140,7 @@ def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
     master = TCPStore("127.0.0.1", 0, is_master=True, secret=None)
     script = textwrap.dedent(MEMBER_SCRIPT).replace(
         "import numpy as np",
-        "from transport.operands.reduce_op import ReduceOp; member_op = ReduceOp.SUM",
+        "from transport._operands.reduce_op import ReduceOp; member_op = ReduceOp.SUM",
     )
     here = os.path.dirname(__file__)
     processes = [
@@ -194,7 +194,7 @@ class TestWaitingForOneThatIsLate:
     """Over a connection for messages, which costs no thread."""
 
     def test_leaves_no_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", 0.0)
         store = HashStore()
         begun, before = threading.Event(), set(threading.enumerate())
         dial = TcpCommunicator._dial

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport.deadline import Deadline
-from transport.errors import AuthenticationError
-from transport.net.auth import Handshake, authenticate
-from transport.tcp.meeting import endpoint as endpoint_module
-from transport.tcp.meeting.endpoint import Endpoint
-from transport.tcp.meeting.hello import HELLO_BYTES, WELCOME, Channel, Hello, digest_of
+from transport._deadline import Deadline
+from transport._errors import AuthenticationError
+from transport._net.auth import Handshake, authenticate
+from transport._tcp.meeting import endpoint as endpoint_module
+from transport._tcp.meeting.endpoint import Endpoint
+from transport._tcp.meeting.hello import HELLO_BYTES, WELCOME, Channel, Hello, digest_of
 
 LONG = 60.0
 SECRET = b"the secret of the job"

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from rank_threads import run_threads
 from tcp_pairs import LONG, call, links, sockets
 
-from transport.call import CallHeader
-from transport.errors import (
+from transport._call import CallHeader
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.link import exchange
-from transport.tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix, pack_prefix
-from transport.tcp.link import TcpLink
-from transport.tcp.worker import FrameWorker
+from transport._link import exchange
+from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix, pack_prefix
+from transport._tcp.link import TcpLink
+from transport._tcp.worker import FrameWorker
 
 SOON = LONG / 3
 SIZES = [0, 1, 8, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 1 << 20, 5_000_001]

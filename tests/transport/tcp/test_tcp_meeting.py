@@ -15,19 +15,19 @@ import pytest
 from rank_threads import LONG, Member, run_threads
 from tcp_members import SECRET, SOON, all_reduce, enter, forge_address, member_of, ones
 
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._deadline import Deadline
+from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistNetworkError,
     PeerLostError,
 )
-from transport.net.auth import authenticate
-from transport.store.hash_store import HashStore
-from transport.store.tcp.store import TCPStore
-from transport.tcp.meeting.address import Address
-from transport.tcp.meeting.hello import Channel
+from transport._net.auth import authenticate
+from transport._store.hash_store import HashStore
+from transport._store.tcp.store import TCPStore
+from transport._tcp.meeting.address import Address
+from transport._tcp.meeting.hello import Channel
 
 # Where ranks find each other.
 
@@ -196,7 +196,7 @@ def test_abort_ends_connecting(
 
 @pytest.mark.parametrize(
     ("obstacle", "where"),
-    [(_silent, "transport.net.auth"), (_unwelcoming, "transport.tcp.meeting.dial")],
+    [(_silent, "transport._net.auth"), (_unwelcoming, "transport._tcp.meeting.dial")],
 )
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ETIMEDOUT])
 def test_a_member_to_whom_the_way_breaks_is_out_of_reach(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport.tcp import TcpCommunicator
-from transport.tcp.inbox import MessageWorker
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport._tcp import TcpCommunicator
+from transport._tcp.inbox import MessageWorker
 
 SOON = LONG / 3
 TCP = Transport("tcp", TcpCommunicator)
@@ -55,7 +55,7 @@ def run_two(zero: Callable[[Member], Any], one: Callable[[Member], Any]) -> None
 
 def test_a_receiver_reads_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     # The endpoint's thread must not take an interrupted receiver for one that has gone.
-    monkeypatch.setattr("transport.tcp.inbox._AWAY_SECONDS", LONG)
+    monkeypatch.setattr("transport._tcp.inbox._AWAY_SECONDS", LONG)
 
     def zero(member: Member) -> None:
         for i in range(20):

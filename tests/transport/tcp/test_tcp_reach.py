@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-from transport.call import Call, Kind
-from transport.choosing.choice import Thresholds
-from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.operands.reduce_op import ReduceOp
-from transport.tcp import TcpCommunicator
-from transport.tcp import communicator as module
-from transport.tcp.meeting.dial import Dial
+from transport._call import Call, Kind
+from transport._choosing.choice import Thresholds
+from transport._errors import CommunicatorAbortedError, PeerLostError
+from transport._operands.reduce_op import ReduceOp
+from transport._tcp import TcpCommunicator
+from transport._tcp import communicator as module
+from transport._tcp.meeting.dial import Dial
 
 TABLE = Thresholds(star=0, star_ranks=0, all_reduce_doubling=0)
 TCP = Transport("tcp", TcpCommunicator)

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 from tcp_pairs import call, linked, sockets
 
-from transport.deadline import Deadline
-from transport.errors import (
+from transport._deadline import Deadline
+from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.link import Request, exchange, wait_all
-from transport.operands.reduce_op import ReduceOp
-from transport.tcp import TcpCommunicator
-from transport.tcp.far import Distance, connections_from_environment
-from transport.tcp.frame import STEP_BYTES, pack_prefix
-from transport.tcp.link import TcpLink
-from transport.tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
+from transport._link import Request, exchange, wait_all
+from transport._operands.reduce_op import ReduceOp
+from transport._tcp import TcpCommunicator
+from transport._tcp.far import Distance, connections_from_environment
+from transport._tcp.frame import STEP_BYTES, pack_prefix
+from transport._tcp.link import TcpLink
+from transport._tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
 
 SIZES = (0, 5, STRIPED_BYTES - 1, STRIPED_BYTES, 3 * STRIPED_BYTES + 77, 4_000_001)
 
@@ -197,8 +197,8 @@ def test_deadlines_aborts_and_losses_know_all_connections() -> None:
 
 @pytest.fixture
 def all_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.tcp.far.is_on_this_machine", lambda _sock: False)
-    monkeypatch.setattr("transport.tcp.far.round_trip_of", lambda _sock: 0.001)
+    monkeypatch.setattr("transport._tcp.far.is_on_this_machine", lambda _sock: False)
+    monkeypatch.setattr("transport._tcp.far.round_trip_of", lambda _sock: 0.001)
 
 
 @pytest.mark.usefixtures("all_far")
@@ -241,9 +241,9 @@ def test_links_to_far_peers_have_four_connections_at_both_ends(tls: bool) -> Non
 def test_the_round_trip_decides(
     monkeypatch: pytest.MonkeyPatch, round_trip: float, here: bool, connections: int, window: int
 ) -> None:
-    monkeypatch.setattr("transport.tcp.far.is_on_this_machine", lambda _sock: here)
-    monkeypatch.setattr("transport.tcp.far.round_trip_of", lambda _sock: round_trip)
-    monkeypatch.setattr("transport.tcp.far._send_limit", lambda: 1 << 20)
+    monkeypatch.setattr("transport._tcp.far.is_on_this_machine", lambda _sock: here)
+    monkeypatch.setattr("transport._tcp.far.round_trip_of", lambda _sock: round_trip)
+    monkeypatch.setattr("transport._tcp.far._send_limit", lambda: 1 << 20)
     with sockets() as (ours, _):
         found = Distance(ours, "rank 1", 3)
     assert (found.connections, found.window) == (connections, window)
@@ -252,9 +252,9 @@ def test_the_round_trip_decides(
 def test_a_window_that_holds_a_link_back_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("transport.tcp.far.is_on_this_machine", lambda _sock: False)
-    monkeypatch.setattr("transport.tcp.far.round_trip_of", lambda _sock: 0.050)
-    monkeypatch.setattr("transport.tcp.far._send_limit", lambda: 1 << 20)
+    monkeypatch.setattr("transport._tcp.far.is_on_this_machine", lambda _sock: False)
+    monkeypatch.setattr("transport._tcp.far.round_trip_of", lambda _sock: 0.050)
+    monkeypatch.setattr("transport._tcp.far._send_limit", lambda: 1 << 20)
     monkeypatch.setattr(Distance, "_said", False)
     with sockets() as (ours, _):
         found = Distance(ours, "rank 1", 4)

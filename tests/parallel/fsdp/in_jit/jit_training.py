@@ -12,8 +12,10 @@ import jax.numpy as jnp  # noqa: E402
 from jax_settings import jax_settings  # noqa: E402
 
 from parallel.jax import (  # noqa: E402
+    _fsdp as fsdp,
+)
+from parallel.jax import (  # noqa: E402
     copy_to_region,
-    fsdp,
     reduce_from_region,
 )
 

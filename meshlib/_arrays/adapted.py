@@ -1,0 +1,77 @@
+"""What the array adapter gives: a flat buffer, and the way back to the caller's array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from transport._operands.reduce_op import Flat
+
+Entry_co = TypeVar("Entry_co", covariant=True)
+
+
+@dataclass(slots=True)
+class Adapted:
+    """An array on its way through a collective.
+
+    ``flat`` is the buffer that the communicator works on: the array's own memory wherever that is
+    possible (a ``DeviceFlat``, which has its attributes and slices alike, where ``device`` is not
+    ``"cpu"``: the communicator of that device takes it). ``finish()`` brings the contents of
+    ``flat`` back (a no-op when memory is shared) and returns what the caller gets: the same array
+    if it is writable, else a new one. ``writes_back``: ``finish`` changes the caller's memory.
+    ``returned_only``: the caller's array cannot be written to, so the result is a new one.
+    """
+
+    flat: Flat
+    shape: tuple[int, ...]
+    device: str
+    finish: Callable[[], Any]
+    writes_back: bool = False
+    returned_only: bool = False
+
+    def put_back(self, put: Callable[[Any], object]) -> None:
+        """Have ``put`` called with the result where it is a new array, which is then not lost."""
+        if not self.returned_only:
+            return
+        finish = self.finish
+
+        def finish_and_put() -> Any:
+            result = finish()
+            put(result)
+            return result
+
+        self.finish = finish_and_put
+        self.returned_only = False
+
+
+class ListOf(Protocol[Entry_co]):
+    """A list of arrays, or an array whose first axis has an entry for each."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Entry_co: ...
+
+
+def read_only(array: Any, name: str) -> TypeError:
+    """Return what is raised for an array that would be written to, and refuses it."""
+    return TypeError(
+        f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
+        "expected a writable one to put the result into"
+    )
+
+
+class ArrayLibrary(Protocol):
+    """What the adapter has to know about one array library."""
+
+    def recognises(self, array: Any) -> bool:
+        """Whether ``array`` is this library's."""
+        ...
+
+    def source(self, array: Any, name: str) -> Adapted:
+        """Adapt an array that is only read."""
+        ...
+
+    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+        """Adapt an array that is written; ``keep`` when its present contents matter too."""
+        ...

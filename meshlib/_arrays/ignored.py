@@ -1,0 +1,89 @@
+"""Results that nobody takes: of a call on arrays that cannot be written to, they are lost.
+
+``dist.all_reduce(gradient)`` updates a NumPy array. On a JAX array it does nothing, unless the
+program uses what it returns. A program that drops it is told so, once for each line.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+import warnings
+import weakref
+from functools import lru_cache
+from types import CodeType
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OWN_FOLDERS = tuple(
+    os.path.join(_ROOT, folder, "")
+    for folder in (
+        "meshlib/_arrays",
+        "meshlib/_calls",
+        "meshlib/_collectives",
+        "meshlib/_c10d/functions",
+    )
+)
+_getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
+
+
+class ResultIgnoredWarning(UserWarning):
+    """A program drops the result of a call on an array that cannot be written to.
+
+    The call had no effect on this rank: write ``x = all_reduce(x)``, or ``work.result()``.
+    """
+
+
+def warn_if_discarded() -> None:
+    """Warn the caller of a collective whose line does nothing with what the collective returns.
+
+    For calls of which that is the only result. The line is judged by its bytecode: where the next
+    instruction drops the value, nothing can have read it.
+    """
+    frame = _getframe(1)
+    while frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+    code = frame.f_code
+    if _drops_result(code, frame.f_lasti):
+        warnings.warn_explicit(
+            "the result of this call is lost: its array cannot be written to (JAX), so the call"
+            " returns a new one. Write x = all_reduce(x), and likewise for other calls",
+            ResultIgnoredWarning,
+            code.co_filename,
+            frame.f_lineno,
+            frame.f_globals.get("__name__"),
+            frame.f_globals.setdefault("__warningregistry__", {}),
+        )
+
+
+@lru_cache(maxsize=1024)
+def _drops_result(code: CodeType, instruction: int) -> bool:
+    """Whether the value of the call at ``instruction`` is dropped by the next one."""
+    later = (each for each in dis.get_instructions(code) if each.offset > instruction)
+    return next(later).opname == "POP_TOP"
+
+
+class UntakenResult:
+    """Warns where ``owner``, a ``Work``, goes and nobody has taken its result: see ``take``.
+
+    ``what`` says which call that is, and where it was made.
+    """
+
+    def __init__(self, owner: object, what: str) -> None:
+        self._end = weakref.finalize(owner, _warn_of, what)
+        self._end.atexit = False
+
+    def take(self) -> None:
+        """Note that somebody has the result."""
+        self._end.detach()
+
+
+def _warn_of(what: str) -> None:
+    warnings.warn(
+        f"the result of {what} is lost: its array cannot be written to (JAX), so only work.result()"
+        " has it, which the program has not called",
+        ResultIgnoredWarning,
+        stacklevel=1,
+    )

@@ -1,0 +1,76 @@
+"""What a library must offer to be measured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import ClassVar
+
+import numpy as np
+
+from meshlib._bench.cases import Bound, Case, Floats
+
+TIMEOUT = timedelta(minutes=5)
+LOOPBACK = "127.0.0.1"
+
+
+class Library(ABC):
+    """One library, in a rank's process."""
+
+    name: ClassVar[str]
+    launcher: ClassVar[tuple[str, ...]] = ()
+    """The command that starts the ranks, but for ``-n SIZE`` and the program; none: each rank is
+    started by itself."""
+
+    rank_variable: ClassVar[str] = ""
+    """Where the launcher leaves a rank's number."""
+
+    cases: ClassVar[frozenset[str] | None] = None
+    """The cases that it has; None for all."""
+
+    @abstractmethod
+    def host(self, size: int) -> int:
+        """Start the job's store in this process and return its port; ``join`` comes next."""
+
+    @abstractmethod
+    def join(self, port: int, rank: int, size: int) -> None:
+        """Enter the job whose store listens on ``port`` of this machine."""
+
+    @abstractmethod
+    def barrier(self) -> object:
+        """Wait for all ranks."""
+
+    @abstractmethod
+    def bind(self, case: Case) -> Bound:
+        """Return the call of ``case`` on its arrays, with all that can be prepared done."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return what was measured."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """End what ``join`` began."""
+
+    def empty(self, count: int, most: int) -> Floats:
+        """Return an array for a case's input or output; no rank asks for more than ``most``."""
+        return np.empty(count, np.float32)
+
+    def result(self, case: Case) -> Floats:
+        """Return where the result of the last call is."""
+        return case.output
+
+
+def ping_pong(rank: int, send: Callable[[int], object], receive: Callable[[int], object]) -> Bound:
+    """Return one turn of rank 0 with rank 1, of what sends to a rank and receives from one."""
+
+    def ping() -> None:
+        send(1)
+        receive(1)
+
+    def pong() -> None:
+        receive(0)
+        send(0)
+
+    return ping if rank == 0 else pong if rank == 1 else lambda: None

@@ -1,0 +1,136 @@
+"""A network between hosts, as it was measured or is declared, and on which levels groups use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from transport._hierarchical.hosts import Placement, Spread
+
+FORMAT = 1
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Between two hosts: seconds there and back, bytes a second one way (0: not known)."""
+
+    round_trip: float
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostNetwork:
+    """The ranks of each of ``hosts``, the name of its site ("": none is said), and the ``paths``
+    between hosts, by their numbers, the lower one first.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    sites: tuple[str, ...]
+    paths: Mapping[Pair, Path]
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(map(len, self.hosts))
+
+    def encode(self) -> str:
+        """Return the network as JSON."""
+        hosts = [
+            {"ranks": ranks, "site": site}
+            for ranks, site in zip(self.hosts, self.sites, strict=True)
+        ]
+        paths = [
+            {"hosts": pair, "round_trip": path.round_trip, "rate": path.rate}
+            for pair, path in sorted(self.paths.items())
+        ]
+        return json.dumps({"format": FORMAT, "hosts": hosts, "paths": paths}, indent=1)
+
+    @classmethod
+    def load(cls, file: FilePath) -> HostNetwork:
+        """Return the network in ``file``; raise ValueError that says what is wrong there."""
+        try:
+            return cls._of(json.loads(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(
+                f"{file} is no network: {what}; expected what meshlib bench --between"
+                " --write-network writes"
+            ) from error
+
+    @classmethod
+    def _of(cls, document: Any) -> HostNetwork:
+        if document["format"] != FORMAT:
+            raise ValueError(f"format is {document['format']!r}, expected {FORMAT}")
+        hosts = tuple(tuple(int(rank) for rank in host["ranks"]) for host in document["hosts"])
+        ranks = sorted(rank for host in hosts for rank in host)
+        if ranks != list(range(len(ranks))) or not all(hosts):
+            raise ValueError(f"hosts have ranks {ranks}, expected each of 0, 1, … once")
+        paths: dict[Pair, Path] = {}
+        for entry in document["paths"]:
+            one, other = sorted(int(host) for host in entry["hosts"])
+            path = Path(float(entry["round_trip"]), float(entry.get("rate", 0.0)))
+            if not 0 <= one < other < len(hosts) or not path.round_trip > 0:
+                raise ValueError(f"path {entry!r}, expected two hosts and a round trip above 0 s")
+            paths[one, other] = path
+        sites = tuple(str(host.get("site", "")) for host in document["hosts"])
+        return cls(hosts, sites, paths)
+
+    def placement(self, ranks: Sequence[int]) -> Placement:
+        """Return how a group of ``ranks`` is placed, with the sites that its hosts name."""
+        members = {
+            host: tuple(ranks.index(rank) for rank in sorted(there, key=ranks.index))
+            for host, all_there in enumerate(self.hosts)
+            if (there := [rank for rank in all_there if rank in ranks])
+        }
+        order = sorted(members, key=lambda host: members[host][0])
+        sites = tuple(self.sites[host] for host in order)
+        return Placement(tuple(members[host] for host in order), (True,) * len(order), sites)
+
+
+def levels_in_words(placement: Placement) -> str:
+    """Return by which levels ``auto`` and ``hierarchical`` carry out a group's collectives."""
+    sites = placement.by_site()
+    if sites.spread is Spread.APART and len(sites.hosts) > 1:
+        return f"one level: all {len(sites.hosts)} ranks over TCP"
+    if sites.spread is Spread.TOGETHER:
+        return _on_hosts(placement)
+    inside = {_on_hosts(placement.within(ranks)) for ranks in sites.hosts}
+    return f"between {len(sites.hosts)} sites, and inside each {' or '.join(sorted(inside))}"
+
+
+def _on_hosts(placement: Placement) -> str:
+    count = len(placement.hosts)
+    if placement.spread is Spread.TOGETHER:
+        alone = len(placement.hosts[0]) == 1
+        return "one rank" if alone else "one level: shared memory on one host"
+    if placement.spread is Spread.APART:
+        return f"one level: all {count} ranks over TCP"
+    return f"two levels: between {count} hosts, and inside each"
+
+
+def levels_of_groups(
+    network: HostNetwork, groups: Mapping[str, Sequence[Sequence[int]]]
+) -> list[str]:
+    """Return lines for a person: on which levels the ``groups`` along each dim go over ``network``.
+
+    Raises ValueError for a rank that is on none of its hosts.
+    """
+    lines = ["levels, with backends auto and hierarchical"]
+    width = max(map(len, groups))
+    for name, along in groups.items():
+        found: dict[str, int] = {}
+        for ranks in along:
+            if max(ranks) >= network.size:
+                raise ValueError(f"rank {max(ranks)} is on no host: there are {network.size} ranks")
+            words = levels_in_words(network.placement(list(ranks)))
+            found[words] = found.get(words, 0) + 1
+        for words, count in found.items():
+            groups_of = "1 group" if count == 1 else f"{count} groups"
+            lines.append(f"  {name:{width}}  {groups_of}: {words}")
+    return lines

@@ -1,0 +1,91 @@
+"""Several point-to-point messages at once: ``P2POp`` and ``batch_isend_irecv``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshlib._c10d.functions.messages import irecv, isend
+from meshlib._calls.call_queue import CallQueue
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.work import Work
+from meshlib._collectives.point_to_point import prepare_receive, prepare_send
+from meshlib._job.current import Group, resolve_group
+
+
+class P2POp:
+    """One message of a batch.
+
+    ``op`` is ``meshlib.isend`` or ``meshlib.irecv``; ``peer`` (a global rank) or ``group_peer``
+    (a rank in ``group``) the other end. A receive may leave out both: any member will do.
+    ``tensor`` is what is sent, or overwritten with what comes: a NumPy, JAX or CuPy array or a
+    buffer, of the same size and dtype at both ends. What is received in the place of an array that
+    cannot be written to (JAX) is the new ``tensor``. ``tag`` is a whole number from 0 to 2**32 - 1
+    that they agree on. Raises ValueError for another ``op``.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: Any,
+        peer: int | None = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(f"op must be meshlib.isend or meshlib.irecv, got {op!r}")
+        self.op = op
+        self.tensor: Any = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+    def prepare(self) -> tuple[CallQueue, CallSpec] | None:
+        """Check the arguments; return the call, and where it is made. None where this rank is no
+        member.
+        """
+        group = resolve_group(self.group)
+        if self.op is isend:
+            spec = prepare_send(group, self.tensor, self.peer, self.tag, self.group_peer)
+        else:
+            spec = prepare_receive(
+                group, self.tensor, self.peer, self.tag, self.group_peer, put=self._put
+            )
+        return None if spec is None else (group.call_queue, spec)
+
+    def _put(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        name = "isend to" if self.op is isend else "irecv from"
+        peer = f"rank {self.peer}" if self.group_peer is None else f"group rank {self.group_peer}"
+        return f"<P2POp {name} {peer}, tag {self.tag}>"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
+    """Begin all messages of the list; return a ``Work`` for each, in the order of the list.
+
+    Every message makes progress on its own, so neither the order of the list nor the sizes can
+    lead to a deadlock, however the other ranks order theirs; messages between two ranks under one
+    tag match in the order of the lists. Operations on groups without this rank are left out.
+
+    Raises what ``isend`` and ``irecv`` raise for wrong arguments, with the place in the list,
+    before any message begins; ValueError for an empty ``p2p_op_list``, TypeError for an entry that
+    is no ``P2POp``.
+    """
+    if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")
+    prepared: list[tuple[CallQueue, CallSpec] | None] = []
+    for i, op in enumerate(p2p_op_list):
+        if not isinstance(op, P2POp):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"p2p_op_list[{i}] must be a P2POp, got {op!r}")
+        try:
+            prepared.append(op.prepare())
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"p2p_op_list[{i}]: {error}") from error
+    works: list[Work[Any]] = [call[0].issue(call[1], True) for call in prepared if call is not None]
+    for work in works:
+        work.take()  # each P2POp has what it has received
+    return works

@@ -1,0 +1,223 @@
+"""Written by tests/docs/functions.py from meshlib/_collectives/on_arrays.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+from meshlib._calls.work import Work
+from meshlib._job.current import Group, resolve_group
+from transport._deadline import Timeout
+from transport._operands.reduce_op import ReduceOp
+
+A = TypeVar("A")
+
+
+@overload
+def all_reduce(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def all_reduce(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def all_reduce(
+    tensor: A, op: ReduceOp, group: Group, async_op: Literal[True], timeout: Timeout | None = ...
+) -> Work[A]: ...
+@overload
+def all_reduce(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def all_reduce(
+    tensor: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce ``tensor`` over the members with ``op``; all get the same bits.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            with the result where it can be written to.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_reduce(tensor, op, async_op, timeout)
+
+
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None,
+    group: Group,
+    async_op: Literal[True],
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Copy ``tensor`` of one member to all.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            on all but the source, where it can be written to.
+        src: The global rank of the source.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
+        With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
+        member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).broadcast(tensor, src, async_op, group_src, timeout)
+
+
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None = ...,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None = ...,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None,
+    op: ReduceOp,
+    group: Group,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None = ...,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce ``tensor`` over the members with ``op``, into that of one of them.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. The
+            destination's is overwritten with the result where it can be written to; the others'
+            are left as they are.
+        dst: The global rank of the destination.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).reduce(tensor, dst, op, async_op, group_dst, timeout)

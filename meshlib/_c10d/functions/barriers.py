@@ -1,0 +1,87 @@
+"""Written by tests/docs/functions.py from meshlib/_collectives/collectives.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+from meshlib._calls.work import Work
+from meshlib._job.current import Group, resolve_group
+from transport._deadline import Timeout
+
+
+@overload
+def barrier(
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
+) -> None: ...
+@overload
+def barrier(
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[None]: ...
+@overload
+def barrier(
+    group: Group,
+    async_op: Literal[True],
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[None]: ...
+@overload
+def barrier(
+    group: Group = ...,
+    async_op: bool = ...,
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[None] | None: ...
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Return when every member has called.
+
+    Args:
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        device_ids: Accepted for c10d's sake.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        None; with ``async_op`` a ``Work``, except on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).barrier(async_op, device_ids, timeout)
+
+
+def monitored_barrier(
+    group: Group = None, timeout: Timeout | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Return when every member has called; past ``timeout`` say who has not.
+
+    Args:
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+        wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
+            and where each stands.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    resolve_group(group).monitored_barrier(timeout, wait_all_ranks)

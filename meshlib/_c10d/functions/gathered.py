@@ -1,0 +1,294 @@
+"""Written by tests/docs/functions.py from meshlib/_collectives/gathered.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+from meshlib._arrays.adapted import ListOf
+from meshlib._calls.work import Work
+from meshlib._job.current import Group, resolve_group
+from transport._deadline import Timeout
+from transport._operands.reduce_op import ReduceOp
+
+A = TypeVar("A")
+
+
+@overload
+def all_gather(
+    tensor_list: ListOf[A],
+    tensor: Any,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> list[A]: ...
+@overload
+def all_gather(
+    tensor_list: ListOf[A],
+    tensor: Any,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[A]]: ...
+@overload
+def all_gather(
+    tensor_list: ListOf[A],
+    tensor: Any,
+    group: Group,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[A]]: ...
+@overload
+def all_gather(
+    tensor_list: ListOf[A],
+    tensor: Any,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> list[A] | Work[list[A]]: ...
+def all_gather(
+    tensor_list: ListOf[Any],
+    tensor: Any,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
+
+    Args:
+        tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
+            dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Its size may differ by member.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
+        None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_gather(tensor_list, tensor, async_op, timeout)
+
+
+@overload
+def all_gather_into_tensor(
+    output_tensor: A,
+    input_tensor: Any,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def all_gather_into_tensor(
+    output_tensor: A,
+    input_tensor: Any,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def all_gather_into_tensor(
+    output_tensor: A,
+    input_tensor: Any,
+    group: Group,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def all_gather_into_tensor(
+    output_tensor: A,
+    input_tensor: Any,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def all_gather_into_tensor(
+    output_tensor: Any,
+    input_tensor: Any,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
+
+    Args:
+        output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
+            along dim 0 or stacked in a new first dim, which is the same memory.
+        input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
+            bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
+            be this member's part of ``output_tensor``.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
+        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_gather_into_tensor(
+        output_tensor, input_tensor, async_op, timeout
+    )
+
+
+@overload
+def reduce_scatter(
+    output: A,
+    input_list: ListOf[Any],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def reduce_scatter(
+    output: A,
+    input_list: ListOf[Any],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce_scatter(
+    output: A,
+    input_list: ListOf[Any],
+    op: ReduceOp,
+    group: Group,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce_scatter(
+    output: A,
+    input_list: ListOf[Any],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def reduce_scatter(
+    output: Any,
+    input_list: ListOf[Any],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
+
+    Args:
+        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
+            it overlaps no other.
+        input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
+            differ by place, not by member.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).reduce_scatter(output, input_list, op, async_op, timeout)
+
+
+@overload
+def reduce_scatter_tensor(
+    output: A,
+    input: Any,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def reduce_scatter_tensor(
+    output: A,
+    input: Any,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce_scatter_tensor(
+    output: A,
+    input: Any,
+    op: ReduceOp,
+    group: Group,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def reduce_scatter_tensor(
+    output: A,
+    input: Any,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def reduce_scatter_tensor(
+    output: Any,
+    input: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
+
+    Args:
+        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
+            member's part of ``input``.
+        input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
+            dim 0 or stacked in a new first dim.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).reduce_scatter_tensor(output, input, op, async_op, timeout)
+
+
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor

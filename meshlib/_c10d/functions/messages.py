@@ -1,0 +1,138 @@
+"""Written by tests/docs/functions.py from meshlib/_collectives/point_to_point.py."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from meshlib._calls.work import Work
+from meshlib._job.current import Group, resolve_group
+from transport._deadline import Timeout
+
+A = TypeVar("A")
+
+
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> None:
+    """Send ``tensor`` to one member; return when it may be reused.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+        RankFailedError: If the other end dies or leaves.
+    """
+    resolve_group(group).send(tensor, dst, tag, group_dst, timeout)
+
+
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work[None]:
+    """Begin to send ``tensor`` to one member.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+            not change until the ``Work`` is done.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
+        no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+    """
+    return resolve_group(group).isend(tensor, dst, tag, group_dst, timeout)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> int:
+    """Receive into ``tensor`` what one member sends.
+
+    Args:
+        tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
+            of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
+            written to (JAX) is a TypeError: use ``irecv(...).result()``.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The sender's global rank; -1 on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+            lost and the group stays usable.
+        CollectiveTimeoutError: Past the deadline; the group stays usable.
+        RankFailedError: If the other end dies or leaves.
+    """
+    return resolve_group(group).recv(tensor, src, tag, group_src, timeout)
+
+
+def irecv(
+    tensor: A,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Work[A]:
+    """Begin to receive into ``tensor`` what one member sends.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
+            until the ``Work`` is done.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
+        to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
+        way. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+    """
+    return resolve_group(group).irecv(tensor, src, tag, group_src, timeout)

@@ -1,0 +1,227 @@
+"""Written by tests/docs/functions.py from meshlib/_collectives/on_objects.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshlib._job.current import Group, resolve_group
+from transport._deadline import Timeout
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> list[Any]:
+    """Replace the objects in ``object_list`` by those of one member.
+
+    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+    only ranks that know the job's secret can send one.
+
+    Args:
+        object_list: A list, of the same length on every member.
+        src: The global rank of the source; by default that of group rank 0.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        device: Accepted for c10d's sake.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
+
+    Returns:
+        ``object_list``; None on a rank that is no member.
+
+    Raises:
+        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+            moves.
+        ValueError: For a wrong rank, and on a member whose list has another length than the
+            source's.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).broadcast_object_list(object_list, src, device, group_src, timeout)
+
+
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group = None, timeout: Timeout | None = None
+) -> list[Any]:
+    """Put member i's ``obj`` into ``object_list[i]`` on all members.
+
+    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+    only ranks that know the job's secret can send one.
+
+    Args:
+        object_list: A list with ``size()`` entries, which are replaced.
+        obj: An object that can be pickled.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
+
+    Returns:
+        ``object_list``; None on a rank that is no member.
+
+    Raises:
+        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+            moves.
+        ValueError: For a list of another length.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_gather_object(object_list, obj, timeout)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> list[Any] | None:
+    """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
+
+    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+    only ranks that know the job's secret can send one.
+
+    Args:
+        obj: An object that can be pickled.
+        object_gather_list: On the destination a list with ``size()`` entries, which are
+            replaced; None elsewhere.
+        dst: The global rank of the destination; by default that of group rank 0.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
+
+    Returns:
+        ``object_gather_list``: on the destination the list, elsewhere None.
+
+    Raises:
+        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+            moves.
+        ValueError: For a wrong rank, a list of another length, none on the destination or one
+            elsewhere.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).gather_object(obj, object_gather_list, dst, group_dst, timeout)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    group_src: int | None = None,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
+
+    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+    only ranks that know the job's secret can send one.
+
+    Args:
+        scatter_object_output_list: A list with at least one entry, the first of which is
+            replaced.
+        scatter_object_input_list: On the source one object for each member; not looked at
+            elsewhere.
+        src: The global rank of the source; by default that of group rank 0.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        group_src: The source's rank in the group, instead of ``src``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
+
+    Returns:
+        The object; None on a rank that is no member.
+
+    Raises:
+        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+            moves.
+        ValueError: For a wrong rank, an empty output list, or no input list on the source.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).scatter_object_list(
+        scatter_object_output_list, scatter_object_input_list, src, group_src, timeout
+    )
+
+
+def send_object_list(
+    object_list: Sequence[Any],
+    dst: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    tag: int = 0,
+    timeout: Timeout | None = None,
+) -> None:
+    """Send the objects in ``object_list`` to one member.
+
+    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+    only ranks that know the job's secret can send one.
+
+    Args:
+        object_list: Objects that can be pickled.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        device: Accepted for c10d's sake.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
+
+    Raises:
+        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+            moves.
+        ValueError: For a wrong rank or tag.
+        CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+        RankFailedError: If the other end dies or leaves.
+    """
+    resolve_group(group).send_object_list(object_list, dst, device, group_dst, tag, timeout)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    group_src: int | None = None,
+    tag: int = 0,
+    timeout: Timeout | None = None,
+) -> int:
+    """Replace the objects in ``object_list`` by those that one member sends.
+
+    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+    only ranks that know the job's secret can send one.
+
+    Args:
+        object_list: A list as long as what is sent.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        device: Accepted for c10d's sake.
+        group_src: The source's rank in the group, instead of ``src``.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
+
+    Returns:
+        The sender's global rank; -1 on a rank that is no member.
+
+    Raises:
+        TypeError: For a wrong argument.
+        ValueError: For a wrong rank or tag, and if another number of objects was sent; they are
+            lost.
+        CollectiveTimeoutError: Past the deadline; the group stays usable.
+        RankFailedError: If the other end dies or leaves.
+    """
+    return resolve_group(group).recv_object_list(object_list, src, device, group_src, tag, timeout)

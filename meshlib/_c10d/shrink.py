@@ -1,0 +1,120 @@
+"""``shrink_group``: going on without some ranks, after a failure or as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.continuing.agreement import Agreement, Said
+from meshlib._job.continuing.epochs import agree_on_epoch, enter
+from meshlib._job.current import Group, current_world, resolve_process_group
+from meshlib._job.membership import without
+from meshlib._job.world import World
+from transport._checks import to_whole_number, to_whole_numbers
+from transport._deadline import Timeout, to_seconds
+from transport._errors import RankFailedError
+
+SHRINK_DEFAULT = 0
+"""``shrink_flags``: calls that are under way on the group end by themselves."""
+SHRINK_ABORT = 1
+"""``shrink_flags``: the group is aborted first, which ends calls that are under way on it."""
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int],
+    group: Group = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: Any = None,
+    *,
+    timeout: Timeout | None = None,
+) -> ProcessGroup:
+    """Return a new group of the members of ``group`` that are left.
+
+    All members call that go on; those in ``ranks_to_exclude`` must not. They agree through the
+    store on who that is: whoever is lost, gives no sign of life, or does not come in time is left
+    out as well, named or not, and finds that out when it calls. So after a failure
+    ``shrink_group([], group)`` will do. Where the members name different ranks, all of them are
+    left out.
+
+    Of the default group (``group`` None), the group that is returned is the next default group, in
+    the same order: ``get_rank()`` and ``get_world_size()`` are those of the members that are left,
+    which begin an *epoch*. Global ranks stay what they were: they say who a rank is. Groups of
+    ranks that have all gone on, with no call under way and the same calls behind them, are kept;
+    all others end, and a mesh of the same ranks finds new ones.
+
+    Nothing of ``group`` is used again: the new group has connections and memory of its own.
+
+    Args:
+        ranks_to_exclude: Ranks in ``group`` (its group ranks), each once; may be empty.
+        group: A ProcessGroup, a DeviceMesh, or None for the default group.
+        shrink_flags: 0 (c10d's ``SHRINK_DEFAULT``), or 1 (``SHRINK_ABORT``): end calls that are
+            under way first.
+        pg_options: Accepted for c10d's sake.
+        timeout: How long a member is waited for that is there and slow; seconds, a timedelta or
+            "30s"; by default the group's.
+
+    Returns:
+        The new group, with the backends and the deadline of ``group``.
+
+    Raises:
+        ValueError: On a rank that is in ``ranks_to_exclude`` or no member, and for ranks that are
+            not in the group or named twice.
+        TypeError: For what are no whole numbers.
+        RankFailedError: On a rank that the others have left out.
+        DistStoreError: On a rank that is cut off from the store: it must not go on.
+        CollectiveTimeoutError: When nothing was agreed on in time.
+    """
+    del pg_options
+    world = current_world()
+    parent = resolve_process_group(group)
+    places = _check(parent, ranks_to_exclude, shrink_flags)
+    excluded = {parent.ranks[place] for place in places}
+    seconds = parent.seconds if timeout is None else to_seconds(timeout)
+    if shrink_flags & SHRINK_ABORT:
+        parent.abort("it shrinks")
+    if parent is world.default_group:
+        change = agree_on_epoch(world, excluded=excluded, timeout=seconds)
+        enter(world, change)
+        return world.default_group
+    return _shrink_other(world, parent, excluded, seconds)
+
+
+def _check(parent: ProcessGroup, ranks_to_exclude: Sequence[int], flags: int) -> list[int]:
+    size, own = len(parent.ranks), parent.rank()
+    if own < 0:
+        raise ValueError(f"rank {parent.global_rank} is not in {parent}: it cannot shrink it")
+    places = to_whole_numbers(ranks_to_exclude, "ranks_to_exclude")
+    strange = [place for place in places if not 0 <= place < size]
+    if strange:
+        raise ValueError(
+            f"ranks_to_exclude has {strange}; expected ranks from 0 to {size - 1} in {parent}"
+        )
+    if len(set(places)) != len(places):
+        raise ValueError(f"ranks_to_exclude has a rank twice: {places}")
+    if own in places:
+        raise ValueError(
+            f"ranks_to_exclude {places} has this rank's own, {own}; expected it not to call"
+        )
+    if to_whole_number(flags, "shrink_flags") not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(f"shrink_flags is {flags}; expected 0 (default) or 1 (abort)")
+    return places
+
+
+def _shrink_other(
+    world: World, parent: ProcessGroup, excluded: Collection[int], seconds: float
+) -> ProcessGroup:
+    """Shrink a group that is not the default one: the epoch goes on."""
+
+    def decide(said: Said, missing: Mapping[int, str]) -> dict[str, Any]:
+        del said
+        return {"members": without(parent.ranks, missing), "missing": dict(missing)}
+
+    name = world.registry.next_name(f"shrink/{parent.id}")
+    agreement = Agreement(world.store, world.membership, name, parent.ranks, excluded)
+    agreed = agreement.reach(None, decide, seconds)
+    if world.rank not in agreed["members"]:
+        why = agreed["missing"].get(str(world.rank), "was excluded")
+        raise RankFailedError(f"rank {world.rank} is left out of {parent}: it {why}", world.rank)
+    parent.release()
+    return world.registry.agreed_group(name, agreed["members"], parent, parent.group_desc)

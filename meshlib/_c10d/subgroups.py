@@ -1,0 +1,138 @@
+"""Dividing ranks into groups: c10d's ``new_subgroups`` and its like."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from meshlib._arrays.checks import check_list
+from meshlib._c10d.groups import new_group
+from meshlib._groups.backend import parse_backend
+from meshlib._groups.nccl_splits import split
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.current import Group, current_world, resolve_process_group
+from transport import _environment as environment
+from transport._checks import to_whole_number, to_whole_numbers
+from transport._deadline import Timeout
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: Group = None,
+    timeout: Timeout | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup, list[ProcessGroup]]:
+    """Cut ``group`` into groups of ``group_size`` neighbours; return this rank's, and all.
+
+    ``group_size`` defaults to the number of ranks on this host, as ``LOCAL_WORLD_SIZE`` says. All
+    members of ``group`` call. ``timeout`` (seconds, a timedelta or "30s") and
+    ``backend`` are the job's unless given; ``group_desc`` is how messages call each;
+    ``pg_options`` is accepted for c10d's sake. Raises ValueError unless
+    ``group_size`` divides the group's size, and on a rank that is not in ``group``.
+    """
+    parent = _parent(group, "new_subgroups")
+    size = len(parent.ranks)
+    if group_size is None:
+        text = os.environ.get(environment.LOCAL_WORLD_SIZE, "")
+        if not text.isdecimal():
+            raise ValueError(
+                "group_size is None and the environment variable "
+                f"{environment.LOCAL_WORLD_SIZE} is {text!r}; expected either"
+            )
+        group_size = int(text)
+    group_size = to_whole_number(group_size, "group_size")
+    if group_size < 1 or size % group_size:
+        raise ValueError(
+            f"group_size is {group_size}; expected a divisor of {size}, the size of {parent}"
+        )
+    cut = [list(parent.ranks[i : i + group_size]) for i in range(0, size, group_size)]
+    own, every = new_subgroups_by_enumeration(cut, timeout, backend, pg_options, group_desc)
+    assert own is not None  # this rank is in the parent, which was cut without a rest
+    return own, every
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
+    """Make a group of each list of global ranks; return this rank's (or None), and all.
+
+    ``ranks_per_subgroup_list`` has the lists. ``timeout`` (seconds or "30s") and ``backend``
+    are the job's unless given; ``group_desc`` is how messages call each; ``pg_options`` is accepted
+    for c10d's sake. Raises ValueError for a list that is empty or has ranks that do not exist, and
+    for a rank that is in two of them; TypeError for what is no list of lists of ranks.
+    """
+    size = current_world().size
+    lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list", size)
+    every = [
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
+    ]
+    return next((one for one in every if one.rank() >= 0), None), every
+
+
+def split_group(
+    parent_pg: Group = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Timeout | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Return the new group for that list of ``split_ranks`` which has this rank; None if none has.
+
+    The lists are of ranks in ``parent_pg``. ``timeout`` and ``backend`` are the parent's unless
+    given; ``backend`` may keep some of the parent's devices and must agree with it.
+    ``group_desc`` is how messages call the group; ``pg_options`` is accepted for c10d's sake.
+    Costs no message, except that where ``init_process_group`` got a ``device_id`` all members of
+    the parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that
+    overlap or have ranks that are not in the parent.
+    """
+    parent = _parent(parent_pg, "split_group")
+    if split_ranks is None:
+        raise ValueError("split_ranks is None; expected a list of lists of ranks in the parent")
+    lists = _disjoint(split_ranks, "split_ranks", len(parent.ranks), f" in {parent}")
+    chosen = parent.backend if backend is None else backend
+    strange = parse_backend(chosen).items() - parent.backends.items()
+    if strange:
+        raise ValueError(f"backend {backend!r} is not among the parent's, {parent.backend!r}")
+    own = next((ranks for ranks in lists if parent.rank() in ranks), None)
+    child: ProcessGroup | None = None
+    if own is not None:
+        members = [parent.ranks[rank] for rank in own]
+        granted = parent.timeout if timeout is None else timeout
+        child = new_group(members, granted, chosen, pg_options, group_desc=group_desc)
+    if current_world().cuda_device is not None:
+        split(parent, child, lists)
+    return child
+
+
+def _parent(group: Group, function: str) -> ProcessGroup:
+    parent = resolve_process_group(group)
+    if parent.rank() < 0:
+        raise ValueError(f"rank {current_world().rank} is not in {parent}: it cannot {function}")
+    return parent
+
+
+def _disjoint(
+    lists: Sequence[Sequence[int]], name: str, size: int, where: str = ""
+) -> list[list[int]]:
+    """Return lists of ranks below ``size``, none of them empty, without a rank twice."""
+    check_list(lists, name)
+    found = [to_whole_numbers(ranks, f"{name}[{i}]") for i, ranks in enumerate(lists)]
+    seen: dict[int, int] = {}
+    for i, ranks in enumerate(found):
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(f"{name}: rank {rank} is in list {seen[rank]} and in list {i}")
+            seen[rank] = i
+        if not ranks or min(ranks) < 0 or max(ranks) >= size:
+            raise ValueError(
+                f"{name}[{i}] is {ranks}; expected one or more ranks from 0 to {size - 1}{where}"
+            )
+    return found

@@ -1,0 +1,321 @@
+"""``CallQueue``: the one way into the calls of a group, of every kind.
+
+Order, deadlines, recording, the fast path and failure meet in ``CallQueue.issue`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+import numpy as np
+
+from meshlib._calls.call_stream import CallStream
+from meshlib._calls.call_streams import CallStreams
+from meshlib._calls.failures.failure import Failure
+from meshlib._calls.fast_path import SHORT, FastPath
+from meshlib._calls.members import Members
+from meshlib._calls.spec import CallSpec, Run
+from meshlib._calls.state import GroupState
+from meshlib._calls.work import Work
+from meshlib._native import calls as native
+from meshlib._recording.log import LOGGER
+from meshlib._recording.recorder import COLLECTIVE, Record
+from transport._call import OP_CODES, Call, CallHeader, Kind
+from transport._communicators.base import Communicator
+from transport._condition import has
+from transport._deadline import Deadline, Timeout, to_seconds
+from transport._errors import DistBackendError
+from transport._native import core
+from transport._operands.reduce_op import Flat, ReduceOp
+
+T = TypeVar("T")
+
+_OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
+"""The reductions that are the same object wherever a program uses them, by their codes."""
+
+
+class CallQueue:
+    """Makes the calls of the group of ``state``.
+
+    ``ranks`` are the members' global ranks, ``rank`` this one's place among them, -1 if it has
+    none.
+    """
+
+    def __init__(self, state: GroupState, failure: Failure) -> None:
+        members, context = state.members, state.context
+        self.state: GroupState = state
+        self.members: Members = members
+        self.ranks: tuple[int, ...] = members.ranks
+        self.rank: int = members.rank()
+        self.failure: Failure = failure
+        name = members.group_desc or members.id
+        self.streams: CallStreams = CallStreams(name, context.rank, context.adopt_thread)
+        self._context = context
+
+    def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
+        """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
+
+        Collectives run in the order of issue; so do point-to-point calls with one peer, direction
+        and tag, independently of all others. ``timeout``: by default the group's. An asynchronous
+        send for which there is room at the receiver is made in the caller's thread.
+
+        Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
+        Raises ValueError for a device that has no backend and after the group was destroyed; what
+        broke it if it is broken; ``DistBackendError`` in a signal handler that has interrupted a
+        call which this one would have to wait for.
+        """
+        seconds = self.members.seconds
+        if timeout is not None:
+            seconds = self.checked(spec.kind, to_seconds, timeout)
+        state = self.state
+        fast_path = state.fast_path
+        if fast_path is not None and not async_op:
+            result = fast_path.open(spec, seconds)
+            if result is not NotImplemented:
+                return result
+        kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
+        context = self._context
+        if device != "cpu":
+            self.checked(kind, self._check_device, device)
+        if context.observers and peer == COLLECTIVE:
+            run = self._observed(spec)
+        numbered_here = has(state.lock)
+        with state.lock:
+            self._check_usable(kind, numbered_here)
+            streams = self.streams
+            message = peer != COLLECTIVE
+            stream = streams.of_peer(kind, peer, spec.extra) if message else streams.collectives
+            if not async_op and self._is_blocked(stream):
+                raise self._interrupted(kind)
+            try:
+                state.order.numbering = True  # the compiled core makes none of its own meanwhile
+                packed = state.order.next_header(spec)
+                record = context.recorder.open(
+                    self.members.id, packed, spec.nbytes, peer, not async_op, seconds
+                )
+                if context.log.detailed:
+                    run = context.log.around(run, record, self.members)
+                inline = (not async_op or kind is Kind.SEND) and stream.try_enter()
+                # Nobody else sends to that peer now, and takes the room.
+                if inline and async_op and not self._ends_at_once(spec):
+                    stream.leave()
+                    inline = False
+                work = None if inline else self._enqueue(stream, run, record, spec)
+            finally:
+                state.order.numbering = False
+        if work is not None:
+            return work if async_op else work.outcome()
+        if async_op:
+            return self._at_once(stream, run, record, device)
+        record.started = record.issued
+        try:
+            result = self._run(run, record, device)
+            if device == "cpu" and (fast_path is None or not fast_path.met):
+                self.open_fast_path(kind in SHORT)
+        finally:
+            stream.leave()
+        if record.completion is not None:
+            completion, record.completion = record.completion, None  # the record outlives it
+            completion.join()
+        return result
+
+    def checked(self, kind: Kind, check: Callable[..., T], *arguments: Any) -> T:
+        """Return ``check(*arguments)``, which finds out whether the arguments of a call are right.
+
+        What it raises the other members are told, so that they do not wait: see ``Failure.refuse``.
+        """
+        try:
+            return check(*arguments)
+        except Exception as error:
+            self.failure.refuse(kind, error)
+            raise
+
+    def _check_device(self, device: str) -> None:
+        backends = self.members.backends
+        # Arrays on a GPU have a way by the host's backend.
+        if device not in backends and not (device == "cuda" and "cpu" in backends):
+            has = self.members.backend
+            raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
+
+    def _observed(self, spec: CallSpec) -> Run:
+        header = CallHeader(
+            0, spec.elements, spec.root, spec.kind, spec.dtype, spec.op, extra=spec.extra
+        )
+        run = spec.run
+        for observer in list(self._context.observers.values()):
+            run = observer(self.members, header, spec.device, run)
+        return run
+
+    def _ends_at_once(self, spec: CallSpec) -> bool:
+        """Whether a send needs no thread of its own to have nobody wait for it."""
+        communicator = self.state.communicators.get(spec.device)
+        return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
+
+    def _at_once(self, stream: CallStream, run: Run, record: Record, device: str) -> Work[Any]:
+        """Make a call for which somebody may wait later; its turn is there, and given back."""
+        work = self._work(record, stream)
+        record.started = record.issued
+        try:
+            work.finish(self._run(run, record, device), None)
+        except Exception as error:  # noqa: BLE001 (the Work raises it)
+            work.fail(error)
+        finally:
+            stream.leave()
+        return work
+
+    def _work(self, record: Record, stream: CallStream) -> Work[Any]:
+        return Work(
+            lambda: f"{record.header} on {self}",
+            self.failure.note_told,
+            self.streams.continuations,
+            lambda: f"{record.kind}, {record.site},",
+            blocked=partial(self._is_blocked, stream),
+        )
+
+    def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
+        """Raise what a call of ``kind`` raises on a group that takes none now.
+
+        ``numbered_here``: the calling thread is just numbering another one.
+        """
+        if not self.state.usable:
+            self.failure.note_told()
+            raise self.state.unusable()
+        if numbered_here:
+            raise self._interrupted(kind)
+
+    def _is_blocked(self, stream: CallStream) -> bool:
+        """Whether the calling thread is in a call that one on ``stream`` waits for."""
+        return stream.is_mine() or self.state.is_making()
+
+    def _interrupted(self, kind: Kind) -> DistBackendError:
+        """Return what a call raises that a signal handler makes in the middle of another one."""
+        open_calls = [r for r in self._context.recorder.records(self.members.id) if not r.ended]
+        calls = [f"{record.header}, {record.site}" for record in open_calls if record.sync]
+        return DistBackendError(
+            f"{kind.name.lower()} on {self} cannot be made in the middle of"
+            f" {calls[-1] if calls else 'another call'}: a signal handler has interrupted that, and"
+            " each would wait for the other; expected the handler to set a flag that the program"
+            " reads between its calls"
+        )
+
+    def _enqueue(self, stream: CallStream, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
+        work, device = self._work(record, stream), spec.device
+
+        def task() -> None:
+            try:
+                record.start()
+                result = self._run(run, record, device)
+                completion, record.completion = record.completion, None
+                work.finish(result, completion)
+            except BaseException as error:  # noqa: BLE001 (the Work raises it)
+                work.fail(error)
+
+        stream.submit(task)
+        return work
+
+    def _run(self, run: Run, record: Record, device: str) -> Any:
+        """Make the call, whose turn has come; return its result.
+
+        ``record.completion`` is the end of what a device still does for it.
+        """
+        state = self.state
+        if state.error is not None:
+            record.end("the group was broken before its turn came")
+            raise self.failure.told(record, state.unusable())
+        if (state.absent and self.failure.break_if_deserted(record)) or (
+            state.refused and self.failure.break_if_refused(record)
+        ):
+            record.end(str(state.error))
+            raise self.failure.told(record, state.unusable())
+        try:
+            communicator = state.communicators.get(device) or state.communicator(device)
+            annotate = self._context.recorder.annotate
+            if annotate is None:
+                result = run(communicator, record)
+            else:
+                with annotate(record.title):
+                    result = run(communicator, record)
+        except BaseException as error:
+            seen = self.failure.told(record, self.failure.seen_by_user(record, error))
+            record.end(str(seen))
+            if seen is error:
+                raise
+            # Where a transport noticed says nothing to the user; it stays in __context__.
+            raise seen from None
+        record.ended = monotonic()
+        if record.completion is not None:
+            record.completion.explain_by(partial(self.failure.explain, record))
+        return result
+
+    # ------------------------------------------------------------------ the fast path
+
+    def open_fast_path(self, met: bool) -> None:
+        """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
+        context, state, streams = self._context, self.state, self.streams
+        if native is None or not state.usual or (state.fast_path is not None and not met):
+            return
+        # It makes small calls where it has an outline of the memory that the ranks share.
+        communicator = state.communicators["cpu"]
+        outline = communicator.outline() if met else None
+        rings = communicator.message_rings()
+        # In the order of ``meshlib/_native/fast_path.c``.
+        of_group = (self.members.id, self.ranks, self._resume, self._carry_message, self._run)
+        of_lanes = (state.order, streams.collectives, streams.of_peer)
+        of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
+        parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
+        fast_path: FastPath = native.FastPath(outline, rings, met, parts)
+        with state.lock:
+            if state.usual:
+                state.fast_path = fast_path
+
+    def _resume(self, record: Record, status: int) -> None:
+        """Go on with the call that the fast path began; the turn is its own to give back."""
+
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.resume(call, status)
+
+        self._run(run, record, "cpu")
+
+    def _carry_message(self, record: Record, kind: int, array: Flat) -> None:
+        """Send or receive the NumPy array of a call that the fast path has opened."""
+        tag = record.header.extra
+
+        def run(communicator: Communicator, call: Call) -> None:
+            if kind == Kind.SEND:
+                communicator.send(call, array.ravel(), record.peer, tag)
+            else:
+                communicator.recv(call, array.ravel(), record.peer, tag)
+
+        self._run(run, record, "cpu")
+
+    def take_over(self, packed: bytes, spec: CallSpec) -> None:
+        """Go on with the call ``spec``, which compiled code has begun; ``packed``: its header."""
+        streams, peer = self.streams, spec.peer
+        record = self._context.recorder.open(
+            self.members.id, packed, spec.nbytes, peer, True, self.members.seconds
+        )
+        record.started = record.issued
+        message = peer != COLLECTIVE
+        stream = streams.of_peer(spec.kind, peer, spec.extra) if message else streams.collectives
+
+        def resume(communicator: Communicator, call: Call) -> None:
+            communicator.resume(call, core.AGAIN)  # type: ignore[union-attr]
+
+        entered = stream.try_enter()
+        try:
+            self._run(spec.run if message else resume, record, "cpu")
+        finally:
+            if entered:
+                stream.leave()
+
+    # ------------------------------------------------------------------ the end
+
+    def drain(self, seconds: float) -> bool:
+        """Let calls that were issued end; return whether all did within ``seconds``."""
+        return self.streams.drain(Deadline.after(seconds), self.state.is_receiving)
+
+    def __repr__(self) -> str:
+        return repr(self.members)

@@ -1,0 +1,146 @@
+"""A stream: tasks that run one after the other, in the order in which they were issued.
+
+A synchronous task on an idle stream runs in the caller's own thread, which saves two thread
+switches. All others run on the stream's thread. That is started when it is first needed and ends
+after a quiet while.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from meshlib._calls.stream_lock import StreamLock
+from transport._condition import Condition, let_go
+from transport._deadline import Deadline
+
+IDLE_SECONDS = 5.0
+
+
+class StreamThread(threading.Thread):
+    """The thread of a stream, which it names."""
+
+    def __init__(self, stream: CallStream, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=stream.name, daemon=True)
+        self.stream = stream
+
+
+class CallStream(StreamLock):
+    """One ordered sequence of tasks. A task must not raise: it reports through its Work.
+
+    ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+
+    The thread that runs a task has the turn. A task leaves the queue after the turn is taken, so
+    the stream is idle when the queue is empty and the turn is free, looked at in this order.
+    """
+
+    draining: int
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._queue: deque[Callable[[], None]] = deque()
+        super().__init__(self._queue)
+        # Of the queue, for the stream's thread; of the stream's being idle, for those who drain it.
+        self._changed = Condition()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Append ``task``; it runs on the stream's thread when all before it have ended."""
+        with self._changed.lock:
+            self._queue.append(task)
+            if self._thread is None:
+                self._thread = StreamThread(self, self._run)
+                self._thread.start()
+            else:
+                self._changed.notify_all()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is queued or running; return whether that came in time (seconds)."""
+        try:
+            with self._changed.lock:
+                self.draining += 1
+                try:
+                    return self._changed.wait_for(self.is_idle, timeout)
+                finally:
+                    self.draining -= 1
+        except BaseException:
+            let_go(self._changed.lock)
+            raise
+
+    def join(self, timeout: float) -> None:
+        """Let the thread end as soon as it is idle, and wait for that (seconds)."""
+        with self._changed.lock:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        with self._changed.lock:  # one looks at a time: a look must not make another's fail
+            mine = self.is_mine()
+            try:
+                return self.try_enter()
+            finally:
+                if not mine:
+                    self.release()
+
+    def notify(self) -> None:
+        """See ``StreamLock.leave``."""
+        with self._changed.lock:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed.lock:
+                self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
+                if not self._queue:
+                    if self._thread is me:
+                        self._thread = None
+                    return
+            self.enter()
+            # A thread that was joined and one that came after it may both have seen a task.
+            task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()
+            del task  # its arrays must not live until the next task comes
+            self.leave()
+
+
+class Continuations(CallStream):
+    """What a group's calls are followed by: the callbacks of their futures.
+
+    They run in the order in which the calls ended, off the calls' own streams: so they may wait for
+    later calls of their group. One that waits for another runs what lies between in its own place.
+    ``enter()`` is called first of all in their thread.
+    """
+
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+        super().__init__(name)
+        self._enter = enter
+        self.awaited: object = None
+        """What the task that runs now waits for."""
+
+    def _run(self) -> None:
+        if self._enter is not None:
+            self._enter()
+        super()._run()
+
+    def is_current(self) -> bool:
+        """Whether the calling thread runs a task of this stream."""
+        return getattr(threading.current_thread(), "stream", None) is self
+
+    def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
+        """Run tasks, from inside of one, until ``done()`` or the deadline.
+
+        One of those that come must bring it about.
+        """
+        while not done() and not (deadline is not None and deadline.expired):
+            with self._changed.lock:
+                left = None if deadline is None else deadline.remaining()
+                self._changed.wait_for(lambda: bool(self._queue), left)
+                task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()

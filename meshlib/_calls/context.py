@@ -1,0 +1,41 @@
+"""``RankContext``: what a group needs of the rank that makes its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from meshlib._calls.members import Members
+from meshlib._calls.spec import Run
+from meshlib._recording.log import RankLog
+from meshlib._recording.recorder import FlightRecorder
+from transport._call import CallHeader
+from transport._communicators.base import Communicator
+from transport._errors import DistError
+from transport._store.base import Store
+
+Observer = Callable[[Members, CallHeader, str, Run], Run]
+"""See ``ProcessGroup.observed``."""
+
+
+class RankContext(Protocol):
+    """What the groups of one rank share; its World is one."""
+
+    rank: int
+    store: Store
+    recorder: FlightRecorder
+    log: RankLog
+    observers: dict[str, Observer]
+    """By the id of the group on whose behalf they look."""
+
+    def make_communicator(self, members: Members, device: str, /) -> Communicator:
+        """Make the communicator of ``members`` for arrays on ``device``."""
+        ...
+
+    def adopt_thread(self) -> None:
+        """Have the calling thread find this rank's World."""
+        ...
+
+    def note_failure(self, error: DistError, /) -> None:
+        """Keep for later what broke a group."""
+        ...

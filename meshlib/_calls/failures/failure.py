@@ -1,0 +1,243 @@
+"""``Failure``: how a group breaks, and what its users see of it.
+
+A member with wrong arguments makes no call, but numbers it all the same. If every member's are
+wrong, as usual, the members stay in step and the group stays usable. If only some are, the others
+would wait in vain. An event of the job's log tells them why, where and on which rank, and they
+raise ``CollectiveMismatchError``.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from meshlib._calls.failures.reporter import Reporter
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.state import GroupState, Lifecycle
+from meshlib._events.events import Abort, Departures, Refused
+from meshlib._events.log import STORE_SECONDS, publish
+from meshlib._recording.recorder import COLLECTIVE, Record
+from transport._call import Call, CallHeader, Kind
+from transport._communicators.base import Communicator
+from transport._errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+    DistStoreError,
+    HeaderMismatchError,
+    PeerLostError,
+    RankFailedError,
+)
+
+# What a call can see of other ranks, which does not tell why they have lost this one.
+_OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
+_MESSAGES = (Kind.SEND, Kind.RECV)
+
+
+def _never_made(communicator: Communicator, call: Call) -> None:
+    raise AssertionError("a refused call is not made")
+
+
+class Failure:
+    """Writes a group's ``state`` and acts on it: on this rank, and by the store on all others."""
+
+    def __init__(self, state: GroupState) -> None:
+        self._state = state
+        self._context = state.context
+        self._members = state.members
+
+    # ------------------------------------------------------------------ breaking
+
+    def fail(self, error: DistError) -> None:
+        """Break the group here: whoever is in a call of it, and every later call, raises it."""
+        state = self._state
+        with state.lock:
+            communicators = state.open_communicators()
+            # What was aborted before has its own reason, which others may have told first.
+            for communicator in communicators:
+                if communicator.abort_reason is not None:
+                    error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
+            news = state.advance(Lifecycle.BROKEN, error)
+        for tell in state.failure_listeners:
+            tell(error)
+        if news:  # by this rank and by what another one reports it comes twice
+            self._context.log.info("%s is broken: %s", self._members, error)
+        self._context.note_failure(error)
+        for communicator in communicators:
+            communicator.abort(str(error))
+
+    def fail_everywhere(self, error: DistError) -> None:
+        """Break the group with ``error`` on all members, and here, unless it is broken."""
+        if self._state.error is None:
+            context = self._context
+            with suppress(DistStoreError):
+                # The others learn the reason before they see this rank's channels close.
+                publish(
+                    context.store.with_patience(STORE_SECONDS), Abort.of(self._members.id, error)
+                )
+            self.fail(error)
+
+    def note_told(self) -> None:
+        """Note that whoever makes the calls was told what broke the group, if it is broken."""
+        if self._state.error is not None:
+            self._state.retire()
+
+    def told(self, record: Record, error: BaseException) -> BaseException:
+        """Return ``error``, of which whoever waits for ``record``'s end is told now."""
+        if record.sync:
+            self.note_told()
+        return error
+
+    # ------------------------------------------------------------------ members that leave
+
+    def do_without(self, left: Departures) -> None:
+        """See ``ProcessGroup.do_without``."""
+        members, state = self._members, self._state
+        with state.lock:
+            if left in state.departures:
+                return
+            absent = members.places_of(left.without(members.id))
+            state.departures = (*state.departures, left)
+            if absent:
+                state.absent = (*state.absent, *absent)
+                state.fast_path = None
+            communicators = state.open_communicators()
+        state.lose(communicators, left.ranks)
+        if not absent or state.destroyed:
+            return
+        # A call that starts from now on sees for itself who is absent.
+        for record in self._context.recorder.records(members.id):
+            if record.started and not record.ended:
+                self.break_if_deserted(record)
+
+    def break_if_deserted(self, record: Record) -> bool:
+        """Break the group if ``record``'s call needs a member that is absent; say whether."""
+        absent, members = self._state.absent, self._members
+        for place in absent if record.peer == COLLECTIVE else (record.peer,):
+            if place in absent:
+                rank = members.ranks[place]
+                left = f"rank {rank} has left the job without a call on {members}"
+                needs = f"rank {members.global_rank} needs it in {record.header}, {record.site}"
+                self.fail_everywhere(RankFailedError(f"{left}; {needs}", rank))
+                return True
+        return False
+
+    # ------------------------------------------------------------------ refused calls
+
+    def refuse(self, kind: Kind, error: Exception) -> None:
+        """Number and record a call that this rank does not make, as it raises ``error``, and tell.
+
+        Messages have no place in the order of the group, and nobody is told of them.
+        """
+        context, state, members = self._context, self._state, self._members
+        if kind in _MESSAGES:
+            return
+        what = f"{type(error).__name__}: {error}"
+        with state.lock:
+            if not state.usable:
+                return
+            packed = state.order.next_header(CallSpec(Kind.REFUSED, _never_made, extra=kind))
+            record = context.recorder.open(members.id, packed, 0, COLLECTIVE, True, members.seconds)
+            record.started = record.issued
+            record.end(what)
+            number = record.header.sequence
+            state.refused.pop(number, None)
+        if len(members.ranks) == 1:
+            return
+        message = (
+            f"rank {members.global_rank} could not make call #{number} {kind.name.lower()} on"
+            f" {members}, {record.site}: {what}"
+        )
+        with suppress(DistStoreError):
+            store = context.store.with_patience(STORE_SECONDS)
+            publish(store, Refused(members.id, number, message))
+
+    def hear_refusal(self, refusal: Refused) -> None:
+        """Break the group if this rank has made the call of ``refusal``, or else when it does."""
+        state = self._state
+        with state.lock:
+            if state.order.sequence < refusal.sequence:
+                state.refused.setdefault(refusal.sequence, refusal)
+                state.fast_path = None
+                return
+        for record in self._context.recorder.records(self._members.id):
+            header = record.header
+            if record.peer == COLLECTIVE and header.sequence == refusal.sequence:
+                if header.kind == Kind.REFUSED:
+                    return
+                break
+        self._break_by(refusal)
+
+    def break_if_refused(self, record: Record) -> bool:
+        """Break the group if another member has refused ``record``'s call; say whether."""
+        if record.peer != COLLECTIVE:
+            return False
+        with self._state.lock:
+            refusal = self._state.refused.pop(record.header.sequence, None)
+        if refusal is not None:
+            self._break_by(refusal)
+        return refusal is not None
+
+    def _break_by(self, refusal: Refused) -> None:
+        self.fail_everywhere(CollectiveMismatchError(refusal.message))
+
+    # ------------------------------------------------------------------ what the user sees
+
+    def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
+        """Return what the user sees for ``error``; break the group unless it is still whole."""
+        state, members = self._state, self._members
+        if state.destroyed:
+            if known := state.await_failure(0):  # it was broken, and that is why
+                return self._own(error, known) if isinstance(error, DistError) else known
+            return DistBackendError(f"{members} was destroyed while {record.header} was under way")
+        if record.header.kind == Kind.RECV:
+            # Nothing half-done lies on the wire.
+            if isinstance(error, HeaderMismatchError):
+                return CollectiveMismatchError(f"{error} ({record.header} on {members})")
+            if isinstance(error, CommunicatorTimeoutError):
+                return CollectiveTimeoutError(f"{error} ({record.header} on {members})")
+        if isinstance(error, CommunicatorAbortedError) and (known := state.await_failure(1.0)):
+            return self._own(error, known)
+        reporter = Reporter(state, self._context.store)
+        if isinstance(error, DistError):
+            explained = reporter.explain(record, error)
+            self.fail(explained)
+            return self._own(error, explained)
+        # KeyboardInterrupt, MemoryError …: the user sees it as it is, but the other members must
+        # not wait for a rank that stopped in the middle.
+        rank = members.global_rank
+        why = f"{type(error).__name__}: {error}".rstrip(": ")
+        left = f"rank {rank} left {record.header} on {members}: {why}"
+        self.fail(reporter.explain(record, RankFailedError(left, rank)))
+        return error
+
+    def _own(self, error: DistError, told: DistError) -> DistError:
+        """Return what this rank raises for its ``error`` when the group's members are ``told``.
+
+        The others may have been first to say that they lost this rank. It knows better why.
+        """
+        rank = self._members.global_rank
+        if not isinstance(told, RankFailedError) or told.rank != rank or str(told) in str(error):
+            return told
+        if isinstance(error, _OF_OTHERS):
+            return told
+        own = DistBackendError(f"{self._members} failed on rank {rank}: {error}")
+        own.__cause__ = told
+        return own
+
+    def explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
+        """Return what the user sees for the ``error`` of a device's work for ``record``.
+
+        ``at_fault`` is the call that went wrong, if it was another one.
+        """
+        if known := self._state.await_failure(0):
+            self.note_told()
+            return known
+        if at_fault is not None and at_fault != record.header:
+            mine = self._context.recorder.records(self._members.id)
+            record = next((r for r in mine if r.header == at_fault), record)
+        seen = self.seen_by_user(record, error)
+        self.note_told()
+        return seen if isinstance(seen, Exception) else error

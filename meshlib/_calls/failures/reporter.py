@@ -1,0 +1,170 @@
+"""Turning one rank's trouble into one report that every rank raises.
+
+The protocol, over the job's store, whose log of events (``events``) each rank's watcher follows.
+
+1. A rank whose call fails tries to become the reporter of its group: the first to write
+   ``failure/<group>`` is. The others wait for its report.
+2. The reporter appends a ``Query``. Each watcher answers with a statement: the rank's last calls
+   in the group and the Python stack of its main thread. Who does not answer is silent.
+3. The reporter writes an ``Abort`` with the full message. Each watcher marks the group as broken
+   and aborts its communicators, which wakes whoever is blocked; all raise the same message.
+
+A rank that disappears is announced by a ``RankLost`` event: by the store's server (a will) or by
+the launcher's agent. It breaks every group that the rank was a member of.
+
+A rank that leaves in good order says in a ``Leave`` event which groups it has made calls on. There
+its channels close, which tells who still waits for it. The other groups go on without it, and
+break when a call needs it: nobody would ever open a channel.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from meshlib._calls.failures.messages import (
+    ANSWER_SECONDS,
+    lost_message,
+    mismatch_message,
+    timeout_message,
+)
+from meshlib._calls.failures.statements import Statement, last_calls
+from meshlib._calls.state import GroupState
+from meshlib._events.events import Abort, Query
+from meshlib._events.log import STORE_SECONDS, answer_key, publish
+from meshlib._recording.recorder import Record
+from transport._deadline import Deadline
+from transport._errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+    DistStoreError,
+    HeaderMismatchError,
+    PeerLostError,
+    RankFailedError,
+    StoreTimeoutError,
+)
+from transport._store.base import Store
+
+DOUBTFUL_SECONDS = 0.15
+# A connection can break a moment before the news of why arrives.
+NEWS_SECONDS = 0.4
+# What the others grant the reporter, beyond which they raise what they saw themselves.
+REPORT_SECONDS = 3.0
+# A rank that has not come to the call gets this long, so that the table has its call too.
+ARRIVAL_SECONDS = 0.25
+_ARRIVAL_PAUSE = 0.02
+
+
+class Reporter:
+    """Finds out why a call of a group failed, whose ``state`` that is, and tells everybody."""
+
+    def __init__(self, state: GroupState, store: Store) -> None:
+        self._state = state
+        self._group = state.members
+        self._store = store.with_patience(STORE_SECONDS)
+
+    def explain(self, record: Record, error: DistError) -> DistError:
+        """Return the error that all members raise for ``record``'s failure.
+
+        Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
+        silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
+        """
+        group, state = self._group, self._state
+        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in state.departed:
+            news = state.await_failure(NEWS_SECONDS)
+            if news is not None:
+                return news
+        mine = os.urandom(8).hex()
+        try:
+            key = f"failure/{group.id}"
+            won = self._store.compare_set(key, "", mine) == mine.encode()
+            if not won and (failure := state.await_failure(REPORT_SECONDS)):
+                return failure
+            event = self._investigate(record, error, mine)
+            if not won:
+                # The first reporter is itself gone or stuck: what this rank saw stands.
+                return event.exception()
+            if known := state.await_failure(0):
+                return known
+            publish(self._store, event)
+            failure = state.await_failure(REPORT_SECONDS)
+            return failure or event.exception()
+        except DistStoreError as store_error:
+            # If the store went with the rank that served it, that is known in a moment.
+            if news := state.await_failure(NEWS_SECONDS):
+                return news
+            kind, lost = self._kind_of(error)
+            message = (
+                f"{group} failed on rank {group.global_rank}: {error} "
+                f"(and the store cannot be asked for more: {store_error})"
+            )
+            return RankFailedError(message, lost) if kind is RankFailedError else kind(message)
+
+    def _investigate(self, record: Record, error: DistError, ticket: str) -> Abort:
+        group = self._group
+        doubtful = group.ranks[error.peer] if isinstance(error, PeerLostError) else None
+        statements = self._ask(ticket, record.header.sequence, doubtful)
+        kind, lost = self._kind_of(error)
+        if isinstance(error, HeaderMismatchError):
+            self._await_arrivals(record.header.sequence, statements)
+            message = mismatch_message(group, record, error, statements)
+        elif isinstance(error, CommunicatorTimeoutError):
+            message = timeout_message(group, record, statements)
+        elif isinstance(error, PeerLostError):
+            message = lost_message(group, record, error, statements, self._state.departed)
+        elif isinstance(error, RankFailedError):
+            message = str(error)
+        else:
+            message = f"{group} failed on rank {group.global_rank}: {error}"
+        return Abort(group.id, kind.__name__, message, lost)
+
+    def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
+        """Return what all members raise for ``error``, and the rank that is gone, if one is."""
+        if isinstance(error, HeaderMismatchError):
+            return CollectiveMismatchError, None
+        if isinstance(error, CommunicatorTimeoutError):
+            return CollectiveTimeoutError, None
+        if isinstance(error, PeerLostError):
+            return RankFailedError, self._group.ranks[error.peer]
+        if isinstance(error, RankFailedError):
+            return RankFailedError, error.rank
+        return DistBackendError, None
+
+    def _await_arrivals(self, sequence: int, statements: dict[int, Statement]) -> None:
+        """Ask again, for a moment, until all members that answer have come to the collective."""
+        deadline = Deadline.after(ARRIVAL_SECONDS)
+        while not deadline.expired and not self._state.await_failure(0):
+            if all(said.has_come(sequence) for said in statements.values()):
+                return
+            time.sleep(_ARRIVAL_PAUSE)
+            statements.update(self._ask(os.urandom(8).hex(), sequence, None))
+
+    def _ask(self, ticket: str, sequence: int, doubtful: int | None) -> dict[int, Statement]:
+        """Return the statements of the members that answer in time, by global rank.
+
+        ``doubtful`` is a rank that is probably gone; it gets less time.
+        """
+        group, state = self._group, self._state
+        publish(self._store, Query(group.id, sequence, ticket))
+        deadline = Deadline.after(ANSWER_SECONDS)
+        found: dict[int, Statement] = {}
+        departed = state.departed
+        for rank in group.ranks:
+            if state.await_failure(0):
+                break
+            if rank in departed:
+                if (said := last_calls(self._store, rank, group.id)) is not None:
+                    found[rank] = said
+                continue
+            grace = deadline.remaining()
+            if rank == doubtful:
+                grace = min(grace, DOUBTFUL_SECONDS)
+            try:
+                text = self._store.get(answer_key(ticket, rank), timeout=grace)
+            except StoreTimeoutError:
+                continue
+            found[rank] = Statement.unpack(text)
+        return found

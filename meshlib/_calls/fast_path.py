@@ -1,0 +1,82 @@
+"""The numbers that a group gives its collectives, and the fast path that gives them, too."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from meshlib._calls.spec import CallSpec
+from meshlib._native import calls as native
+from meshlib._recording.recorder import COLLECTIVE
+from transport._call import Kind, history_after, pack_header
+from transport._deadline import Timeout
+
+SHORT = frozenset(
+    () if native is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
+)
+"""Kinds of calls after which the members have met, and the fast path may make collectives."""
+
+
+class FastPath(Protocol):
+    """Numbers and records the usual calls of a group in compiled code, as ``CallQueue`` would.
+    Where the ranks share memory it makes collectives and messages of NumPy arrays, too.
+
+    ``CallQueue`` goes on with a call that has to wait long or goes wrong, and raises as ever.
+    NotImplemented stands for an unusual call: nothing has happened then.
+    """
+
+    checked: bool
+    """Set to False to measure what recording and comparing cost. For nothing else."""
+    met: bool
+    """Whether it takes collectives: those before the members have met are left to Python."""
+
+    def make(self, kind: int, listed: bool, arguments: tuple[Any, ...], timeout: Timeout, /) -> Any:
+        """Make the collective ``kind`` of what its method is called with, without ``async_op``.
+
+        ``listed``: a part for each member is an array in a list, else the parts are one array.
+        Return what the method returns, or NotImplemented.
+        """
+        ...
+
+    def open(self, what: CallSpec, seconds: float, /) -> Any:
+        """Have Python make the call and return what it returns, or NotImplemented."""
+        ...
+
+
+class CallOrder:
+    """``sequence`` is the number of the last collective, ``messages`` that of the last call with
+    one peer. ``history`` is that of ``CallHeader``. While a thread numbers and queues a call,
+    ``numbering`` is True, and no other call may come in between.
+    """
+
+    __slots__ = ("history", "messages", "numbering", "sequence")
+
+    def __init__(self) -> None:
+        self.sequence: int = 0
+        self.messages: int = 0
+        self.history: int = 0
+        self.numbering: bool = False
+
+    def next_header(self, spec: CallSpec, /) -> bytes:
+        """Number the call ``spec`` and return its header, packed (see ``CallHeader``)."""
+        collective = spec.peer == COLLECTIVE
+        sequence = (self.sequence if collective else self.messages) + 1
+        history = self.history if collective else 0
+        packed = pack_header(
+            sequence,
+            spec.elements,
+            spec.root,
+            spec.kind,
+            spec.dtype,
+            spec.op,
+            0,
+            history,
+            spec.extra,
+        )
+        if collective:
+            self.sequence, self.history = sequence, history_after(packed)
+        else:
+            self.messages = sequence
+        return packed
+
+
+Order: type[CallOrder] = CallOrder if native is None else native.Order

@@ -1,0 +1,353 @@
+"""``Future``: the outcome of a call, to be."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from meshlib._calls.call_stream import Continuations
+from transport._condition import Condition, let_go
+from transport._deadline import Deadline, Timeout
+from transport._errors import DistBackendError
+from transport._net.fork import own_pid, refusal
+
+_LOGGER = logging.getLogger("meshlib")
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class WaitTimeoutError(DistBackendError, TimeoutError):
+    """``wait(timeout)`` ended before the call did. The call goes on; its group is not broken."""
+
+
+class End(Protocol):
+    """The end of what a device still has to do: a ``Completion``, or several."""
+
+    def done(self) -> bool:
+        """Whether it has come."""
+        ...
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait for it on the host; False past the deadline."""
+        ...
+
+    def join(self) -> None:
+        """Have the caller's current stream wait for it."""
+        ...
+
+
+class Future(Generic[T]):
+    """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
+
+    A group gives its calls' futures the stream on which its continuations run. ``told()`` is called
+    when somebody sees an exception, ``blocked()`` as for a ``Work``.
+    """
+
+    def __init__(
+        self,
+        told: Callable[[], object] | None = None,
+        continuations: Continuations | None = None,
+        blocked: Callable[[], bool] | None = None,
+    ) -> None:
+        self._told = told
+        self._continuations = continuations
+        self._blocked = blocked
+        self._pid = own_pid()
+        # What this one waits for, and whether its callback runs already: until there is an outcome.
+        self._source: Future[Any] | None = None
+        self._under_way = False
+        self._ready = Condition()
+        self._done = False
+        self._value: Any = None
+        self._exception: BaseException | None = None
+        self._first: list[Callable[[Future[T]], object]] = []
+        self._callbacks: list[Callable[[Future[T]], object]] = []
+        self._completion: End | None = None
+
+    @property
+    def continuations(self) -> Continuations | None:
+        """Where callbacks run."""
+        return self._continuations
+
+    @property
+    def completion(self) -> End | None:
+        """What a device still has to do for the outcome."""
+        return self._completion
+
+    @property
+    def outcome(self) -> Any:
+        """The value, without a wait for a device."""
+        return self._value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception, of which nobody is told by this."""
+        return self._exception
+
+    def done(self) -> bool:
+        """Whether the outcome is there; on a device, whether its work is done."""
+        return self._done and (self._completion is None or self._completion.done())
+
+    def wait(self, timeout: Timeout | None = None) -> T:
+        """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
+
+        Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
+        for which this future itself waits. Raises ``DistBackendError`` in a fork of the process
+        that made the call, and in a signal handler that has interrupted an earlier call.
+        """
+        self.block(timeout, lambda: "the future")
+        exception = self.exception()
+        if exception is None:
+            return self._value
+        try:
+            raise exception
+        finally:
+            # Its traceback has this frame, and those of the callers with all that they hold:
+            # in a circle these would stay until the collector comes.
+            del exception, self
+
+    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
+        """Wait for the outcome without looking at it; ``what()`` names it in the error.
+
+        An outcome on a device is waited for by the caller's current stream, not by the host,
+        unless there is a ``timeout`` (seconds, a timedelta or "30s"), past which it raises
+        ``WaitTimeoutError``.
+        """
+        if self._done and self._completion is None:
+            return
+        if why := refusal(what(), self._pid, "the wait in that process"):
+            raise DistBackendError(why)
+        if self.is_blocked():
+            raise DistBackendError(
+                f"{what()} comes after a call that this thread is in the middle of: a signal"
+                " handler cannot wait for it; expected the handler to return first"
+            )
+        deadline = None if timeout is None else Deadline.after(timeout)
+        stream = _lane_of_this_thread()
+        if stream is not None:
+            self._wait_in_a_callback(stream, what, deadline)
+        else:
+            self._wait(what, deadline)
+        if self._completion is not None:
+            if deadline is not None and not self._completion.wait(deadline):
+                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
+            self._completion.join()
+
+    def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
+        try:
+            with self._ready.lock:
+                # Without a timeout it still ends: the call that fills this has a deadline.
+                left = None if deadline is None else deadline.remaining()
+                if not self._ready.wait_for(lambda: self._done, left) and deadline is not None:
+                    raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
+        except BaseException:
+            let_go(self._ready.lock)
+            raise
+
+    def _wait_in_a_callback(
+        self, stream: Continuations, what: Callable[[], str], deadline: Deadline | None
+    ) -> None:
+        """Wait in a task of ``stream``, which may be needed for the outcome."""
+        before, stream.awaited = stream.awaited, self
+        try:
+            if self._needs(stream):
+                raise RuntimeError(
+                    f"a callback waits for {what()}, which cannot come before that callback has"
+                    " ended; expected it to be continued with then() instead"
+                )
+            if self._continuations is stream and self._source is not None:
+                stream.run_until(lambda: self._done, deadline)
+            self._wait(what, deadline)
+        finally:
+            stream.awaited = before
+
+    def _needs(self, stream: Continuations) -> bool:
+        """Whether this cannot have an outcome before the task that ``stream`` runs has ended."""
+        future, seen = self, set[Future[Any]]()
+        while future not in seen:
+            seen.add(future)
+            runs, origin = future._continuations, future
+            while origin._source is not None and not origin._under_way:
+                origin = origin._source
+            if runs is stream and origin._under_way:
+                return True
+            # A continuation on another stream comes when what runs there has ended.
+            if runs is None or runs is stream or future._source is None:
+                return False
+            awaited = runs.awaited
+            if not isinstance(awaited, Future) or awaited._done:
+                return False
+            future = awaited
+        return False
+
+    def is_blocked(self) -> bool:
+        """Whether the calling thread is itself in the middle of a call that comes before this."""
+        return not self._done and self._blocked is not None and self._blocked()
+
+    def value(self) -> T:
+        """Return the value, or raise the exception, of a future that is done.
+
+        Raises RuntimeError when it is not.
+        """
+        if not self._done:
+            raise RuntimeError("the future is not done; wait() for it first")
+        return self.wait()
+
+    def exception(self) -> BaseException | None:
+        """Return the exception that the call ended with, or None (also while it runs)."""
+        if self._exception is not None and self._told is not None:
+            self._told()
+        return self._exception
+
+    def set_result(self, result: T, completion: End | None = None) -> None:
+        """Make ``result`` the value. Raises RuntimeError when there is an outcome already.
+
+        ``completion`` is the end of what a device still has to do for it.
+        """
+        self._settle(result, None, completion)
+
+    def set_exception(self, exception: BaseException) -> None:
+        """Make ``exception`` the outcome.
+
+        Raises RuntimeError when there is one already, TypeError for what cannot be raised.
+        """
+        if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"exception must be an exception, got {exception!r}")
+        self._settle(None, exception)
+
+    def then(self, callback: Callable[[Future[T]], U]) -> Future[U]:
+        """Return a future for ``callback(self)``, called once this one is done.
+
+        The callbacks of a group's calls run one after the other, in the order in which the calls
+        ended, in a thread of their own (at once in the caller's if this one is done and nothing
+        comes before it). They may make calls and wait for them, on the same group too; ranks agree
+        on the order of those and of the program's own only if the program makes none meanwhile.
+
+        Raises TypeError if it cannot be called.
+        """
+        check_callable(callback)
+        after: Future[U] = self._follower()
+        after._source = self
+
+        def run(done: Future[T]) -> None:
+            after._under_way = True
+            try:
+                result = callback(done)
+            except BaseException as error:
+                after.set_exception(error)
+                if not isinstance(error, Exception):  # an interrupt of this thread as well
+                    raise
+            else:
+                after.set_result(result)
+
+        self.add_done_callback(run)
+        return after
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a future cannot be pickled: it belongs to this process; wait() for it first, or have"
+            " async_execution answer when it is done"
+        )
+
+    def _follower(self) -> Future[Any]:
+        """Return the future that ``then`` fills."""
+        return Future[Any](continuations=self._continuations)
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
+        used, and what it raises is logged.
+
+        Raises TypeError if it cannot be called.
+        """
+        check_callable(callback)
+        stream = self._continuations
+        if self._keep(self._callbacks, callback):
+            return
+        # Not before those that are to come before it.
+        if stream is None or stream.is_current() or stream.is_idle():
+            callback(self)
+        else:
+            stream.submit(lambda: self._call([callback]))
+
+    def at_once(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call ``callback(self)`` in the very thread in which this future becomes done.
+
+        For what neither waits nor raises: the group's next call waits for it.
+        """
+        if not self._keep(self._first, callback):
+            callback(self)
+
+    def _keep(
+        self,
+        callbacks: list[Callable[[Future[T]], object]],
+        callback: Callable[[Future[T]], object],
+    ) -> bool:
+        """Keep ``callback`` for the end; False if that has come."""
+        with self._ready.lock:
+            if not self._done:
+                callbacks.append(callback)
+            return not self._done
+
+    def _settle(
+        self, value: Any, exception: BaseException | None, completion: End | None = None
+    ) -> None:
+        with self._ready.lock:
+            if self._done:
+                raise RuntimeError("the future has an outcome already")
+            self._value, self._exception = value, exception
+            self._completion = completion
+            self._done = True
+            self._source = None
+            first, callbacks = self._first, self._callbacks
+            self._first = self._callbacks = []
+            self._ready.notify_all()
+            stream = self._continuations
+            inline = stream is None or stream.is_current()
+            if callbacks and stream is not None and not inline:
+                stream.submit(lambda: self._call(callbacks))
+        for callback in first:
+            callback(self)
+        if inline:
+            self._call(callbacks)
+
+    def _call(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
+        for callback in callbacks:
+            try:
+                callback(self)
+            except BaseException:
+                # It has no caller that could be told, and the others are not to suffer for it.
+                _LOGGER.exception("a callback of a future raised")
+
+
+def _lane_of_this_thread() -> Continuations | None:
+    """Return the stream in whose task the calling thread is."""
+    stream = getattr(threading.current_thread(), "stream", None)
+    return stream if isinstance(stream, Continuations) else None
+
+
+def check_callable(callback: object) -> None:
+    """Raise TypeError unless ``callback`` can be called."""
+    if not callable(callback):
+        raise TypeError(f"callback must be callable, got {callback!r}")
+
+
+def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
+    """Return a future to be settled, waited for as ``futures`` are: at least one."""
+    # A thread that waits for a remote call lets another one run.
+    remote = next((future for future in futures if type(future) is not Future), futures[0])
+    return remote._follower()  # pyright: ignore[reportPrivateUsage]
+
+
+def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:
+    """Return what calls ``then()`` when it is called for the ``count``-th time, by any thread."""
+    numbers = itertools.count(1)
+
+    def note(_: object) -> None:
+        if next(numbers) == count:
+            then()
+
+    return note

@@ -1,0 +1,240 @@
+"""``Work``: a call that was issued with ``async_op=True``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from meshlib._arrays.adapter import is_only_returned
+from meshlib._arrays.ignored import UntakenResult
+from meshlib._calls.call_stream import Continuations
+from meshlib._calls.future import End, Future, after, joint
+from transport._deadline import Deadline, Timeout, to_seconds
+from transport._errors import DistError
+
+T = TypeVar("T")
+
+
+class WorkResult(enum.IntEnum):
+    """How a call ended, as ``Work.get_future_result`` tells it: c10d's numbers."""
+
+    SUCCESS = 0
+    TIMEOUT = 1
+    COMM_ERROR = 2
+    UNKNOWN = 100
+
+
+class Message(NamedTuple):
+    """What a receive ends with: its result, and the global rank that sent it."""
+
+    result: Any
+    source: int
+
+
+class Work(Generic[T]):
+    """A collective or point-to-point call under way; ``describe()`` says which.
+
+    ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
+    A thread that sees an exception calls ``told()``. Messages name the line by ``where()``.
+    A thread in the middle of an earlier call gets True from ``blocked()``.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[], str],
+        told: Callable[[], object] | None = None,
+        continuations: Continuations | None = None,
+        where: Callable[[], str] = lambda: "a call",
+        blocked: Callable[[], bool] | None = None,
+    ) -> None:
+        self._describe = describe
+        self._where = where
+        self._future: Future[T] = Future(told, continuations, blocked)
+        self._outcome: Any = None
+        self._taken = False
+        self._untaken: UntakenResult | None = None
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        """Whether the call has ended well."""
+        return self._future.done() and self._future.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what the call failed with, or None."""
+        return self._future.exception()
+
+    def wait(self, timeout: Timeout | None = None) -> bool:
+        """Wait until the call has ended; return True or raise its exception.
+
+        ``timeout`` (seconds or "30s") bounds this wait, not the call (which has a deadline
+        of its own): past it, ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound,
+        as in c10d.
+        """
+        bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
+        self._future.block(bound, self._describe)
+        exception = self._future.exception()
+        if exception is None:
+            return True
+        try:
+            raise exception
+        finally:
+            del exception, self  # as Future.wait
+
+    def synchronize(self) -> None:
+        """Make the result usable by the caller: the same as ``wait()``."""
+        self.wait()
+
+    def result(self) -> T:
+        """Return what the synchronous call would have returned. Waits for the end."""
+        self.take()
+        return self._future.wait()
+
+    def source_rank(self) -> int:
+        """Return the global rank that a receive's message came from (waits for it).
+
+        Raises ValueError for a call that is not a receive.
+        """
+        self.wait()
+        outcome = self._outcome
+        if not isinstance(outcome, Message):
+            raise ValueError(f"source_rank() of {self._describe()}: only a receive has a source")
+        return outcome.source
+
+    def get_future(self) -> Future[T]:
+        """Return the future of the result."""
+        self.take()
+        return self._future
+
+    def get_future_result(self) -> Future[WorkResult]:
+        """Return a future of how the call ends, a ``WorkResult``; it never holds an exception."""
+        after = Future[WorkResult]()
+        self._future.at_once(lambda done: after.set_result(_how_it_ended(done)))
+        return after
+
+    def outcome(self) -> Any:
+        """Wait for the end and return all of it: a ``Message`` for a receive."""
+        self.take()
+        self.wait()
+        return self._outcome
+
+    def finish(self, outcome: Any, completion: End | None = None) -> None:
+        """Record a good end: what the call gave, and the end of what a device still does for it.
+
+        For the group that runs the call.
+        """
+        self._outcome = outcome
+        result = outcome.result if isinstance(outcome, Message) else outcome
+        if is_only_returned(result) and not self._taken:
+            self._untaken = UntakenResult(self, self._where())
+        self._future.set_result(result, completion)
+
+    def take(self) -> None:
+        """Note that the result is taken, or in the program's hands already."""
+        self._taken = True
+        if self._untaken is not None:
+            self._untaken.take()
+
+    def fail(self, exception: BaseException) -> None:
+        """Record a bad end. For the group that runs the call."""
+        self._future.set_exception(exception)
+
+    def __repr__(self) -> str:
+        if not self.is_completed():
+            state = "under way"
+        else:
+            state = "done" if self.is_success() else f"failed: {self.exception()!r}"
+        return f"<Work {self._describe()}: {state}>"
+
+
+class _Ends:
+    """The ends of several calls on devices, as one ``End``."""
+
+    def __init__(self, parts: Sequence[Future[Any]]) -> None:
+        self._ends = [end for future in parts if (end := future.completion) is not None]
+
+    def done(self) -> bool:
+        return all(end.done() for end in self._ends)
+
+    def wait(self, deadline: Deadline) -> bool:
+        return all(end.wait(deadline) for end in self._ends)
+
+    def join(self) -> None:
+        for end in self._ends:
+            end.join()
+
+
+@overload
+def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]: ...
+@overload
+def collect_all(works: Sequence[Future[T]]) -> Future[list[Future[T]]]: ...
+def collect_all(works: Any) -> Any:
+    """Return one ``Work`` of several, or one ``Future``: it ends when all of them have.
+
+    The result of a ``Work`` is the list of the results of ``works``; if some failed, it raises the
+    exception of the first of them in the list. None, which a call returns on a rank that is no
+    member, is left out. The value of a ``Future`` is the list of the futures, well or not, as for
+    ``torch.futures.collect_all``.
+
+    Raises TypeError unless all are a Work or None, or all a Future; ValueError where none is left.
+    """
+    if not isinstance(works, Sequence):
+        raise TypeError(f"works must be a list of Work, or of Future, got {works!r}")
+    given: Sequence[Any] = [one for one in works if one is not None]  # pyright: ignore[reportUnknownVariableType]
+    if not given:
+        raise ValueError("works has no Work; expected at least one")
+    kind = Future if isinstance(given[0], Future) else Work
+    for i, one in enumerate(works):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if not isinstance(one, kind) and (one is not None or kind is Future):
+            expected = "Future" if kind is Future else "Work or None"
+            raise TypeError(f"works[{i}] must be a {expected}, got {one!r}")
+    return _collect_futures(given) if kind is Future else _collect_works(given)
+
+
+def _collect_futures(futures: Sequence[Future[T]]) -> Future[list[Future[T]]]:
+    whole = joint(futures)
+    note = after(len(futures), lambda: whole.set_result(list(futures)))
+    for future in futures:
+        future.add_done_callback(note)
+    return whole
+
+
+def _collect_works(works: Sequence[Work[T]]) -> Work[list[T]]:
+    parts = [work.get_future() for work in works]
+    names = [repr(work) for work in works]
+
+    def tell() -> None:
+        for part in parts:
+            part.exception()
+
+    # What follows on all runs where none of them has to wait for it.
+    whole: Work[list[T]] = Work(
+        lambda: f"all of {', '.join(names)}",
+        tell,
+        parts[0].continuations,
+        blocked=lambda: any(part.is_blocked() for part in parts),
+    )
+
+    def end() -> None:
+        failures = [part.failure for part in parts if part.failure is not None]
+        if failures:
+            whole.fail(failures[0])
+        else:
+            whole.finish([part.outcome for part in parts], _Ends(parts))
+
+    note = after(len(parts), end)
+    for part in parts:
+        part.at_once(note)
+    return whole
+
+
+def _how_it_ended(future: Future[Any]) -> WorkResult:
+    error = future.exception()
+    if error is None:
+        return WorkResult.SUCCESS
+    if isinstance(error, TimeoutError):
+        return WorkResult.TIMEOUT
+    return WorkResult.COMM_ERROR if isinstance(error, DistError) else WorkResult.UNKNOWN

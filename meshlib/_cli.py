@@ -1,0 +1,67 @@
+"""The ``meshlib`` command: one word chooses what to do, and only that is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from meshlib._command_line import end_quietly, say
+from meshlib._did_you_mean import did_you_mean
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "checkpoint": (
+        "meshlib.checkpoint._command:main",
+        "list, show, check, cut, compare checkpoints",
+    ),
+    "explain": (
+        "meshlib._explain.command:main",
+        "show a mesh, a plan, a schedule, or what a run takes",
+    ),
+    "run": ("meshlib._launcher.__main__:main", "start a program on several ranks (also: meshrun)"),
+    "secret": ("meshlib._secret_command:main", "write the secret that a job's processes share"),
+    "top": ("meshlib._monitor.command:main", "show a running job: who waits for whom, and where"),
+    "trace": ("meshlib._trace.command:main", "explain and draw the flight records of a failed job"),
+    "tune": ("meshlib._tune.cli:main", "measure where one algorithm gives way to another"),
+    "bench": ("meshlib._bench.cli:main", "measure collectives, beside those of other libraries"),
+}
+"""What each command does: ``module:function`` (called with the other arguments), and in words."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in ``argv`` (default: the process's arguments) and return its exit code."""
+    return end_quietly(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_usage())
+        return 0 if arguments else 2
+    command, *rest = arguments
+    if command in ("-V", "--version"):
+        from meshlib import __version__
+
+        sys.stdout.write(f"meshlib {__version__}\n")
+        return 0
+    if command not in COMMANDS:
+        expected = ", ".join(COMMANDS)
+        hint = did_you_mean(command, COMMANDS)
+        say("meshlib", f"{command!r} is no command; expected {expected}{hint}")
+        return 2
+    module, _, function = COMMANDS[command][0].partition(":")
+    run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return run(rest)
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {words}" for name, (_, words) in COMMANDS.items()]
+    commands = "\n".join(lines)
+    return (
+        "usage: meshlib COMMAND ...\n\n"
+        f"{commands}\n\n"
+        "meshlib COMMAND --help says more. meshlib --version prints the version.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

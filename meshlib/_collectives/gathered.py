@@ -1,0 +1,425 @@
+"""all_gather and reduce_scatter, of lists and of whole arrays: each member ends with, or begins
+from, a part for every member.
+
+As in ``on_arrays``, the words of a method are shared with the function of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+from meshlib._arrays import adapter as arrays
+from meshlib._arrays.adapted import Adapted, ListOf
+from meshlib._arrays.checks import (
+    adapt_sources,
+    adapt_targets,
+    check_dtype,
+    check_no_overlap,
+    check_reduction,
+    check_same_dtype,
+    check_size,
+    same_start,
+    split_evenly,
+)
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.work import Work
+from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, spec_of
+from transport._call import Call, Kind
+from transport._communicators.base import Communicator
+from transport._deadline import Timeout
+from transport._operands.reduce_op import Flat, ReduceOp
+
+A = TypeVar("A")
+
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_ALL_GATHER, _REDUCE_SCATTER = Kind.ALL_GATHER, Kind.REDUCE_SCATTER
+
+
+class GatheringCollectives(GroupOfRanks):
+    """The all_gathers and reduce_scatters of one group of ranks."""
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: ListOf[A],
+        tensor: Any,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A]: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: ListOf[A],
+        tensor: Any,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: ListOf[A],
+        tensor: Any,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | Work[list[A]]: ...
+
+    def all_gather(
+        self,
+        tensor_list: ListOf[Any],
+        tensor: Any,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
+
+        Args:
+            tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
+                dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Its size may differ by member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
+            None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(
+            _ALL_GATHER,
+            self._prepare_all_gather,
+            (tensor_list, tensor),
+            async_op,
+            timeout,
+            LISTS,
+        )
+
+    def _prepare_all_gather(self, tensor_list: ListOf[Any], tensor: Any) -> CallSpec:
+        call_queue = self.call_queue
+        x = arrays.source(tensor, "tensor")
+        code = check_dtype(x, "tensor")
+        outs = adapt_targets(tensor_list, "tensor_list", len(call_queue.ranks))
+        mine = outs[call_queue.rank]
+        check_size(mine, f"tensor_list[{call_queue.rank}]", x.flat.size, "the size of tensor")
+        for i, out in enumerate(outs):
+            check_same_dtype(out, f"tensor_list[{i}]", x, "tensor")
+            if i != call_queue.rank or not same_start(out.flat, x.flat):
+                check_no_overlap(out, f"tensor_list[{i}]", x, "tensor")
+
+        def finish() -> list[Any]:
+            return [out.finish() for out in outs]
+
+        flats = [out.flat for out in outs]
+        return _all_gather(x, code, flats, finish)
+
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Any,
+        input_tensor: Any,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
+
+        Args:
+            output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
+                along dim 0 or stacked in a new first dim, which is the same memory.
+            input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
+                bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
+                be this member's part of ``output_tensor``.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(
+            _ALL_GATHER,
+            self._prepare_all_gather_into,
+            (output_tensor, input_tensor),
+            async_op,
+            timeout,
+            ARRAYS,
+        )
+
+    def _prepare_all_gather_into(self, output_tensor: Any, input_tensor: Any) -> CallSpec:
+        call_queue = self.call_queue
+        x = arrays.source(input_tensor, "input_tensor")
+        code = check_dtype(x, "input_tensor")
+        out = arrays.target(output_tensor, "output_tensor")
+        size = len(call_queue.ranks)
+        check_same_dtype(out, "output_tensor", x, "input_tensor")
+        check_size(out, "output_tensor", size * x.flat.size, f"{size} times input_tensor's size")
+        flats = split_evenly(out.flat, size)
+        if not same_start(x.flat, flats[call_queue.rank]):
+            check_no_overlap(out, "output_tensor", x, "input_tensor")
+        return _all_gather(x, code, flats, out.finish)
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: ListOf[Any],
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: ListOf[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
+
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
+                it overlaps no other.
+            input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
+                differ by place, not by member.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(
+            _REDUCE_SCATTER,
+            self._prepare_reduce_scatter,
+            (output, input_list, op),
+            async_op,
+            timeout,
+            LISTS,
+        )
+
+    def _prepare_reduce_scatter(
+        self, output: Any, input_list: ListOf[Any], op: ReduceOp
+    ) -> CallSpec:
+        call_queue = self.call_queue
+        out = arrays.target(output, "output")
+        ins = adapt_sources(input_list, "input_list", len(call_queue.ranks))
+        op, code = check_reduction(op, out, "output")
+        check_size(
+            out,
+            "output",
+            ins[call_queue.rank].flat.size,
+            f"the size of input_list[{call_queue.rank}]",
+        )
+        for i, x in enumerate(ins):
+            check_same_dtype(x, f"input_list[{i}]", out, "output")
+            if i != call_queue.rank or not same_start(out.flat, x.flat):
+                check_no_overlap(out, "output", x, f"input_list[{i}]")
+        return _reduce_scatter(out, [x.flat for x in ins], op, code)
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def reduce_scatter_tensor(
+        self,
+        output: Any,
+        input: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
+
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
+                member's part of ``input``.
+            input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
+                dim 0 or stacked in a new first dim.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(
+            _REDUCE_SCATTER,
+            self._prepare_reduce_scatter_tensor,
+            (output, input, op),
+            async_op,
+            timeout,
+            ARRAYS,
+        )
+
+    def _prepare_reduce_scatter_tensor(self, output: Any, input: Any, op: ReduceOp) -> CallSpec:
+        call_queue = self.call_queue
+        out = arrays.target(output, "output")
+        x = arrays.source(input, "input")
+        op, code = check_reduction(op, out, "output")
+        size = len(call_queue.ranks)
+        check_same_dtype(x, "input", out, "output")
+        check_size(x, "input", size * out.flat.size, f"{size} times the size of output")
+        flats = split_evenly(x.flat, size)
+        if not same_start(out.flat, flats[call_queue.rank]):
+            check_no_overlap(out, "output", x, "input")
+        return _reduce_scatter(out, flats, op, code)
+
+    # The names that c10d gives to these two since it has others with "tensor" in them.
+    all_gather_single = all_gather_into_tensor
+    reduce_scatter_single = reduce_scatter_tensor
+
+
+def _all_gather(
+    x: Adapted,
+    code: int,
+    flats: list[Flat],
+    finish: Callable[[], Any],
+) -> CallSpec:
+    """Gather the members' ``x`` into ``flats``; return ``finish()``."""
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.all_gather(call, flats, x.flat)
+        return finish()
+
+    elements = sum(flat.size for flat in flats)
+    return spec_of(_ALL_GATHER, run, x, code, elements=elements)
+
+
+def _reduce_scatter(out: Adapted, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
+    """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.reduce_scatter(call, out.flat, flats, op)
+        return out.finish()
+
+    elements = sum(flat.size for flat in flats)
+    return spec_of(_REDUCE_SCATTER, run, out, code, elements=elements, op=op.code)

@@ -1,0 +1,161 @@
+"""What the collective mixins build on: something that has, or is, a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from meshlib._arrays.adapted import Adapted
+from meshlib._arrays.adapter import is_only_returned
+from meshlib._arrays.ignored import warn_if_discarded
+from meshlib._calls.call_queue import CallQueue
+from meshlib._calls.spec import CallSpec, Run
+from transport._call import NO_ROOT, Kind
+from transport._checks import to_whole_number
+from transport._deadline import Timeout
+
+T = TypeVar("T")
+
+ARRAYS, LISTS = False, True
+"""How the methods of a kind have a part for each member: in one array, or an array in a list."""
+NO_MEMBER: Any = None
+"""What calls return on a rank that is no member, of which their types say nothing."""
+_USUAL = frozenset((np.ndarray, list, type(None)))
+"""Types of results that ``is_only_returned`` need not be asked about."""
+
+
+class GroupOfRanks:
+    """Something that has, or is, a process group."""
+
+    # No ABC: those take half a microsecond for ``isinstance``, which each call asks once.
+    call_queue: CallQueue
+    """The way into the calls of that group."""
+
+    @property
+    def process_group(self) -> GroupOfRanks:
+        """The group that the calls of this object are made on."""
+        raise NotImplementedError
+
+    def _issue(
+        self,
+        kind: Kind,
+        prepare: Callable[..., CallSpec],
+        arguments: tuple[Any, ...],
+        async_op: bool,
+        timeout: Timeout | None,
+        listed: bool | None = None,
+    ) -> Any:
+        """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
+        them; see ``CallQueue.issue``. None on a rank that is no member.
+
+        ``listed``: see ``FastPath.make``; None where that does not know the arguments.
+        """
+        call_queue = self.call_queue
+        fast_path = call_queue.state.fast_path
+        if fast_path is not None and listed is not None and not async_op:
+            result = fast_path.make(
+                kind, listed, arguments, call_queue.members.seconds if timeout is None else timeout
+            )
+            if result is not NotImplemented:
+                return result
+        if call_queue.rank < 0:
+            return None
+        try:  # as ``CallQueue.checked``, whose call is a part of a small collective's time
+            spec = prepare(*arguments)
+        except Exception as error:
+            call_queue.failure.refuse(kind, error)
+            raise
+        result = call_queue.issue(spec, async_op, timeout)
+        if type(result) not in _USUAL and not async_op and is_only_returned(result):
+            warn_if_discarded()
+        return result
+
+    def _given(self, items: T | None, name: str, end: str) -> T:
+        """Return ``items``, which this rank has to give: it is the call's ``end``.
+
+        Raises ValueError for None.
+        """
+        if items is None:
+            rank = self.call_queue.ranks[self.call_queue.rank]
+            raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
+        return items
+
+
+def make_fast(
+    group: GroupOfRanks,
+    kind: int,
+    listed: bool,
+    arguments: tuple[Any, ...],
+    timeout: Timeout | None = None,
+) -> Any:
+    """Make a usual call of ``group`` in compiled code: see ``FastPath.make``.
+
+    Returns NotImplemented for any other call, of which nothing has happened then.
+    """
+    call_queue = group.call_queue
+    fast_path = call_queue.state.fast_path
+    if fast_path is None:
+        return NotImplemented
+    seconds = call_queue.members.seconds if timeout is None else timeout
+    return fast_path.make(kind, listed, arguments, seconds)
+
+
+def resolve_rank(
+    group: GroupOfRanks,
+    rank: int | None,
+    group_rank: int | None,
+    name: str,
+    default: int | None = None,
+) -> int:
+    """Return the group rank that ``rank`` (global) or ``group_rank`` means.
+
+    Exactly one is given, unless there is a ``default``. Raises ValueError otherwise, and for
+    a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
+    argument's (``src``: then also ``group_src``).
+    """
+    members = group.call_queue.members
+    if type(rank) is int and group_rank is None:  # the usual case at once
+        place = members.place_of(rank)
+        if place is not None:
+            return place
+    if rank is None and group_rank is None and default is not None:
+        return default
+    if (rank is None) == (group_rank is None):
+        got = f"{name}={rank}, group_{name}={group_rank}"
+        raise ValueError(f"exactly one of {name} and group_{name} is expected, got {got}")
+    if rank is not None:
+        try:
+            return members.group_rank(to_whole_number(rank, name))
+        except ValueError as error:
+            meant = f"; write group_{name}={rank} for a rank in the group"
+            hint = meant if 0 <= rank < len(members.ranks) else ""
+            raise ValueError(f"{name}: {error}{hint}") from None
+    place = to_whole_number(group_rank, f"group_{name}")
+    if not 0 <= place < len(members.ranks):
+        raise ValueError(
+            f"group_{name} is {place}; expected 0 to {len(members.ranks) - 1} in {members}"
+        )
+    return place
+
+
+def spec_of(
+    kind: Kind,
+    run: Run,
+    like: Adapted,
+    dtype: int,
+    *,
+    elements: int = 0,
+    root: int = NO_ROOT,
+    op: int = 0,
+    extra: int = 0,
+    nbytes: int | None = None,
+) -> CallSpec:
+    """Return the call on arrays that are ``like`` one of them.
+
+    ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
+    """
+    if nbytes is None:
+        nbytes = elements * like.flat.itemsize
+    return CallSpec(kind, run, elements, root, dtype, op, extra, nbytes, like.device)

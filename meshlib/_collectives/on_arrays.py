@@ -1,0 +1,304 @@
+"""Collectives on arrays, as methods of whatever is a group of ranks.
+
+All of them go the same way: adapt the arguments to flat buffers, check them, and hand the call
+queue what must be equal on every member together with what is to be run. What holds for all is said
+in ``collectives``, beside this. The words of a method are shared with the function of its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+from meshlib._arrays import adapter as arrays
+from meshlib._arrays.checks import check_dtype, check_reduction
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.work import Work
+from meshlib._collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
+from transport._call import Call, Kind
+from transport._communicators.base import Communicator
+from transport._deadline import Timeout
+from transport._operands.reduce_op import ReduceOp
+
+A = TypeVar("A")
+
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_ALL_REDUCE, _BROADCAST, _REDUCE = Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE
+
+
+class ArrayCollectives(GroupOfRanks):
+    """The collectives on arrays of one group of ranks."""
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def all_reduce(
+        self, tensor: A, op: ReduceOp, async_op: Literal[True], timeout: Timeout | None = ...
+    ) -> Work[A]: ...
+
+    @overload
+    def all_reduce(
+        self, tensor: A, op: ReduceOp = ..., async_op: bool = ..., timeout: Timeout | None = ...
+    ) -> A | Work[A]: ...
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce ``tensor`` over the members with ``op``; all get the same bits.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                with the result where it can be written to.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(_ALL_REDUCE, _all_reduction, (tensor, op), async_op, timeout, ARRAYS)
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None = ...,
+        async_op: Literal[False] = ...,
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None = ...,
+        *,
+        async_op: Literal[True],
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None,
+        async_op: Literal[True],
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: A,
+        src: int | None = ...,
+        async_op: bool = ...,
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def broadcast(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Copy ``tensor`` of one member to all.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                on all but the source, where it can be written to.
+            src: The global rank of the source.
+            async_op: Return a ``Work`` at once, not the result.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
+            With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
+            member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(
+            _BROADCAST,
+            self._prepare_broadcast,
+            (tensor, src, group_src),
+            async_op,
+            timeout,
+            ARRAYS,
+        )
+
+    def _prepare_broadcast(self, tensor: Any, src: int | None, group_src: int | None) -> CallSpec:
+        call_queue = self.call_queue
+        root = resolve_rank(self, src, group_src, "src")
+        is_root = root == call_queue.rank
+        x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
+        code = check_dtype(x, "tensor")
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.broadcast(call, x.flat, root)
+            return x.finish()
+
+        return spec_of(_BROADCAST, run, x, code, elements=x.flat.size, root=root)
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None = ...,
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None = ...,
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None,
+        op: ReduceOp,
+        async_op: Literal[True],
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: A,
+        dst: int | None = ...,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce ``tensor`` over the members with ``op``, into that of one of them.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. The
+                destination's is overwritten with the result where it can be written to; the others'
+                are left as they are.
+            dst: The global rank of the destination.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(
+            _REDUCE,
+            self._prepare_reduce,
+            (tensor, dst, op, group_dst),
+            async_op,
+            timeout,
+            ARRAYS,
+        )
+
+    def _prepare_reduce(
+        self, tensor: Any, dst: int | None, op: ReduceOp, group_dst: int | None
+    ) -> CallSpec:
+        call_queue = self.call_queue
+        root = resolve_rank(self, dst, group_dst, "dst")
+        is_root = root == call_queue.rank
+        x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
+        op, code = check_reduction(op, x, "tensor")
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.reduce(call, x.flat, op, root)
+            return x.finish()
+
+        return spec_of(
+            _REDUCE,
+            run,
+            x,
+            code,
+            elements=x.flat.size,
+            op=op.code,
+            root=root,
+        )
+
+
+def _all_reduction(tensor: Any, op: Any) -> CallSpec:
+    x = arrays.in_out(tensor, "tensor")
+    op, code = check_reduction(op, x, "tensor", feedback=True)
+    flat = x.flat
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.all_reduce(call, flat, op)
+        return x.finish()
+
+    return spec_of(_ALL_REDUCE, run, x, code, elements=flat.size, op=op.code)

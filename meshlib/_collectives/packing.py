@@ -1,0 +1,56 @@
+"""How several arrays travel in one flat buffer, and on a device one after the other."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from meshlib._arrays.adapted import Adapted
+from transport._call import Call
+from transport._communicators.base import Communicator
+from transport._cuda.flat import DeviceFlat, end_together
+from transport._operands.reduce_op import Flat
+
+
+def gather_device_arrays(
+    communicator: Communicator,
+    call: Call,
+    ins: Sequence[Adapted],
+    outs: Sequence[Sequence[Adapted]],
+) -> list[list[Any]]:
+    """Gather one array after the other. Members may have different numbers of them."""
+    rank = communicator.rank
+    for j in range(max(map(len, outs))):
+        targets = [row[j].flat if j < len(row) else row[0].flat[:0] for row in outs]
+        own = ins[j].flat if j < len(ins) else ins[0].flat[:0]
+        assert targets[rank].size == own.size
+        communicator.all_gather(call, targets, own)
+    finished = iter(finish(call, [out for row in outs for out in row]))
+    return [[next(finished) for _ in row] for row in outs]
+
+
+def finish(call: Call, outs: Sequence[Adapted]) -> list[Any]:
+    """Return the results of a call on a device that has made several."""
+    result = [out.finish() for out in outs]
+    end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
+    return result
+
+
+def unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:
+    """Copy ``flat`` into the arrays; return the results."""
+    copy_out(flat, [x.flat for x in into])
+    return [x.finish() for x in into]
+
+
+def copy_out(flat: Flat, into: Sequence[Flat]) -> None:
+    """Copy the parts of ``flat`` into arrays."""
+    start = 0
+    for part in into:
+        part[...] = flat[start : start + part.size]
+        start += part.size
+
+
+def fingerprint(sizes: Iterable[int]) -> int:
+    """Return a number from 1 to 2**32 - 1 that differs when the sizes do, as good as always."""
+    return zlib.crc32(b"".join(size.to_bytes(8, "little") for size in sizes)) or 1

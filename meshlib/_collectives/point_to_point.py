@@ -1,0 +1,233 @@
+"""Messages from one member of a group to another, with tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from meshlib._arrays import adapter as arrays
+from meshlib._arrays.checks import check_dtype
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.work import Message, Work
+from meshlib._collectives.group_of_ranks import (
+    ARRAYS,
+    NO_MEMBER,
+    GroupOfRanks,
+    make_fast,
+    resolve_rank,
+)
+from meshlib._recording.recorder import ANY_SOURCE
+from transport._call import NO_ROOT, Call, Kind
+from transport._checks import to_whole_number
+from transport._communicators.base import Communicator
+from transport._deadline import Timeout
+
+A = TypeVar("A")
+
+MAX_TAG = 2**32 - 1
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_SEND, _RECV = Kind.SEND, Kind.RECV
+
+
+class PointToPoint(GroupOfRanks):
+    """``send``, ``recv`` and their asynchronous forms.
+
+    Messages between two members under one tag do not overtake each other. A receive of another
+    size or dtype than was sent raises ``CollectiveMismatchError`` on the receiver that says both;
+    the message is gone and the group still usable.
+    """
+
+    def send(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Send ``tensor`` to one member; return when it may be reused.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+            dst: The global rank of the destination.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+            RankFailedError: If the other end dies or leaves.
+        """
+        if (
+            make_fast(self, _SEND, ARRAYS, (tensor, dst, tag, group_dst), timeout)
+            is not NotImplemented
+        ):
+            return
+        spec = prepare_send(self, tensor, dst, tag, group_dst)
+        if spec is not None:
+            self.call_queue.issue(spec, False, timeout)
+
+    def isend(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Work[None]:
+        """Begin to send ``tensor`` to one member.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+                not change until the ``Work`` is done.
+            dst: The global rank of the destination.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
+            no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        """
+        spec = prepare_send(self, tensor, dst, tag, group_dst)
+        return NO_MEMBER if spec is None else self.call_queue.issue(spec, True, timeout)
+
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> int:
+        """Receive into ``tensor`` what one member sends.
+
+        Args:
+            tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
+                of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
+                written to (JAX) is a TypeError: use ``irecv(...).result()``.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The sender's global rank; -1 on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+                lost and the group stays usable.
+            CollectiveTimeoutError: Past the deadline; the group stays usable.
+            RankFailedError: If the other end dies or leaves.
+        """
+        sender = make_fast(self, _RECV, ARRAYS, (tensor, src, tag, group_src), timeout)
+        if sender is not NotImplemented:
+            return sender
+        spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)
+        return -1 if spec is None else self.call_queue.issue(spec, False, timeout).source
+
+    def irecv(
+        self,
+        tensor: A,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Work[A]:
+        """Begin to receive into ``tensor`` what one member sends.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
+                until the ``Work`` is done.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
+            to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
+            way. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        """
+        spec = prepare_receive(self, tensor, src, tag, group_src)
+        return NO_MEMBER if spec is None else self.call_queue.issue(spec, True, timeout)
+
+
+def prepare_send(
+    group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
+) -> CallSpec | None:
+    """Check ``send``'s arguments; return the call, for the call queue. None where this rank is no
+    member.
+    """
+    if group.call_queue.rank < 0:
+        return None
+    peer = resolve_rank(group, dst, group_dst, "dst")
+    check_tag(tag)
+    x = arrays.source(tensor, "tensor")
+    flat, code = x.flat, check_dtype(x, "tensor")
+
+    def run(communicator: Communicator, call: Call) -> None:
+        communicator.send(call, flat, peer, tag)
+
+    return CallSpec(_SEND, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, peer)
+
+
+def prepare_receive(
+    group: GroupOfRanks,
+    tensor: Any,
+    src: int | None,
+    tag: int,
+    group_src: int | None,
+    *,
+    in_place: bool = False,
+    put: Callable[[Any], object] | None = None,
+) -> CallSpec | None:
+    """Check ``recv``'s arguments; return the call, for the call queue. None where this rank is no
+    member.
+
+    ``in_place``: the call does not return the array. ``put`` is called with a new array in the
+    place of one that cannot be written to.
+    """
+    call_queue = group.call_queue
+    if call_queue.rank < 0:
+        return None
+    anybody = src is None and group_src is None
+    peer = None if anybody else resolve_rank(group, src, group_src, "src")
+    check_tag(tag)
+    if in_place:
+        x = arrays.in_place(tensor, "tensor", "array = irecv(...).result()")
+    else:
+        x = arrays.target(tensor, "tensor")
+    if put is not None:
+        x.put_back(put)
+    flat, code = x.flat, check_dtype(x, "tensor")
+
+    def run(communicator: Communicator, call: Call) -> Message:
+        source = communicator.recv(call, flat, peer, tag)
+        return Message(x.finish(), call_queue.ranks[source])
+
+    sender = ANY_SOURCE if peer is None else peer
+    return CallSpec(_RECV, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, sender)
+
+
+def check_tag(tag: int) -> None:
+    """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
+    if not 0 <= (tag if type(tag) is int else to_whole_number(tag, "tag")) <= MAX_TAG:
+        raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

@@ -1,0 +1,147 @@
+"""``empty``: arrays in memory that all members of a group share."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import GroupOfRanks
+from transport._call import Call, Kind, dtype_code, dtype_name
+from transport._communicators.base import Communicator
+from transport._cuda.device_state import DeviceCommunicator
+from transport._cuda.driver import cuda_driver
+from transport._deadline import Timeout
+from transport._operands.reduce_op import Flat
+
+_MOST_DIMS = 64
+
+
+class SymmetricMemory(GroupOfRanks):
+    """Symmetric memory: the same array at the same place on every member."""
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: npt.DTypeLike = np.float32,
+        timeout: Timeout | None = None,
+        device: str = "cpu",
+    ) -> Any:
+        """Return a NumPy array for which this group's collectives need no copy to be staged.
+
+        Every member calls, with the same shape and dtype, and gets an array of its own; the
+        contents are undefined. Where members share a host, all can reach all of these arrays, and a
+        collective on them, or on the same contiguous part of them, works in place. Elsewhere they
+        are ordinary arrays. Any use of an array is allowed; others' collectives see nothing of it
+        until this member calls one as well.
+
+        With ``device="cuda"`` (the current GPU; ``"cuda:1"``, another one) it is a CuPy array. Over
+        ``cuda_ipc`` the members exchange its handles here, once, and never again; with other
+        backends it is an ordinary array. Its memory stays with the process, for later arrays.
+
+        The memory is used again when the array and its views are gone on all members. Returns None
+        on a rank that is no member. ``timeout`` (seconds or "30s") is the call's deadline.
+        Raises ValueError, on all members, when they ask for different arrays; the group stays
+        usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
+        """
+        call_queue = self.call_queue
+        rank = call_queue.rank
+        if rank < 0:
+            return None
+        dims, wanted, code, place = call_queue.checked(Kind.ALLOCATE, _check, shape, dtype, device)
+        count = math.prod(dims)
+
+        def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
+            mine = _describe(code, dims, place.on_cpu)
+            asked = np.empty((len(call_queue.ranks), mine.size), mine.dtype)
+            communicator.all_gather(call, list(asked), mine)
+            if not (asked == mine).all():
+                return [_show(row) for row in asked]
+            return communicator.allocate(call, count, wanted) if place.on_cpu else None
+
+        spec = CallSpec(Kind.ALLOCATE, run, nbytes=count * wanted.itemsize)
+        result = call_queue.issue(spec, timeout=timeout)
+        if isinstance(result, np.ndarray):
+            return result.reshape(dims)
+        if result is None:
+            return self._on_gpu(place, dims, wanted, timeout)
+        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(call_queue.ranks, result, strict=True))
+        raise ValueError(f"the members of {call_queue} ask for different symmetric arrays:{rows}")
+
+    def _on_gpu(
+        self,
+        place: _Place,
+        dims: tuple[int, ...],
+        dtype: np.dtype[Any],
+        timeout: Timeout | None,
+    ) -> Any:
+        nbytes = math.prod(dims) * dtype.itemsize
+        driver, number = place.driver, place.number
+
+        def run(communicator: Communicator[Any], call: Call) -> Any:
+            if isinstance(communicator, DeviceCommunicator):
+                memory = communicator.allocate_on(call, driver, number, nbytes)
+            else:  # a third party's
+                memory = driver.allocate(nbytes, number)
+            return driver.array(memory.pointer, dims, dtype, number, memory)
+
+        spec = CallSpec(Kind.ALLOCATE, run, nbytes=nbytes, device="cuda")
+        return self.call_queue.issue(spec, timeout=timeout)
+
+
+class _Place:
+    """Where an array is to be: on the CPU, or on the GPU ``number`` of ``driver``."""
+
+    def __init__(self, device: str) -> None:
+        kind, colon, text = str(device).partition(":")
+        if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and text.isdecimal())):
+            raise ValueError(f"device is {device!r}; expected 'cpu', 'cuda' or 'cuda:NUMBER'")
+        self.on_cpu = kind == "cpu"
+        if not self.on_cpu:
+            self.driver = cuda_driver()
+            count = self.driver.device_count()
+            self.number = int(text) if colon else self.driver.current_device()
+            if self.number >= count:
+                raise ValueError(f"device is {device!r}, but this process sees {count} GPUs")
+
+
+def _check(
+    shape: int | Sequence[int], dtype: npt.DTypeLike, device: str
+) -> tuple[tuple[int, ...], np.dtype[Any], int, _Place]:
+    """Return the lengths, the dtype, its code and the place of an array."""
+    wanted = np.dtype(dtype)
+    return _check_shape(shape), wanted, dtype_code(wanted), _Place(device)
+
+
+def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        dims = (
+            (operator.index(shape),)
+            if not isinstance(shape, Sequence)
+            else tuple(operator.index(dim) for dim in shape)
+        )
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}; expected an integer or a sequence of them") from None
+    if len(dims) > _MOST_DIMS or any(dim < 0 for dim in dims):
+        raise ValueError(
+            f"shape is {shape!r}; expected at most {_MOST_DIMS} dimensions, none negative"
+        )
+    return dims
+
+
+def _describe(code: int, dims: tuple[int, ...], on_cpu: bool) -> npt.NDArray[np.int64]:
+    row = np.zeros(3 + _MOST_DIMS, np.int64)
+    row[:3] = code, on_cpu, len(dims)
+    row[3 : 3 + len(dims)] = dims
+    return row
+
+
+def _show(row: npt.NDArray[np.int64]) -> str:
+    dims = tuple(int(dim) for dim in row[3 : 3 + int(row[2])])
+    where = "" if row[1] else ", on a GPU"
+    return f"shape {dims}, dtype {dtype_name(int(row[0]))}{where}"

@@ -1,0 +1,121 @@
+"""What meshlib's commands share: a wrong argument is one line on stderr, and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+from typing import Any, NoReturn
+
+from meshlib._did_you_mean import did_you_mean
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+STDERR = 2
+_UNKNOWN = "unrecognized arguments: "
+_MISSING = "the following arguments are required"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, which says what a misspelt option may mean."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """See the base."""
+        self._given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit."""
+        if message.startswith(_UNKNOWN):
+            message += self._suggest(message.removeprefix(_UNKNOWN).split())
+        elif message.startswith(_MISSING):
+            # An option that is none may have been meant to take a value, which was taken for more.
+            message += self._suggest(self._given)
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (try {self.prog} --help)\n")
+
+    def _suggest(self, words: Sequence[str]) -> str:
+        known = self._option_string_actions
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                return did_you_mean(name.replace("_", "-"), known)
+        return ""
+
+
+def print_result(prog: str, make: Callable[[], str]) -> int:
+    """Print what ``make()`` returns, or its error in one line; return the exit code.
+
+    Wrong input is ValueError, OSError or ImportError.
+    """
+    try:
+        text = make()
+    except (ValueError, OSError, ImportError) as error:
+        say(prog, " ".join(told(error).split()))
+        return USAGE_ERROR
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
+
+    def write() -> int:
+        sys.stdout.write(text)
+        return 0
+
+    return end_quietly(write)
+
+
+def say(prog: str, text: str) -> None:
+    """Print a line of the command ``prog`` on standard error, now."""
+    tell(f"{prog}: {text}\n")
+
+
+def tell(text: str) -> None:
+    """Write ``text`` to standard error, now. Where that is full or closed, nobody is told, and
+    what the command does goes on.
+    """
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (it was closed)
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        # What could not be written would be tried again at exit, and then be the exit code.
+        sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def end_quietly(run: Callable[[], int]) -> int:
+    """Return what ``run()`` returns: an exit code.
+
+    A reader of its output that has seen enough (``| head``) is no error, and Ctrl-C no news: 130.
+    """
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not reader_is_gone(sys.stdout.fileno()):
+            raise
+        # What is still buffered has no reader; the interpreter would try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def reader_is_gone(descriptor: int) -> bool:
+    """Return whether nobody reads any more what is written to ``descriptor``."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def told(error: Exception) -> str:
+    """Return what ``error`` says, without the number of an error of the system."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -1,0 +1,212 @@
+"""``Sampler``: makes samples of one rank from its flight record."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Protocol
+
+from meshlib._calls.members import Members
+from meshlib._diagnosis.sampling.sample import Coordinate, Sample, StepTime, Traffic
+from meshlib._recording.call_report import CallReport, report_calls
+from meshlib._recording.recorder import CAPACITY, FlightRecorder, Record
+from meshlib._recording.stacks import is_in_call
+
+OPEN_CALLS = 4
+_MOST_NAMES = 1000
+REPEATED = 3
+"""The newest calls must repeat themselves this many times to count as steps."""
+_Call = tuple[int, int, str, int]
+_STEPS = 10
+"""A step's time is the mean over at most this many steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """The groups of ``rank`` by id, and its place in the job and on a mesh."""
+
+    rank: int
+    groups: Mapping[str, Members]
+    epoch: int
+    place: int
+    size: int
+    mesh: Sequence[Coordinate]
+
+
+class HasStatus(Protocol):
+    """A rank that a sampler asks."""
+
+    def status(self) -> RankStatus:
+        """Return the rank's present status."""
+        ...
+
+
+class Sampler:
+    """Reads the calls in ``recorder`` of the rank ``source``. One thread at a time.
+
+    A sample costs a few microseconds for each call since the last one, up to ``CAPACITY`` calls.
+    If a rank makes more, the sample's time begins with the oldest of these. ``main_thread`` is the
+    number of the rank's own thread.
+    """
+
+    def __init__(self, recorder: FlightRecorder, main_thread: int, source: HasStatus) -> None:
+        self._recorder = recorder
+        self._main_thread = main_thread
+        self._source = source
+        self._number = 0
+        self._total = 0
+        self._since = 0.0
+        self._newest: Record | None = None
+        self._open: list[Record] = []
+        self._names: dict[str, str] = {}
+        # By thread, for the period of the calls: each call (its place in the program, its group
+        # and its bytes), and its time.
+        self._history = defaultdict[int, deque[tuple[_Call, float]]](lambda: deque(maxlen=CAPACITY))
+
+    def take(self) -> Sample:
+        """Return the sample of the time since the last call of this."""
+        now = time.monotonic()
+        news, begin = self._news(now)
+        at = self._source.status()
+        self._learn_names(at)
+        traffic, inside = self._count([*self._open, *news], begin, now)
+        self._since = now
+        self._number += 1
+        self._total += len(news)
+        return Sample(
+            rank=at.rank,
+            number=self._number,
+            taken=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            epoch=at.epoch,
+            place=at.place,
+            size=at.size,
+            seconds=max(now - begin, 1e-9),
+            inside=inside,
+            total=self._total,
+            step=self._step(news),
+            mesh=list(at.mesh),
+            traffic=traffic,
+            open_calls=self._under_way(at.groups),
+        )
+
+    def _news(self, now: float) -> tuple[list[Record], float]:
+        """Return the new records, oldest first, and the beginning of their time."""
+        records = self._recorder.records()[-CAPACITY:]
+        newest = self._newest
+        news = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
+        if not news:
+            return news, self._since or now
+        self._newest = news[-1]
+        forgotten = newest is not None and len(news) == len(records)
+        return news, news[0].issued if forgotten or not self._since else self._since
+
+    def _count(
+        self, records: Iterable[Record], begin: float, now: float
+    ) -> tuple[list[Traffic], float]:
+        """Return the traffic of each group, and the time in calls; keep the calls under way."""
+        counts = defaultdict[str, list[float]](lambda: [0, 0, 0.0])
+        spans: list[tuple[float, float]] = []
+        self._open = []
+        for record in records:
+            counted = counts[record.group]
+            ended = record.ended
+            if ended:
+                counted[0] += 1
+                counted[1] += record.nbytes
+            else:
+                self._open.append(record)
+                ended = now
+            started = record.started
+            if started:
+                started = max(started, begin)
+                if ended > started:
+                    counted[2] += ended - started
+                    spans.append((started, ended))
+        traffic = [
+            Traffic(group, self._names.get(group, group), int(calls), int(nbytes), seconds)
+            for group, (calls, nbytes, seconds) in counts.items()
+        ]
+        return traffic, covered(spans)
+
+    def _learn_names(self, at: RankStatus) -> None:
+        """Note what groups are called. The group of all ranks is also that of a dim over all."""
+        whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
+        if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
+            self._names.clear()
+        for group, members in at.groups.items():
+            name = whole if whole and len(members.ranks) == at.size else members.group_desc
+            self._names[group] = name or group
+
+    def _under_way(self, groups: Mapping[str, Members]) -> list[CallReport]:
+        records = [record for record in self._open if not record.ended][:OPEN_CALLS]
+        # A thread may wait for a call that it issued earlier, and does so for the oldest first.
+        waits = bool(records) and not any(record.sync for record in records)
+        waits = waits and is_in_call(self._main_thread)
+        ranks = {group: members.ranks for group, members in groups.items()}
+        reports = report_calls(records, ranks)
+        return [replace(reports[0], blocking=True), *reports[1:]] if waits else reports
+
+    def _step(self, news: Iterable[Record]) -> StepTime | None:
+        for record in news:
+            call = id(record.code), record.instruction, record.group, record.nbytes
+            self._history[record.thread].append((call, record.issued))
+        marks = self._recorder.steps
+        if marks.count:
+            moments = list(marks.moments)[-_STEPS - 1 :]
+            if len(moments) < 2:
+                return None
+            seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
+            return StepTime(seconds, marks.count)
+        if not self._history:
+            return None
+        calls, issued = zip(*max(self._history.values(), key=len), strict=True)
+        period = period_of(calls)
+        if not period:
+            return None
+        steps = min(_STEPS, (len(issued) - 1) // period)
+        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1)
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Return how much time ``spans``, each from a beginning to an end, cover together."""
+    total, until = 0.0, 0.0
+    for begin, end in sorted(spans):
+        if end > until:
+            total += end - max(begin, until)
+            until = end
+    return total
+
+
+def period_of(calls: Sequence[Hashable]) -> int:
+    """Return how many calls a step has, 0 when the newest of ``calls`` show no period.
+
+    Training repeats itself: the same calls, made at the same lines, of the same sizes, in the same
+    order. The period of that sequence is a step, whatever the loop looks like.
+
+    The result is the shortest period of the longest run, up to the newest call, that repeats itself
+    ``REPEATED`` times. The run must have at least half of all calls: a loop inside of a step is
+    shorter. Found with the prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), in
+    time linear in the number of calls.
+    """
+    newest = list(reversed(calls))
+    found, border = 0, 0
+    borders = [0] * len(newest)
+    for i in range(1, len(newest)):
+        call = newest[i]
+        while border and newest[border] != call:
+            border = borders[border - 1]
+        if newest[border] == call:
+            border += 1
+        borders[i] = border
+        length = i + 1
+        period = length - border
+        if length >= REPEATED * period and 2 * length >= len(newest):
+            found = period
+    return found

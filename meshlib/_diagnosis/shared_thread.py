@@ -1,0 +1,127 @@
+"""A background thread with a store client of its own, shared by ranks that are threads."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar, cast
+
+from transport._errors import DistError, DistNetworkError, DistStoreError
+from transport._store.base import Store
+
+U = TypeVar("U")
+END_SECONDS = 5.0
+
+
+class SharedThread(ABC, Generic[U]):
+    """Runs from its first user to its last.
+
+    A thousand ranks that are threads must not start thousands of helper threads: ``of`` returns
+    the one that all of them share.
+    """
+
+    name: str
+    prepares: ClassVar[bool] = False
+    """Whether ``_prepare`` must finish before ``enter`` returns. Otherwise the thread makes its
+    client itself, so that ``enter`` costs no round trips to a server.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: dict[U, None] = {}
+        self._run: _Run | None = None
+
+    @classmethod
+    def of(cls, store: Store) -> SharedThread[U]:
+        """Return a new one, or the one that the threads of ``store``'s process share."""
+        if store.in_one_process:
+            return cast("SharedThread[U]", store.in_process(cls.name, cls))
+        return cls()
+
+    @property
+    def users(self) -> list[U]:
+        """The ranks' objects that the thread works for."""
+        with self._lock:
+            return list(self._users)
+
+    def enter(self, user: U, store: Store) -> None:
+        """Work for ``user``, too; ``store`` is the store that ``of`` was given."""
+        with self._lock:
+            self._users[user] = None
+            if self._run is None:
+                own = None
+                # Where several ranks share the thread, the first may leave, and close its store,
+                # before the thread runs.
+                if self.prepares or store.in_one_process:
+                    own = store.clone()
+                    self._prepare(own, user)
+                self._run = _Run(store, own)
+                self._run.begin(self)
+
+    def leave(self, user: U) -> None:
+        """Forget ``user``; the last one ends the thread."""
+        with self._lock:
+            self._users.pop(user, None)
+            run = None if self._users else self._run
+            if run is not None:
+                self._run = None
+                run.ending.set()
+        if run is not None:
+            run.end()
+
+    def _prepare(self, store: Store, user: U) -> None:
+        """Prepare ``store``, the thread's client; ``user`` is the first user."""
+
+    @abstractmethod
+    def work(self, store: Store, ending: threading.Event) -> None:
+        """Work with ``store`` until ``ending``. DistStoreError is no fault: the store has gone."""
+
+    def on_store_lost(self, error: DistError | None) -> None:
+        """Act on the loss of the store before its users left; ``error`` is the symptom."""
+
+
+class _Run:
+    """One thread, from the first user to the last, and its client: ``own``, else a clone."""
+
+    def __init__(self, store: Store, own: Store | None) -> None:
+        self._store = store
+        self._own = own
+        self._lock = threading.Lock()
+        self.ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, shared: SharedThread[U]) -> None:
+        def run() -> None:
+            failure: DistError | None = None
+            try:
+                store = self._client()
+                if store is not None:
+                    shared.work(store, self.ending)
+            except (DistStoreError, DistNetworkError) as error:
+                failure = error
+            if not self.ending.is_set():
+                shared.on_store_lost(failure)
+
+        self._thread = threading.Thread(target=run, name=f"meshlib-{shared.name}", daemon=True)
+        self._thread.start()
+
+    def _client(self) -> Store | None:
+        """Return the thread's client; None when the thread is to end."""
+        if self._own is not None:
+            return self._own
+        own = self._store.clone()
+        with self._lock:
+            self._own = own
+            if not self.ending.is_set():
+                return own
+        own.close()
+        return None
+
+    def end(self) -> None:
+        self.ending.set()
+        with self._lock:
+            own = self._own
+        if own is not None:
+            own.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(END_SECONDS)

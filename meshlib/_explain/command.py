@@ -1,0 +1,82 @@
+"""``meshlib explain TOPIC``: each topic is a module that adds its arguments, and answers.
+
+Other packages add topics by the entry points of the group ``meshlib.explanations``: the name is the
+topic, the value a module as ``Topic`` says. ``schedule`` comes so from ``parallel``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from meshlib._command_line import USAGE_ERROR, OneLineParser, print_result, say
+from meshlib._did_you_mean import did_you_mean
+
+_GROUP = "meshlib.explanations"
+_OWN = {
+    "estimate": "meshlib._explain.estimate",
+    "mesh": "meshlib._explain.mesh",
+    "plan": "meshlib._explain.plan",
+}
+
+
+class Topic(Protocol):
+    """A module that answers one kind of question. The first line of its docstring says which."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments to ``parser``."""
+        ...
+
+    def explain(self, given: argparse.Namespace) -> str:
+        """Return the answer, several lines.
+
+        Raises ValueError, OSError or ImportError for wrong arguments, which is told in one line.
+        """
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the answer to ``argv``; return the exit code: 0, or 2 for wrong input."""
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
+    if name in ("", "-h", "--help", "help"):
+        sys.stdout.write(_usage())
+        return 0 if name else USAGE_ERROR
+    topics = _topics() if name not in _OWN else _OWN
+    if name not in topics:
+        hint = did_you_mean(name, topics)
+        say("meshlib explain", f"{name!r} is no topic; expected {', '.join(topics)}{hint}")
+        return USAGE_ERROR
+    topic = _load(topics[name])
+    parser = OneLineParser(prog=f"meshlib explain {name}", description=_words(topic))
+    topic.add_arguments(parser)
+    given = parser.parse_args(rest)
+    return print_result(parser.prog, lambda: topic.explain(given))
+
+
+def _topics() -> dict[str, str]:
+    from importlib.metadata import entry_points  # which takes longer than most answers
+
+    added = {point.name: point.value for point in entry_points(group=_GROUP)}
+    return dict(sorted({**added, **_OWN}.items()))
+
+
+def _load(module: str) -> Topic:
+    return cast(Topic, importlib.import_module(module))
+
+
+def _words(topic: Topic) -> str:
+    return (topic.__doc__ or "").partition("\n")[0]
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {_words(_load(module))}" for name, module in _topics().items()]
+    return (
+        "usage: meshlib explain TOPIC ...\n\n"
+        + "\n".join(lines)
+        + "\n\nmeshlib explain TOPIC --help says more. Starts no process.\n"
+    )

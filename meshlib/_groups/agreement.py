@@ -1,0 +1,45 @@
+"""What the ranks of a group tell each other before they go on: an error of one is raised on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from meshlib._groups.process_group import ProcessGroup
+
+T = TypeVar("T")
+
+
+def gather_or_raise(
+    group: ProcessGroup | None, make: Callable[[], T], own: type[Exception] = ValueError
+) -> list[T]:
+    """Return what ``make()`` returns on each rank of ``group``; None is this process alone.
+
+    Where it raises, all ranks raise that, the others with the number of the rank before it, and as
+    ``own`` where it is no usual kind. The types that are an ``own`` take a message alone.
+    """
+    error, mine = None, None
+    try:
+        mine = ("", None, make())
+    except Exception as caught:  # noqa: BLE001 (raised below, on all ranks)
+        error = caught
+        mine = (str(caught), _kind_to_raise(caught, own), None)
+    told: list[Any] = [mine]
+    if group is not None:
+        told *= group.size()
+        group.all_gather_object(told, mine)
+    if error is not None:
+        raise error
+    for place, (message, kind, _) in enumerate(told):
+        if kind is not None:
+            rank = group.ranks[place] if group is not None else 0
+            raise kind(f"rank {rank}: {message}")
+    return [value for _, _, value in told]
+
+
+def _kind_to_raise(error: Exception, own: type[Exception]) -> type[Exception]:
+    """Return the type of the exception that the other ranks raise: one that takes a message."""
+    if isinstance(error, own):
+        return type(error)
+    kinds = (ValueError, TypeError, ImportError, FileNotFoundError, OSError)
+    return next((kind for kind in kinds if isinstance(error, kind)), own)

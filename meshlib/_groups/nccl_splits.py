@@ -1,0 +1,74 @@
+"""Groups whose NCCL communicators come out of another group's, which is there already.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
+``ncclCommSplit`` (NCCL 2.18) makes it out of a communicator's connections, but all members of that
+one take part, those of no new group too. Groups here are made by their members alone; so this is
+done where all members of the parent are known to call: by ``init_device_mesh`` and
+``split_group``, in jobs that gave ``init_process_group`` a ``device_id``, as in c10d.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshlib._calls.spec import CallSpec
+from meshlib._groups.process_group import ProcessGroup
+from transport._call import Call, Kind
+from transport._communicators.base import Communicator
+from transport._cuda.driver import Driver
+from transport._operands.reduce_op import ReduceOp
+
+if TYPE_CHECKING:
+    from transport._nccl import NcclCommunicator
+
+NCCL = "nccl"
+
+
+def connect(group: ProcessGroup, driver: Driver, device: int) -> None:
+    """Connect the NCCL communicator of ``group`` now, if it has one; all members call."""
+    if group.backends.get("cuda") != NCCL:
+        return
+
+    def run(communicator: Communicator[Any], call: Call) -> None:
+        _nccl(communicator).connect(call, driver, device)
+
+    group.issue(CallSpec(Kind.SPLIT, run, device="cuda"))
+
+
+def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequence[int]]) -> bool:
+    """Make the communicator of ``child`` (None: this rank is in no part) out of ``parent``'s.
+
+    Every member of ``parent`` calls, with the same ``parts``, which are global ranks. Returns
+    whether that was done; where it was not, ``child`` connects at its first call, as any group.
+    """
+    if parent.backends.get("cuda") != NCCL:
+        return False
+    can = child is None or (
+        child.backends.get("cuda") == NCCL and not child.has_communicator("cuda")
+    )
+    state = np.array([can], np.int8)
+    parent.all_reduce(state, ReduceOp.MIN)
+    if not state[0]:
+        return False
+
+    def run(communicator: Communicator[Any], call: Call) -> bool:
+        if child is None:
+            return _nccl(communicator).split(call, None, None)
+        inner: Communicator[Any] = child.communicator("cuda")
+        return _nccl(communicator).split(call, inner.membership, inner)
+
+    same = zlib.crc32(repr(parts).encode())
+    return parent.issue(CallSpec(Kind.SPLIT, run, extra=same, device="cuda"))
+
+
+def _nccl(communicator: Communicator[Any]) -> NcclCommunicator:
+    from transport._nccl import NcclCommunicator  # a job without GPUs does not load it
+
+    assert isinstance(communicator, NcclCommunicator)
+    return communicator

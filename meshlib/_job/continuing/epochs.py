@@ -1,0 +1,155 @@
+"""From one epoch of a job to the next: the members agree on the next members and groups.
+
+Ranks that wait for a place may get one from the members.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshlib._events.events import Agreed, Ready
+from meshlib._events.log import publish
+from meshlib._job.continuing.agreement import Agreement, Said
+from meshlib._job.membership import Epoch, epoch_name, without
+from meshlib._job.world import World
+from meshlib._plain_text import first_of
+from transport._errors import DistBackendError, RankFailedError
+
+OVER = "over"
+"""The agreement by which the members say that they need no more ranks."""
+_LONG_SECONDS = 3600.0
+
+Choose = Callable[[Said, Mapping[int, str]], Mapping[str, Any] | None]
+"""``choose(said, missing)`` returns the decision, with the ``members`` by place, or None: to wait
+for more ranks. See ``meshlib._job.continuing.agreement``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An agreed change: the next ``epoch`` and the ids of the groups ``kept``.
+
+    ``missing`` has the reasons of the ranks that are left out, ``chosen`` the whole decision.
+    """
+
+    epoch: Epoch
+    kept: frozenset[str]
+    missing: Mapping[int, str]
+    chosen: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, number: int, agreed: Mapping[str, Any]) -> Change:
+        """Return the change that was ``agreed`` on for the epoch ``number``."""
+        missing = {int(rank): why for rank, why in agreed["missing"].items()}
+        epoch = Epoch(number, tuple(agreed["members"]))
+        return cls(epoch, frozenset(agreed["kept"]), missing, agreed)
+
+
+def agree_on_epoch(
+    world: World,
+    *,
+    said: Any = None,
+    choose: Choose | None = None,
+    excluded: Collection[int] = (),
+    timeout: float,
+    wait: float = 0.0,
+) -> Change:
+    """Return the next epoch, on which all remaining members of this one agree.
+
+    Every remaining member calls this. When it returns, no call of theirs is under way any more. By
+    default the members go on that are not ``excluded`` (global ranks). ``said`` are values of
+    JSON for ``choose``, which may wait for more ranks up to ``wait`` seconds. The caller then has
+    to ``enter`` the epoch.
+
+    Raises DistStoreError on a rank that is cut off from the store, and CollectiveTimeoutError when
+    there is no agreement in ``timeout`` seconds.
+    """
+    present = world.membership.epoch
+
+    def decide(told: Said, missing: Mapping[int, str]) -> dict[str, Any] | None:
+        alive = {rank: one for rank, one in told.items() if rank not in missing}
+        spoken = {rank: one["said"] for rank, one in alive.items()}
+        if choose is None:
+            chosen = {"members": without(present.members, missing)}
+        elif (chosen := choose(spoken, missing)) is None:
+            return None
+        kept = _kept([one["groups"] for one in alive.values()])
+        return {**chosen, "kept": kept, "missing": dict(missing)}
+
+    number = present.number + 1
+    name = epoch_name(number)
+    agreement = Agreement(world.store, world.membership, name, present.members, excluded)
+    mine = {"said": said, "groups": world.registry.quiet()}
+    agreed = agreement.reach(mine, decide, timeout, wait)
+    if agreed is None:
+        raise DistBackendError(
+            f"of the members [{first_of(present.members)}] too few are left for epoch {number},"
+            f" and no others have come in {wait:g} s"
+        )
+    return Change.of(number, agreed)
+
+
+def enter(world: World, change: Change) -> None:
+    """Begin the epoch that was agreed on.
+
+    Raises RankFailedError on a rank that has no place in it: it is a job of its own from then on.
+    """
+    rank, epoch = world.rank, change.epoch
+    if rank in epoch.members:
+        world.begin_epoch(epoch, change.kept)
+        return
+    stand_by(world, epoch.number)
+    why = change.missing.get(rank, "has no place in it")
+    raise RankFailedError(f"rank {rank} is left out of epoch {epoch.number}: it {why}", rank)
+
+
+def stand_by(world: World, number: int) -> None:
+    """Leave the others, whose epoch is ``number``: this rank is a job of its own."""
+    world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
+
+
+def announce_over(world: World) -> None:
+    """Tell the ranks that wait for a place, once for all members, that they wait in vain."""
+    if world.membership.place == 0 and world.membership.agreed(OVER) is None:
+        publish(world.store, Agreed(OVER, "{}"))
+
+
+def await_call(world: World) -> Change | None:
+    """Return the epoch in which this rank has a place; None when the others need no more ranks.
+
+    Has no deadline: the wait ends with the others. Raises RankFailedError when all are lost.
+    """
+    membership = world.membership
+
+    def is_over() -> bool:
+        return membership.agreed(OVER) is not None or membership.all_gone
+
+    while True:
+        publish(world.store, Ready(world.rank))
+        dropped = membership.latest
+
+        def has_news(dropped: int = dropped) -> bool:
+            called = membership.call() is not None
+            return called or is_over() or membership.latest > dropped
+
+        while not membership.wait_for_news(has_news, _LONG_SECONDS):
+            pass
+        called = membership.call()
+        if called is not None:
+            number, text = called
+            return Change.of(number, json.loads(text))
+        if is_over():
+            if membership.agreed(OVER) is None and membership.all_lost:
+                raise RankFailedError(
+                    f"all ranks that had a place are lost: {sorted(membership.lost)}"
+                )
+            return None
+
+
+def _kept(told: list[Mapping[str, list[int]]]) -> list[str]:
+    """Return the groups that all members have, with the same calls made and none under way."""
+    counted = Counter((group, *standing) for said in told for group, standing in said.items())
+    return sorted(group for (group, *standing), count in counted.items() if count == standing[-1])

@@ -1,0 +1,81 @@
+"""The current World: the calling thread's own, else the process's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from meshlib._collectives.collectives import Collectives
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.thread_rank import thread_rank
+from meshlib._job.world import Current, World, current
+
+Group = Collectives | None
+"""A ProcessGroup, a DeviceMesh, or None for the default group."""
+
+
+def keep_gradients_by(make: Callable[[], Any]) -> None:
+    """Have the workers of this process keep the gradients of remote calls in ``make()``."""
+    Current.gradients = (make,)
+
+
+def gradients_kept_by() -> Callable[[], Any] | None:
+    """Return the last argument of ``keep_gradients_by``."""
+    return Current.gradients[0] if Current.gradients else None
+
+
+def find_world() -> World | None:
+    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
+    if not Current.in_threads:
+        return Current.process
+    return current.thread or (Current.process if thread_rank() is None else None)
+
+
+def current_world() -> World:
+    """Return the World; raise ValueError when there is none."""
+    world = find_world()
+    if world is None:
+        raise ValueError(
+            "the default process group is not initialised; call init_process_group() first"
+        )
+    return world
+
+
+def install(world: World | None, *, thread_only: bool) -> None:
+    """Make ``world`` (None: no world) the current one, of this thread or of the process.
+
+    In a thread that is a rank of ``run_ranks`` it is always the thread's.
+    """
+    mine = thread_rank()
+    if mine is not None:
+        mine.world, mine.provided = world, False
+    if thread_only or mine is not None:
+        Current.in_threads, current.thread = True, world
+    else:
+        Current.process = world
+
+
+def is_thread_world(world: World) -> bool:
+    """Return whether ``world`` belongs to this thread alone."""
+    return current.thread is world
+
+
+def resolve_group(group: Group) -> Collectives:
+    """Return ``group``, or the default group for None. Raises TypeError for anything else."""
+    if group is None:
+        return current_world().default_group
+    if not isinstance(group, Collectives):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}"
+        )
+    return group
+
+
+def resolve_process_group(group: Group) -> ProcessGroup:
+    """Return the process group of ``group``: of a mesh, that over all its dims.
+
+    Raises TypeError as ``resolve_group``.
+    """
+    found = resolve_group(group).process_group
+    assert isinstance(found, ProcessGroup)
+    return found

@@ -1,0 +1,129 @@
+"""The end of a job: ranks that leave in good order compare the calls that they have made.
+
+The next frame between two members reveals every earlier difference. After the last call no frame
+follows, so a mismatch in the last calls is found here. A leaving rank publishes the end of its
+chain of calls on each group: a number, and the hash that calls carry (``CallHeader.history``). It
+compares with the ranks that left before. Its last calls stay in the store, for the table that the
+remaining ranks raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from meshlib._calls.failures.reporter import Reporter
+from meshlib._calls.failures.statements import put_last_calls
+from meshlib._events.events import Chain, Chains, Departures, Leave
+from meshlib._events.log import publish
+from meshlib._recording.recorder import COLLECTIVE, FlightRecorder, Record
+from transport._errors import (
+    CollectiveMismatchError,
+    DistError,
+    DistStoreError,
+    HeaderMismatchError,
+)
+from transport._store.base import Store
+
+if TYPE_CHECKING:
+    from meshlib._groups.process_group import ProcessGroup
+
+PARTING_SECONDS = 5.0
+"""How long the store may take to answer when a rank leaves."""
+
+
+def chains(groups: Iterable[ProcessGroup], joined: Iterable[str]) -> dict[str, Chain | None]:
+    """Return the ends of the chains of calls on the groups ``joined``."""
+    whole = {group.id: group.chain() for group in groups if group.await_failure(0) is None}
+    return {group_id: whole.get(group_id) for group_id in sorted(joined)}
+
+
+def say_goodbye(
+    store: Store, rank: int, found: Chains, groups: Iterable[ProcessGroup], records: FlightRecorder
+) -> bool:
+    """Tell the others that ``rank`` leaves after the calls ``found``; False without the store."""
+    mine = [group for group in groups if found.get(group.id) and len(group.ranks) > 1]
+    with suppress(DistStoreError):
+        store = store.with_patience(PARTING_SECONDS)
+        if mine:
+            put_last_calls(store, rank, {g.id: g.reached() for g in mine}, records.records())
+        publish(store, Leave(rank, found))
+        return True
+    return False
+
+
+def count_out(store: Store, size: int, lost: int, linger: float) -> None:
+    """Count this rank, of ``size``, as gone; ``lost`` ranks are gone already.
+
+    The rank that serves the store waits for all to be gone, at most ``linger`` seconds.
+    """
+    with suppress(DistStoreError):
+        store = store.with_patience(PARTING_SECONDS)
+        if store.add("left", 1) + lost >= size:
+            store.set("all-left", b"1")
+        elif store.serves and not lost:
+            store.wait(["all-left"], timeout=linger)
+
+
+def find_mismatch(
+    store: Store,
+    groups: Iterable[ProcessGroup],
+    found: Chains,
+    left: Sequence[Departures],
+    records: FlightRecorder,
+    told: Collection[str] = (),
+) -> DistError | None:
+    """Return the error of the first group whose members have left after different calls.
+
+    ``left`` has the calls of the ranks that left before this one. ``told`` has the messages of
+    errors that were raised already: one mismatch may have broken several groups. If one rank made
+    more calls than another, the calls that both made are compared.
+    """
+    for group in groups:
+        failure = group.await_failure(0)
+        if isinstance(failure, CollectiveMismatchError) and str(failure) not in told:
+            return failure
+        mine = found.get(group.id)
+        if failure is not None or mine is None:
+            continue
+        others: dict[Chain, list[int]] = {}
+        for departures in left:
+            for theirs, ranks in departures.chains(group.id).items():
+                if theirs is not None and theirs != mine:
+                    others.setdefault(theirs, []).extend(ranks)
+        if not others:
+            continue
+        calls = _collectives(records, group)
+        differing = [
+            (place, theirs)
+            for theirs, ranks in others.items()
+            if _differ(mine, theirs, calls)
+            for place in group.state.members.places_of(ranks)
+        ]
+        if not differing:
+            continue
+        place, theirs = min(differing)
+        why = f"rank {group.ranks[place]} had made other calls when it left the job"
+        record = calls.get(theirs[0])
+        if record is None:
+            return CollectiveMismatchError(
+                f"the members of {group} made different calls up to #{theirs[0]}, of which"
+                f" there is no record any more: {why}"
+            )
+        error = HeaderMismatchError(why, place, record.header, None)
+        return Reporter(group.state, store).explain(record, error)
+    return None
+
+
+def _collectives(records: FlightRecorder, group: ProcessGroup) -> dict[int, Record]:
+    found = [record for record in records.records(group.id) if record.peer == COLLECTIVE]
+    return {record.header.sequence: record for record in found}
+
+
+def _differ(mine: Chain, theirs: Chain, calls: Mapping[int, Record]) -> bool:
+    """Whether the calls differ up to the last one of the rank that left earlier."""
+    if mine[0] == theirs[0]:
+        return mine[1] != theirs[1]
+    after = calls.get(theirs[0] + 1)
+    return after is not None and after.header.history != theirs[1]

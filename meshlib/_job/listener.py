@@ -1,0 +1,177 @@
+"""``FailureListener``: acts on what the job's log says of other ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from meshlib._calls.failures.messages import end_of_server
+from meshlib._calls.failures.statements import Statement
+from meshlib._diagnosis.watcher import News
+from meshlib._events.events import (
+    Abort,
+    Agreed,
+    Departures,
+    Query,
+    RankEnded,
+    RankLost,
+    Ready,
+    Refused,
+    StackAsked,
+    Watched,
+)
+from meshlib._events.log import answer_key
+from meshlib._job.meeting import call_off
+from meshlib._job.membership import JobMembership
+from meshlib._job.progress import Progress
+from meshlib._job.registry import GroupRegistry
+from meshlib._recording.recorder import FlightRecorder
+from transport._errors import DistError, DistStoreError, RankFailedError
+from transport._store.base import Store
+
+
+class FailureListener:
+    """Listens for the rank of ``membership``, whose groups are in ``registry``.
+
+    The watcher calls ``hear`` and ``on_store_lost``, any thread the other methods. ``as_launched``:
+    the ranks have the numbers that the launcher gave them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        membership: JobMembership,
+        registry: GroupRegistry,
+        recorder: FlightRecorder,
+        progress: Progress,
+        main_thread: int,
+        *,
+        as_launched: bool,
+    ) -> None:
+        self.server: int | None = None
+        """The rank that serves the store, if one does."""
+        self.lost: threading.Event = threading.Event()
+        """Set when a rank was lost."""
+        self.left: threading.Event = threading.Event()
+        """Set when all ranks that left before this one are known."""
+        self._store = store
+        self._rank = membership.rank
+        self._membership = membership
+        self._registry = registry
+        self._recorder = recorder
+        self._progress = progress
+        self._main_thread = main_thread
+        self._as_launched = as_launched
+        self._lock = threading.Lock()
+        self._users_stores: tuple[Store, ...] = ()
+        # Each with the ranks whose ends it was told.
+        self._exit_listeners: tuple[tuple[Callable[[int, str], None], set[int]], ...] = ()
+
+    # ------------------------------------------------------------------ news
+
+    def hear(self, event: News) -> None:
+        """Act on one entry of the job's log."""
+        match event:
+            case Query():
+                self._answer(event)
+            case Abort():
+                self._registry.fail(event.group, event.exception())
+            case Refused():
+                self._registry.refuse(event)
+            case Departures():
+                self._membership.note_departures(event)
+                self._registry.do_without(event)
+                if self._exit_listeners:
+                    self._tell_of_exits(dict.fromkeys(event.ranks, "has left the job"))
+                if self._rank in event.ranks:
+                    self.left.set()
+            case RankLost(rank, how) if rank != self._rank:
+                self._lose(rank, how)
+            case RankEnded(rank, how) if rank != self._rank and self._as_launched:
+                self._lose(rank, how)
+            case Agreed(name, text):
+                self._membership.note_agreed(name, text)
+                if self._membership.is_left_out(name, text):
+                    self._registry.end_all(f"rank {self._rank} was left out of {name} of the job")
+            case Ready(rank):
+                self._membership.note_waiting(rank)
+            case Watched() | StackAsked():
+                self._progress.hear(event)
+            case _:
+                pass
+
+    def on_store_lost(self, error: DistError | None) -> None:
+        """Lose the rank that served the store, unless it has left in good order."""
+        self.left.set()
+        server = self.server
+        if server not in (None, self._rank) and server not in self._membership.left:
+            self._lose(server, end_of_server(error))
+
+    def _lose(self, rank: int, how: str) -> None:
+        error = RankFailedError(f"rank {rank} {how}", rank)
+        # Before the groups: a group that is made meanwhile asks the membership.
+        self._membership.note_lost(rank, error)
+        self._registry.lose(rank, error)
+        with self._lock:
+            stores = self._users_stores
+        for store in stores:
+            store.end_waits(error, self)
+        self.lost.set()
+        self._tell_of_exits({rank: how})
+        with suppress(DistStoreError):
+            call_off(self._store)
+
+    def _answer(self, query: Query) -> None:
+        group = self._registry.get(query.group)
+        reached, ranks = (0, ()) if group is None else (group.reached(), group.ranks)
+        records = self._recorder.records()
+        said = Statement.of(self._rank, records, self._main_thread, query, reached, ranks)
+        with suppress(DistStoreError):
+            self._store.set(answer_key(query.ticket, self._rank), said.pack())
+
+    # ------------------------------------------------------------------ subscribers
+
+    def add_store(self, store: Store) -> None:
+        """Have waits on ``store``, the user's own, end when a rank of this job is lost."""
+        with self._lock:
+            self._users_stores = (*self._users_stores, store)
+        lost = next(iter(self._membership.lost.values()), None)
+        store.end_waits(lost, self)
+
+    def on_exit(self, tell: Callable[[int, str], None]) -> None:
+        """Call ``tell(rank, how)`` for each other rank that is gone, lost or in good order.
+
+        At once for the ranks that are known to be gone, later from the watcher's thread. ``how``
+        completes "rank 1 …".
+        """
+        with self._lock:
+            self._exit_listeners = (*self._exit_listeners, (tell, set()))
+        self._tell_of_exits(self.exits())
+
+    def exits(self) -> dict[int, str]:
+        """Return how the other ranks ended that are known to be gone: "rank 1 …"."""
+        exits = dict.fromkeys(self._membership.left, "has left the job")
+        for rank, error in self._membership.lost.items():
+            exits.setdefault(rank, str(error).removeprefix(f"rank {rank} "))
+        exits.pop(self._rank, None)
+        return exits
+
+    def _tell_of_exits(self, exits: Mapping[int, str]) -> None:
+        for tell, known in self._exit_listeners:
+            with self._lock:
+                news = [rank for rank in exits if rank != self._rank and rank not in known]
+                known.update(news)
+            for rank in news:
+                tell(rank, exits[rank])
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Let go of the user's stores: the job has ended here."""
+        for store in self._users_stores:
+            store.end_waits(None, self)
+
+    def end_in_a_fork(self) -> None:
+        """Be usable in a fork of this rank's process."""
+        self._lock = threading.Lock()  # a thread that did not come along may have held it

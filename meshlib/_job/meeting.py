@@ -1,0 +1,93 @@
+"""The beginning of a job: every rank waits until all have come."""
+
+from __future__ import annotations
+
+import os
+
+from meshlib._diagnosis.stalls import status_key
+from meshlib._events.events import RankEnded
+from meshlib._events.log import ended_ranks, publish, register_log
+from meshlib._plain_text import first_of
+from transport import _environment as environment
+from transport._deadline import Deadline
+from transport._errors import DistStoreError
+from transport._store.base import Store
+
+_ALL_HERE = "all-here"
+"""The key that ends the meeting: ``1``, ``lost``, or why the ranks wait in vain."""
+LOST = "lost"
+_SERVER = "served-by"
+_NOBODY = b"none"
+_SIZE = "size"
+
+
+def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bool) -> bool:
+    """Return True when all ``size`` ranks are here, False when one of them was lost before.
+
+    ``as_launched``: the ranks have the numbers that the launcher gave them. Raises
+    ``DistStoreError`` with the missing ranks at the deadline, and at once with both sizes when two
+    ranks were given different ones.
+    """
+    if store.serves:
+        store.post(_SERVER, str(rank))
+    _agree_on_size(store, rank, size)
+    store.post(f"here/{rank}", b"1")
+    store.post(status_key(rank), b"")
+    arrived = store.add("arrived", 1)
+    if arrived == 1:
+        register_log(store)
+        if as_launched:
+            _tell_of_the_ended(store, size)
+    try:
+        if arrived == size:
+            said = store.compare_set(_ALL_HERE, "", b"1")
+        else:
+            said = store.get(_ALL_HERE, timeout=deadline.remaining())
+    except DistStoreError as error:
+        missing = [r for r in range(size) if not store.check([f"here/{r}"])]
+        text = (
+            f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
+            f"{store.describe()}: [{first_of(missing)}] have not come"
+        )
+        # Without this rank the others wait in vain, and it may serve their store.
+        call_off(store, text)
+        raise DistStoreError(text) from error
+    if said not in (b"1", LOST.encode()):
+        raise DistStoreError(f"rank {rank} stopped waiting: {said.decode()}")
+    return said == b"1"
+
+
+def call_off(store: Store, why: str = LOST) -> None:
+    """Tell the ranks that wait for all to come, now or later, that they wait in vain."""
+    store.compare_set(_ALL_HERE, "", why)
+
+
+def join(store: Store, rank: int) -> None:
+    """Come to a job that has begun without ``rank``, and does not wait for it."""
+    store.multi_set([f"here/{rank}", status_key(rank)], [b"1", b""])
+
+
+def server_of(store: Store) -> int | None:
+    """Return the rank that serves ``store``, if a rank does."""
+    # A rank that serves the store says so before it arrives.
+    said = store.compare_set(_SERVER, "", _NOBODY)
+    return None if said == _NOBODY else int(said)
+
+
+def _agree_on_size(store: Store, rank: int, size: int) -> None:
+    first = store.compare_set(_SIZE, "", f"{size} {rank}").decode().split()
+    other, told = int(first[0]), int(first[1])
+    if other != size:
+        text = (
+            f"the ranks at {store.describe()} do not agree on the world size: rank {told} was told "
+            f"that there are {other} ranks, rank {rank} that there are {size}"
+        )
+        call_off(store, text)
+        raise DistStoreError(text)
+
+
+def _tell_of_the_ended(store: Store, size: int) -> None:
+    """Publish the ranks that had ended before any rank came."""
+    for rank in ended_ranks(store, os.environ.get(environment.RESTART_COUNT, "0")):
+        if rank < size and not store.check([f"here/{rank}"]):
+            publish(store, RankEnded(rank))

@@ -1,0 +1,210 @@
+"""``JobMembership``: the members of the job, and this rank's place among them.
+
+A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
+*place* is its index among the members of the present *epoch*. An epoch begins with the job, and
+whenever the members have agreed (``meshlib._job.continuing.agreement``) on other members: some are
+lost, some have come. Groups, meshes and messages name identities, so that a statement about a rank
+stays true. A replacement has an identity of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshlib._events.events import Departures
+from transport._errors import DistError
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """``members`` are the identities of its ranks, by place; ``number`` counts from 0."""
+
+    number: int
+    members: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.members)
+
+
+class JobMembership:
+    """The members of the job, as far as ``rank`` knows. Any thread may ask.
+
+    ``size`` ranks, with the identities 0 to ``size`` - 1, begin the job together. ``joining``:
+    ``rank`` comes later. Until it gets a place it is the only member of an epoch of its own.
+    """
+
+    def __init__(self, rank: int, size: int, *, joining: bool = False) -> None:
+        self.rank = rank
+        self.joining: bool = joining
+        self.launched = size
+        """The number of ranks that began the job together."""
+        self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
+        self.known: int = max(rank + 1, size)
+        """All known identities are below this number."""
+        self._news = threading.Condition()
+        self._lost: dict[int, DistError] = {}
+        self.left: frozenset[int] = frozenset()
+        """The ranks that have left in good order."""
+        self.departures: tuple[Departures, ...] = ()
+        """The events of their leaving, with the ends of their chains of calls."""
+        self._waiting: dict[int, None] = {}
+        self._agreed: dict[str, str] = {}
+        self._epochs: dict[int, tuple[int, ...]] = {}
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def place(self) -> int:
+        """This rank's place in the present epoch, -1 if it has none."""
+        members = self.epoch.members
+        return members.index(self.rank) if self.rank in members else -1
+
+    @property
+    def whole(self) -> Sequence[int]:
+        """The ranks of a mesh over the whole job: a range if they are all ranks from 0 on.
+
+        For a rank that has come later, they are the ranks that began the job.
+        """
+        members = self.epoch.members
+        if self.joining or isinstance(members, range):
+            return range(self.launched)
+        from_0 = range(len(members))
+        return from_0 if tuple(members) == tuple(from_0) else members
+
+    @property
+    def lost(self) -> Mapping[int, DistError]:
+        """The lost ranks, with the errors that broke their groups."""
+        with self._news:
+            return dict(self._lost)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The ranks that wait for a place, in the order of their arrival."""
+        with self._news:
+            gone = self._lost.keys() | self.left | set(self.epoch.members)
+            return tuple(rank for rank in self._waiting if rank not in gone)
+
+    def failure_of(self, ranks: Collection[int]) -> DistError | None:
+        """Return the error of the first lost rank of ``ranks``."""
+        with self._news:
+            return next((error for rank, error in self._lost.items() if rank in ranks), None)
+
+    def agreed(self, name: str) -> str | None:
+        """Return the result of the agreement ``name``, None if there is none yet."""
+        with self._news:
+            return self._agreed.get(name)
+
+    def is_left_out(self, name: str, text: str) -> bool:
+        """Whether the agreement ``name`` makes an epoch after the present one without this rank."""
+        number = epoch_number(name)
+        if number is None or number <= self.epoch.number or self.joining:
+            return False
+        return text != "null" and self.rank not in json.loads(text)["members"]
+
+    @property
+    def latest(self) -> int:
+        """The number of the last epoch that was agreed on, with this rank or without."""
+        with self._news:
+            return max(self._epochs, default=0)
+
+    def call(self) -> tuple[int, str] | None:
+        """Return the number and the text of the last agreement on an epoch.
+
+        None unless it is after the present epoch and has this rank as a member.
+        """
+        with self._news:
+            number = max(self._epochs, default=0)
+            if number <= self.epoch.number or self.rank not in self._epochs[number]:
+                return None
+            return number, self._agreed[epoch_name(number)]
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether all members of the last epoch that was agreed on are lost or have left."""
+        return all(rank in self._lost or rank in self.left for rank in self._last_members())
+
+    @property
+    def all_lost(self) -> bool:
+        """Whether all of those members are lost."""
+        return all(rank in self._lost for rank in self._last_members())
+
+    def _last_members(self) -> Sequence[int]:
+        with self._news:
+            number = max(self._epochs, default=0)
+            return self._epochs.get(number, range(self.launched))
+
+    def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
+        """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
+
+        ``due`` is called again whenever something was noted here.
+        """
+        with self._news:
+            return bool(self._news.wait_for(due, timeout))
+
+    # ------------------------------------------------------------------ news
+
+    def note_lost(self, rank: int, error: DistError) -> None:
+        """Note that ``rank`` is gone: ``error`` says how. The first error stays."""
+        with self._news:
+            self._lost.setdefault(rank, error)
+            self._news.notify_all()
+
+    def note_departures(self, departures: Departures) -> None:
+        """Note that ranks have left in good order."""
+        with self._news:
+            self.departures = (*self.departures, departures)
+            self.left |= departures.ranks
+            self._news.notify_all()
+
+    def note_waiting(self, rank: int) -> None:
+        """Note that ``rank`` waits for a place."""
+        with self._news:
+            self._waiting[rank] = None
+            self.known = max(self.known, rank + 1)
+            self._news.notify_all()
+
+    def note_agreed(self, name: str, text: str) -> None:
+        """Note the result of an agreement."""
+        number = epoch_number(name)
+        with self._news:
+            if number is not None and text != "null":
+                self._epochs[number] = tuple(json.loads(text)["members"])
+            self._agreed[name] = text
+            self._news.notify_all()
+
+    def begin(self, epoch: Epoch, *, joining: bool = False) -> None:
+        """Make ``epoch`` the present one; ``joining``: this rank alone, without a place."""
+        with self._news:
+            self.epoch = epoch
+            self.joining = joining
+            self.known = max(self.known, *(rank + 1 for rank in epoch.members))
+            for rank in epoch.members:
+                self._waiting.pop(rank, None)
+            self._news.notify_all()
+
+    def end_in_a_fork(self) -> None:
+        """Be usable in a fork of this rank's process."""
+        self._news = threading.Condition()  # threads that did not come along may have held it
+
+
+_EPOCH = "epoch/"
+
+
+def epoch_name(number: int) -> str:
+    """Return the name of the agreement that makes the epoch ``number``."""
+    return f"{_EPOCH}{number}"
+
+
+def epoch_number(name: str) -> int | None:
+    """Return the number of the epoch that the agreement ``name`` makes, None for other ones."""
+    return int(name.removeprefix(_EPOCH)) if name.startswith(_EPOCH) else None
+
+
+def without(members: Sequence[int], excluded: Collection[int]) -> tuple[int, ...]:
+    """Return the ``members`` that are not ``excluded``, in their order."""
+    return tuple(rank for rank in members if rank not in excluded)

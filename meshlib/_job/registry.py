@@ -1,0 +1,300 @@
+"""``GroupRegistry``: the groups that one rank has made, by their ids, and what ended them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+
+from meshlib._calls.context import RankContext
+from meshlib._calls.members import Members
+from meshlib._events.events import Departures, Refused
+from meshlib._groups.backend import parse_backend
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.membership import JobMembership
+from meshlib._plain_text import first_of
+from transport._checks import to_whole_numbers
+from transport._deadline import Timeout, to_seconds
+from transport._errors import DistBackendError, DistError
+from transport._operands.compression import Compression
+
+
+class GroupRegistry:
+    """Makes groups, gives them ids that all members agree on without a message, and keeps them.
+
+    ``membership`` has the ranks of the job. ``backends`` and ``timeout`` (seconds) are the defaults
+    of groups. News of a group may come before this rank makes it: they are kept until then.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        membership: JobMembership,
+        backends: Mapping[str, str],
+        timeout: float,
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._backends = backends
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._groups: dict[str, ProcessGroup] = {}
+        self._failures: dict[str, DistError] = {}
+        self._refusals: dict[str, list[Refused]] = {}
+        self._left_behind: DistError | None = None
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # the last, and how many before
+        self._made: dict[tuple[int, ...], int] = {}
+        self._names: dict[str, int] = {}
+        self._epoch = ""
+
+    def group_for(
+        self,
+        ranks: Sequence[int],
+        *,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        desc: str = "",
+        compression: Compression | None = None,
+    ) -> ProcessGroup:
+        """Return the one group of ``ranks`` (in this order) with these options.
+
+        A retired group is followed by another one with an id of its own. A group retires when this
+        rank's program has seen its failure, or has destroyed it. Each member's program does so at
+        the same place, so members agree on the next group without a message.
+
+        Costs no message: members find each other at the first call. Raises ValueError for ranks
+        that are no ranks, appear twice, or do not include this one.
+        """
+        members = self.check_ranks(ranks)
+        if self._context.rank not in members:
+            raise ValueError(
+                f"rank {self._context.rank} is not among the ranks [{first_of(members)}]"
+            )
+        chosen = self._backends if backend is None else parse_backend(backend)
+        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        options = f"{sorted(chosen.items())} {seconds}" + (f" {compression}" if compression else "")
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            told = f"{options}{self._epoch}" + (f" after {count}" if count else "")
+            group_id = _group_id("mesh", members, told)
+            group = self._group(group_id, members, chosen, seconds, desc, compression=compression)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(
+            group_id, base.ranks, base.backends, base.seconds, desc, base, base.compression
+        )
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        desc: str = "",
+        sort: bool = True,
+        compression: Compression | None = None,
+    ) -> ProcessGroup:
+        """Return a new group of ``ranks`` (all by default), distinct from all others.
+
+        Members make their groups of the same ranks in the same order. Nothing else is required. A
+        rank outside need not call; if it does, it gets a group of which it is no member.
+        """
+        members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
+        if sort:
+            members = tuple(sorted(members))
+        chosen = self._backends if backend is None else parse_backend(backend)
+        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        with self._lock:
+            count = self._made[members] = self._made.get(members, 0) + 1
+        told = f"{count}{self._epoch}" + (f" {compression}" if compression else "")
+        group_id = _group_id("new", members, told)
+        return self._group(group_id, members, chosen, seconds, desc, compression=compression)
+
+    def agreed_group(
+        self, name: str, members: Sequence[int], like: ProcessGroup, desc: str
+    ) -> ProcessGroup:
+        """Return a new group of ``members``, which they settled in the agreement ``name``.
+
+        Its backends and deadline are those of the group ``like``.
+        """
+        ranks = tuple(members)
+        group_id = _group_id("agreed", ranks, name)
+        return self._group(
+            group_id, ranks, like.backends, like.seconds, desc, compression=like.compression
+        )
+
+    def next_name(self, stem: str) -> str:
+        """Return ``stem`` with a number that rises with each call, alike on all ranks."""
+        with self._lock:
+            count = self._names[stem] = self._names.get(stem, 0) + 1
+        return f"{stem}/{count}{self._epoch}"
+
+    def begin_epoch(self, number: int, kept: Collection[str]) -> list[ProcessGroup]:
+        """Begin an epoch, which gives groups new ids, except those ``kept`` (their ids).
+
+        Drops the other groups and returns them, to be closed.
+        """
+        with self._interning:
+            self._epoch = f" epoch {number}"
+            known = self._interned.items()
+            self._interned = {key: found for key, found in known if found[1].id in kept}
+            with self._lock:
+                ended = [group for group in self._groups.values() if group.id not in kept]
+                self._groups = {key: one for key, one in self._groups.items() if key in kept}
+                self._made.clear()
+                self._names.clear()
+        return ended
+
+    def quiet(self) -> dict[str, tuple[int, int, int]]:
+        """Return the state of the usable groups without a call under way, by id.
+
+        The state is the number of the last collective, the hash of all, and the number of members.
+        Members that all have the same state of a group can go on with it.
+        """
+        return {
+            group.id: (*group.chain(), len(group.ranks))
+            for group in self.all()
+            if group.rank() >= 0 and group.state.usable and group.call_queue.streams.is_idle()
+        }
+
+    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
+
+        Raises TypeError unless ``ranks`` is a list of whole numbers.
+        """
+        if ranks is self._membership.epoch.members:
+            return tuple(ranks)
+        members = tuple(to_whole_numbers(ranks, "ranks"))
+        known = self._membership.known
+        if members and not 0 <= min(members) <= max(members) < known:
+            strange = [rank for rank in members if not 0 <= rank < known]
+            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {known - 1}")
+        if len(set(members)) != len(members):
+            twice = sorted({rank for rank in members if members.count(rank) > 1})
+            raise ValueError(f"ranks has {twice} more than once: [{first_of(members)}]")
+        if not members:
+            raise ValueError("ranks is empty; expected at least one rank")
+        return members
+
+    def all(self) -> list[ProcessGroup]:
+        """Return the groups that this rank has made, the default group first."""
+        with self._lock:
+            return list(self._groups.values())
+
+    def forget(self, group: ProcessGroup) -> None:
+        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
+
+    def get(self, group_id: str) -> ProcessGroup | None:
+        """Return the group with that id, None if this rank has made none."""
+        with self._lock:
+            return self._groups.get(group_id)
+
+    def progress(self) -> list[tuple[Members, int]]:
+        """Return the members of each group, and the number of its last collective."""
+        return [(group.members, group.reached()) for group in self.all()]
+
+    def clear(self) -> None:
+        """Drop all groups, which are closed."""
+        with self._lock:
+            self._groups.clear()
+
+    # ------------------------------------------------------------------ news
+
+    def fail(self, group_id: str, error: DistError) -> None:
+        """Break the group with that id, now or when it is made; the first error stays."""
+        with self._lock:
+            self._failures.setdefault(group_id, error)
+            group = self._groups.get(group_id)
+        if group is not None:
+            group.fail(error)
+
+    def refuse(self, refusal: Refused) -> None:
+        """Tell a group, now or when it is made, that a member refused one of its calls."""
+        with self._lock:
+            self._refusals.setdefault(refusal.group, []).append(refusal)
+            group = self._groups.get(refusal.group)
+        if group is not None:
+            group.call_queue.failure.hear_refusal(refusal)
+
+    def lose(self, rank: int, error: DistError) -> None:
+        """Break the groups of ``rank``, whose loss ``membership`` has noted."""
+        for group in self.all():
+            if rank in group.ranks:
+                group.fail(error)
+
+    def do_without(self, left: Departures) -> None:
+        """Tell the groups that ranks have left, as ``membership`` has noted."""
+        for group in self.all():
+            group.do_without(left)
+
+    def end_all(self, why: str) -> None:
+        """Break all groups of this rank."""
+        for group in self.all():
+            group.fail(DistBackendError(f"{group} has ended: {why}"))
+
+    def leave_behind(self, error: DistError) -> None:
+        """Have all groups raise ``error``, in a fork of this rank's process."""
+        # Threads that did not come along may have held the locks.
+        self._lock, self._interning = threading.Lock(), threading.Lock()
+        self._left_behind = error
+        for group in self.all():
+            group.leave_behind(error)
+
+    def _group(
+        self,
+        group_id: str,
+        members: tuple[int, ...],
+        chosen: Mapping[str, str],
+        seconds: float,
+        desc: str,
+        beside: ProcessGroup | None = None,
+        compression: Compression | None = None,
+    ) -> ProcessGroup:
+        rank = self._context.rank
+        who = Members(group_id, members, rank, dict(chosen), seconds, desc, compression)
+        group = ProcessGroup(self._context, who, beside, self.make_companion)
+        with self._lock:
+            self._groups[group_id] = group
+        if self._left_behind is not None:
+            group.leave_behind(self._left_behind)
+            return group
+        self._context.log.info(
+            "%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds
+        )
+        self._tell_news(group)
+        return group
+
+    def _tell_news(self, group: ProcessGroup) -> None:
+        """Tell a new group the news that came before it."""
+        with self._lock:
+            known = self._failures.get(group.id) or self._membership.failure_of(group.ranks)
+            refusals = list(self._refusals.get(group.id, ()))
+        if known is not None:
+            group.fail(known)
+        for refusal in refusals:
+            group.call_queue.failure.hear_refusal(refusal)
+        for left in self._membership.departures:
+            group.do_without(left)
+
+
+@lru_cache(maxsize=64)  # a thousand ranks that are threads ask for the same
+def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
+    digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
+    return f"{kind}-{digest}"

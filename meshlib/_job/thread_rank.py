@@ -1,0 +1,69 @@
+"""The settings of a thread that is a rank of ``meshlib.testing.run_ranks``."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from meshlib._job.meeting import call_off
+from meshlib._job.world import Current, World
+from transport._rendezvous.seats import take_turn
+from transport._store.base import Store
+
+
+@dataclass(slots=True)
+class ThreadRank:
+    """The settings of a thread that is a rank of ``run_ranks``, as a launcher gives a process.
+
+    ``store`` serves all its Worlds, one after the other. ``backend`` and ``timeout`` are
+    the defaults of ``init_process_group``.
+
+    A ``provided`` World was made before the program began, which may make its own instead. The
+    programs run on ``jax_device`` if JAX's own device has too few threads for all ranks.
+    """
+
+    store: Store
+    rank: int
+    size: int
+    backend: str
+    timeout: float
+    world: World | None = None
+    provided: bool = False
+    jax_device: Any = None
+
+    def join(self, rank: int = -1, size: int = -1) -> tuple[Store, int, int]:
+        """Return the store of this rank's next World, its rank and the number of ranks.
+
+        Rank and number are those given, unless they are -1. Raises ValueError for a rank that is
+        not below the number.
+        """
+        rank, size = (self.rank if rank < 0 else rank), (self.size if size < 0 else size)
+        if not 0 <= rank < size:
+            raise ValueError(f"rank must be from 0 to world_size - 1 = {size - 1}, got {rank}")
+        return take_turn(self.store.clone(), rank), rank, size
+
+    def end(self, how: str) -> None:
+        """Tell the ranks that wait for this rank's next World, now or later, that none comes."""
+        store, rank, _ = self.join()
+        call_off(store, f"rank {rank} {how}")
+        store.close()
+
+
+class _OfThread(threading.local):
+    """The settings of a thread that is a rank."""
+
+    rank: ThreadRank | None = None
+
+
+_current = _OfThread()
+
+
+def thread_rank() -> ThreadRank | None:
+    """Return the settings of the calling thread, if it is a rank of ``run_ranks``."""
+    return _current.rank
+
+
+def set_thread_rank(rank: ThreadRank | None) -> None:
+    """Make the calling thread a rank; None ends that."""
+    Current.in_threads, _current.rank = True, rank

@@ -1,0 +1,313 @@
+"""The World: all global state of a rank, in one place.
+
+A process has one World; a thread may have one of its own, so that ranks can be threads. It is
+composed of the store, the members of the job (``membership``), the groups (``registry``), the
+flight recorder, the watcher of the job's log and the listener to its news.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Protocol, Self
+
+from meshlib._calls.context import Observer
+from meshlib._calls.failures.reporter import NEWS_SECONDS
+from meshlib._calls.members import Members
+from meshlib._diagnosis.stalls import StallDetector
+from meshlib._diagnosis.watcher import Watcher
+from meshlib._events.events import RankLost
+from meshlib._events.log import publish
+from meshlib._groups.backend import STAGED, make_device_communicator
+from meshlib._groups.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib._job.flight_record import FlightRecord
+from meshlib._job.leaving import chains, count_out, find_mismatch, say_goodbye
+from meshlib._job.listener import FailureListener
+from meshlib._job.meeting import join, meet, server_of
+from meshlib._job.membership import Epoch, JobMembership
+from meshlib._job.progress import Progress
+from meshlib._job.registry import GroupRegistry
+from meshlib._recording.log import RankLog
+from meshlib._recording.recorder import FlightRecorder, capacity_from_environment
+from transport import _environment as environment
+from transport._communicators import backends
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership, Runtime
+from transport._deadline import Deadline
+from transport._errors import DistBackendError, DistError, DistStoreError
+from transport._net.fork import in_forked_children, refusal
+from transport._store.base import Store
+from transport._store.prefix_store import PrefixStore
+
+DEFAULT_TIMEOUT = 1800.0
+"""The default deadline of calls in seconds, as in c10d."""
+
+LEAVE_SECONDS = 3.0  # for the news of ranks that left before this one
+LINGER_SECONDS = 10.0
+"""How long the rank that serves the store waits for the others to leave before it does."""
+
+
+_IN_A_FORK = (
+    "the call in that process, workers started with 'spawn' or 'forkserver', or, for a job"
+    " of this process's own, destroy_process_group() and then init_process_group()"
+)
+
+
+class _Entered(threading.local):
+    """The meshes whose ``with`` blocks each thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.meshes: list[Any] = []
+
+
+class Service(Protocol):
+    """A service of this rank for other ranks."""
+
+    @property
+    def workers(self) -> Sequence[Any]:
+        """The objects that stand for the ranks, by rank."""
+        ...
+
+    def close(self) -> None:
+        """End it, at once. Idempotent."""
+        ...
+
+
+class World:
+    """One rank's view of the job. ``init_process_group`` joins it, its counterpart closes it.
+
+    Takes ``store`` over, which the ``size`` ranks share. ``backends`` and ``timeout`` (seconds) are
+    the defaults of groups. ``joining``: the job has begun without this rank.
+    """
+
+    default_group: ProcessGroup
+    """The group of all ranks of the present epoch, from ``join`` on."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        runtime: Runtime,
+        backends: Mapping[str, str],
+        timeout: float = DEFAULT_TIMEOUT,
+        joining: bool = False,
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.runtime = runtime
+        self.backends: dict[str, str] = dict(backends)
+        self.timeout = timeout
+        self.cuda_device: int | None = None
+        """The GPU that this rank was bound to from the start, if it was."""
+        self.log: RankLog = RankLog(rank)
+        self.recorded_calls: int = capacity_from_environment()
+        self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
+        self.observers: dict[str, Observer] = {}
+        """See ``ProcessGroup.observed``; by the id of the observer's group."""
+        self.entered: _Entered = _Entered()
+        self.thread_id: int = threading.get_ident()
+        self.breakpoints: dict[tuple[str, int], int] = {}
+        self.rpc: Service | None = None
+        """The worker of remote calls, where there is one."""
+        self.rpc_count = 0
+        self.refusal: DistBackendError | None = None
+        """The error of calls in a fork of this rank's process; None in that process itself."""
+        # Ranks that were started by a launcher may have numbers of their own.
+        variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
+        self._as_launched = variables.items() <= os.environ.items()
+        self._pid = os.getpid()
+        self._joined: set[str] = set()
+        self._closers: list[Callable[[], None]] = []
+        self.membership: JobMembership = JobMembership(rank, size, joining=joining)
+        self.registry: GroupRegistry = GroupRegistry(self, self.membership, self.backends, timeout)
+        self.flight_record: FlightRecord = FlightRecord(
+            self.recorder, self.membership, self.registry, self.log
+        )
+        self.progress: Progress = Progress(
+            store, self.recorder, self.membership, self.registry, self.thread_id
+        )
+        self.listener: FailureListener = FailureListener(
+            store,
+            self.membership,
+            self.registry,
+            self.recorder,
+            self.progress,
+            self.thread_id,
+            as_launched=self._as_launched,
+        )
+        in_forked_children(self, World._leave_behind)
+        self._stalls: StallDetector | None = None
+        self._watcher = Watcher(store, rank, self.listener)
+
+    def join(self) -> Self:
+        """Meet the other ranks, make the default group, and return this World.
+
+        Raises ``DistStoreError`` with the ranks that have not come in ``timeout`` seconds, and
+        ``RankFailedError`` for one that was lost before all had come; the World is then closed.
+        """
+        try:
+            self._meet(Deadline.after(self.timeout))
+        except BaseException:
+            self.progress.close()
+            self._watcher.close()
+            self.store.close()
+            raise
+        self._stalls = StallDetector(
+            self.rank, self.store, self.recorder, self.thread_id, self.registry
+        )
+        self.default_group = self.registry.group_for(self.membership.epoch.members, desc="default")
+        return self
+
+    def _meet(self, deadline: Deadline) -> None:
+        """Return when all ranks are here; else raise an error that names the missing ranks."""
+        if self.membership.joining:
+            join(self.store, self.rank)
+            return
+        if meet(self.store, self.rank, self.size, deadline, self._as_launched):
+            self.listener.server = server_of(self.store)
+            return
+        # Another rank's watcher may have been faster than this one's.
+        self.listener.lost.wait(NEWS_SECONDS)
+        lost = next(iter(self.membership.lost.values()), None)
+        raise lost or DistBackendError("a rank was lost before all had come")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the present epoch."""
+        return self.membership.epoch.size
+
+    # ------------------------------------------------------------------ groups
+
+    def groups(self) -> list[ProcessGroup]:
+        """Return the groups that this rank has made, the default group first."""
+        return self.registry.all()
+
+    def begin_epoch(
+        self, epoch: Epoch, kept: Collection[str] = (), *, joining: bool = False
+    ) -> None:
+        """Go on with the members of ``epoch``, this rank among them: they are the default group.
+
+        This breaks every group except those whose ids are ``kept``, on which all members must
+        agree. The same ranks then get another group.
+
+        ``joining``: this rank is the only member, and has no place among the others.
+        """
+        ended = self.registry.begin_epoch(epoch.number, kept)
+        self.membership.begin(epoch, joining=joining)
+        self.progress.coordinates = ()
+        why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
+        for group in ended:
+            group.fail(DistBackendError(f"{group} has ended: {why}"))
+        for group in reversed(ended):
+            group.close(drain=0.0)
+        self.default_group = self.registry.group_for(epoch.members, desc="default")
+
+    def make_communicator(self, group: Members, device: str) -> Communicator:
+        """Make the communicator of ``group`` for arrays on ``device``.
+
+        Without a backend for that device they travel by way of the host and the CPU's backend.
+        """
+        self._joined.add(group.id)
+        name = group.backends.get(device, STAGED)
+        membership = Membership(
+            group=f"{group.id}/{device}",
+            rank=group.rank(),
+            ranks=group.ranks,
+            store=PrefixStore(f"group/{group.id}/{device}", self.store),
+            runtime=self.runtime,
+            compression=group.compression if device == "cpu" else None,
+        )
+        if device == "cpu":
+            return backends.lookup(name).make(membership)
+        return make_device_communicator(membership, name, group.backends.get("cpu"))
+
+    def adopt_thread(self) -> None:
+        """Have the calling thread find this World, where ranks are threads."""
+        if (current.thread or Current.process) is not self:
+            Current.in_threads, current.thread = True, self
+
+    def note_failure(self, error: DistError) -> None:
+        """Write the flight record where the launcher said: a group broke with ``error``."""
+        self.flight_record.note_failure(str(error))
+
+    def announce_exit(self, how: str) -> None:
+        """Tell the other ranks that this one will make no more calls; ``how`` says why."""
+        self.flight_record.trouble = self.flight_record.trouble or how
+        with suppress(DistStoreError):  # also in a fork
+            publish(self.store, RankLost(self.rank, how))
+
+    # ------------------------------------------------------------------ the end
+
+    def _leave_behind(self) -> None:
+        """Refuse all calls from now on, unnoticed by the other ranks: this is a forked child."""
+        why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
+        self.refusal = DistBackendError(why)
+        self.flight_record.end_in_a_fork()
+        self.listener.end_in_a_fork()
+        self.membership.end_in_a_fork()
+        self.registry.leave_behind(self.refusal)
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Call ``closer()`` when this World closes, the last registered first."""
+        self._closers.append(closer)
+
+    def close(self, *, drain: float = DRAIN_SECONDS, linger: float = LINGER_SECONDS) -> None:
+        """End this rank's part in the job, in bounded time, and leave nothing behind.
+
+        Calls under way get ``drain`` seconds to end. The rank that serves the store stays
+        for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
+
+        Raises ``CollectiveMismatchError`` at the end where ``meshlib._job.leaving`` finds one.
+        """
+        if self.refusal is not None:
+            return
+        if self.rpc is not None:
+            self.rpc.close()
+        groups = self.groups()
+        told = {str(group.await_failure(0)) for group in groups if group.retired}
+        for group in reversed(groups):
+            group.close(drain)
+        mismatch = self._take_leave(groups, told)
+        if self.flight_record.trouble is not None:
+            self.flight_record.write_if_asked()
+        lost = len(self.membership.lost)
+        self.registry.clear()
+        if self._stalls is not None:
+            self._stalls.close()
+        self.progress.close()
+        self._watcher.close()
+        self.listener.close()
+        count_out(self.store, self.membership.launched, lost, linger)
+        self.runtime.close()
+        for closer in reversed(self._closers):
+            closer()
+        self.store.close()
+        if mismatch is not None:
+            raise mismatch
+
+    def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
+        found = chains(groups, self._joined)
+        if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
+            self.listener.left.wait(LEAVE_SECONDS)
+        left = self.membership.departures
+        return find_mismatch(self.store, groups, found, left, self.recorder, told)
+
+
+class Current(threading.local):
+    """The one global state: the World of the process, and of each thread with its own."""
+
+    process: ClassVar[World | None] = None
+    thread: World | None = None
+    in_threads: ClassVar[bool] = False
+    """Whether a thread ever was a rank or had a World of its own. Otherwise calls need not ask for
+    the thread's, which takes a tenth of the time of a small call.
+    """
+    gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()
+    """Makes the keeper of gradients of remote calls, for the workers of all Worlds."""
+
+
+current: Current = Current()

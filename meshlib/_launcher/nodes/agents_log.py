@@ -1,0 +1,400 @@
+"""The log that the agents of several nodes share, in the store on which their ranks meet.
+
+The agent that serves the store leads. Threads keep this node in touch: one says what there is to
+say and that this node is alive, one reads the log (and decides, where this node leads). Neither
+ever holds up the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from meshlib._command_line import say
+from meshlib._events.log import LogReader, announce_lost
+from meshlib._launcher.nodes.continuing import last_members, leader_of
+from meshlib._launcher.nodes.coordinator import Log, News
+from meshlib._launcher.nodes.leader import Leader
+from meshlib._launcher.nodes.records import (
+    LOG,
+    Admitted,
+    CutOff,
+    Gone,
+    Held,
+    Hello,
+    Record,
+    Refused,
+    alive_key,
+    parse,
+)
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions
+from transport._deadline import Deadline
+from transport._errors import AuthenticationError, DistError, DistNetworkError, StoreSilentError
+from transport._net.auth import HANDSHAKE_SECONDS
+from transport._net.sockets import format_address, is_local, resolves
+from transport._store.base import Store
+from transport._store.tcp.server import TCPStoreServer
+from transport._store.tcp.store import TCPStore
+
+_CONNECT_SECONDS = 2.0
+_MOMENT_SECONDS = 0.3
+_PAUSE_SECONDS = 0.1
+_CLOSE_SECONDS = 2.0
+_FAREWELL_SECONDS = 10.0
+"""What the leader waits, when it has ended, for the others to read how the job did."""
+_FIRST_NOTE_SECONDS = 5.0
+"""After how long the user is told that this node waits: nodes that start together need no word."""
+_NEXT_NOTE_SECONDS = 30.0
+
+
+class SharedLog(Log):
+    """This node's part in the log of a job on several nodes.
+
+    ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError when
+    this node is to serve the store and cannot.
+    """
+
+    alone = False
+
+    def __init__(self, options: LaunchOptions, agent: str, knock: Callable[[], None]) -> None:
+        self._options = options
+        self._nodes = nodes = options.nodes
+        self.host: str = nodes.host
+        self.port: int = nodes.port
+        self.secret: str = nodes.secret or ""
+        self._key = bytes.fromhex(self.secret) or None
+        self._agent = agent
+        self._knock = knock
+        self._silence = nodes.heartbeat_timeout
+        self._beat = self._silence / 5
+        self._inbox: deque[Record] = deque()
+        self._outbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._follower: Follower | None = None
+        self._waiting = Waiting(nodes, agent)
+        self._server: TCPStoreServer | None = _serve_if_ours(nodes, self._key)
+        self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
+        self._talker.start()
+
+    def say(self, record: Record) -> None:
+        """See ``Log``."""
+        if isinstance(record, Hello):
+            self._waiting.begin(time.monotonic())
+        self.tell(lambda store: store.append(LOG, record.line()))
+
+    def read(self) -> list[Record]:
+        """See ``Log``."""
+        news: list[Record] = []
+        while self._inbox:
+            news.append(self._inbox.popleft())
+            self._waiting.hear(news[-1], leads=self.leads)
+        return news
+
+    def tell(self, news: News) -> None:
+        """See ``Log``."""
+        self._outbox.put(news)
+
+    def flush(self) -> None:
+        """See ``Log``."""
+        said = threading.Event()
+        self.tell(lambda _: said.set())
+        said.wait(_MOMENT_SECONDS)
+
+    def close(self, *, in_touch: bool) -> None:
+        """See ``Log``. The leader stays until the others have left, for some seconds."""
+        self._closing.set()
+        self._outbox.put(None)
+        if not in_touch and self._server is None:
+            return  # the threads wait for a store that does not answer; the process need not
+        self._talker.join(_FAREWELL_SECONDS)
+        if self._follower is not None:
+            self._follower.close()
+        super().close(in_touch=in_touch)
+
+    def _talk(self) -> None:
+        try:
+            store = self._connect()
+            if store is None:
+                return
+            with store:
+                try:
+                    self._converse(store)
+                except Exception:
+                    store.hang_up()  # a goodbye would wait, and withdraw the will
+                    raise
+        except Exception as error:  # noqa: BLE001  (whatever it is: who hears nothing more waits)
+            why = str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, StoreSilentError) and error.seconds is not None:
+                why = f"no answer for {error.seconds:g} s"
+            where = format_address(self.host, self.port)
+            self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
+
+    def _converse(self, store: TCPStore) -> None:
+        """Say that this node is alive, and what there is to say, until it is time to leave."""
+        farewell = Gone(self._agent, lost="was lost: its connection to the store broke")
+        store.set_will(LOG, farewell.line())
+        follower, store = store.clone(), store.with_patience(self._silence)
+        key = alive_key(self._agent)
+        store.set(key, "0")
+        self._follow(follower)
+        beats, due = 0, time.monotonic() + self._beat
+        while True:
+            with contextlib.suppress(queue.Empty):
+                action = self._outbox.get(timeout=max(due - time.monotonic(), 0.001))
+                if action is None:
+                    return
+                action(store)
+            if time.monotonic() >= due:
+                beats, due = beats + 1, time.monotonic() + self._beat
+                store.set(key, str(beats))
+                self._waiting.tick(time.monotonic())
+
+    def _follow(self, store: TCPStore) -> None:
+        leading = None
+        if self._server is not None:
+            leader = leader_of(
+                self._options, self._agent, lambda attempt: last_members(store, attempt)
+            )
+            leading = Leading(leader, store, self._agent, self._silence)
+        self._follower = Follower(store, self._agent, leading, self._hear)
+
+    def _connect(self) -> TCPStore | None:
+        """Return a connection to the store as soon as it is served; None when closed before.
+
+        A name that nobody knew when this began may turn out to be this machine's.
+        """
+        host = self.host
+        deadline = Deadline.after(self._nodes.join_timeout)
+        undecided = self._server is None
+        unanswered: Deadline | None = None
+        while not self._closing.is_set():
+            try:
+                # First and by itself: an answer may take longer than an attempt to connect may.
+                if self._server is None and not resolves(host):
+                    raise DistNetworkError(f"cannot resolve {host}")
+                if undecided:
+                    undecided = False
+                    self._server = _serve_if_ours(self._nodes, self._key)
+                return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
+            except DistNetworkError as error:
+                if not isinstance(error, AuthenticationError):
+                    unanswered = None
+                elif error.refused:
+                    raise
+                elif unanswered is None:
+                    # One attempt is too short to tell another program from a busy machine.
+                    unanswered = Deadline.after(HANDSHAKE_SECONDS)
+                if deadline.expired or (unanswered is not None and unanswered.expired):
+                    raise
+                self._waiting.tick(time.monotonic(), error)
+                self._closing.wait(_PAUSE_SECONDS)
+        return None
+
+    def _open_store(self, seconds: float) -> TCPStore:
+        # The node that serves does not need the name by which others find it.
+        served = self._server.address if self._server is not None else None
+        host, port = served or (self.host, self.port)
+        store = TCPStore(host, port, timeout=seconds, secret=self._key)
+        # Of the time for joining there may be little left; it is not that for an answer.
+        store.set_timeout(self._beat)
+        return store
+
+    def _hear(self, record: Record) -> None:
+        self._inbox.append(record)
+        self._knock()
+
+
+def _serve_if_ours(nodes: NodeOptions, secret: bytes | None) -> TCPStoreServer | None:
+    """Return the store's server if it is this node that has to serve it.
+
+    Raises DistNetworkError when it must and cannot.
+    """
+    wish = nodes.is_host
+    if wish == 0 or (wish < 0 and nodes.rank not in (None, 0)):
+        return None
+    must = wish == 1 or nodes.rank == 0
+    if not must and not is_local(nodes.host):
+        return None
+    try:
+        return TCPStoreServer(nodes.host, nodes.port, secret=secret)
+    except DistNetworkError:
+        if not must:
+            return None  # another agent on this machine was first
+        if secret is None or is_local(nodes.host):
+            raise
+    # The address leads here by some translation on the way: a service, a container's host.
+    return TCPStoreServer("", nodes.port, secret=secret)
+
+
+class Leading:
+    """Connects a ``leader`` to the log in ``store``.
+
+    ``silence`` is how long an agent may be silent, in seconds.
+    """
+
+    def __init__(self, leader: Leader, store: Store, agent: str, silence: float) -> None:
+        self._leader = leader
+        self._store = store
+        self._agent = agent
+        self._silence = silence
+        self.beat: float = silence / 5
+        """How often ``tick`` is to be called, in seconds."""
+        self._next_look = 0.0
+        self._heard: dict[str, tuple[bytes, float]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other agent is there, or none any more."""
+        return self._leader.present <= {self._agent}
+
+    def take(self, record: Record) -> None:
+        """Add to the log what the leader makes of a record of it."""
+        losses = self._leader.losses(record)
+        if losses:  # they may be waited for: their peers hear it before they are stopped
+            announce_lost(self._store, losses)
+        self._decide(self._leader.receive(record, time.monotonic()))
+
+    def tick(self) -> None:
+        """Add to the log what time has brought about."""
+        self._decide(self._leader.tick(time.monotonic()))
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self.beat
+            self._look_for_silence()
+
+    def _decide(self, decisions: list[Record]) -> None:
+        if decisions:
+            self._store.append(LOG, "".join(decision.line() for decision in decisions))
+
+    def _look_for_silence(self) -> None:
+        """Declare lost who has not changed its sign of life for too long."""
+        agents = sorted(self._leader.present - {self._agent})
+        if not agents:
+            return
+        now = time.monotonic()
+        values = self._store.multi_get([alive_key(agent) for agent in agents])
+        for agent, value in zip(agents, values, strict=True):
+            before = self._heard.get(agent)
+            if before is None or before[0] != value:
+                self._heard[agent] = value, now
+            elif now - before[1] > self._silence:
+                why = f"has not been heard of for {self._silence:g} s"
+                self._decide([Gone(agent, lost=why)])
+
+
+class Follower:
+    """Reads the log from its beginning and hands each record on, in a thread of its own, to the
+    leaving of ``agent``; where that leads, until all others have left. ``CutOff`` where following,
+    or leading, has become impossible.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agent: str,
+        leading: Leading | None,
+        hear: Callable[[Record], None],
+    ) -> None:
+        self._store = store
+        self._agent = agent
+        self._leading = leading
+        self._hear = hear
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reading, once the agent has said that it leaves."""
+        self._closing.set()
+        self._thread.join(_CLOSE_SECONDS if self._leading is None else _FAREWELL_SECONDS)
+        self._store.close()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._read(self._leading)
+        except Exception as error:  # noqa: BLE001 (an agent that hears nothing would wait forever)
+            if self._leading is not None:
+                if not self._closing.is_set():
+                    self._hear(CutOff(f"this node can no longer lead the job: {error!r}"))
+            elif not isinstance(error, DistError):
+                # Of the store's end the talker's connection tells.
+                self._hear(CutOff(f"the agents' log cannot be read: {error!r}"))
+
+    def _read(self, leading: Leading | None) -> None:
+        log = LogReader(self._store, LOG, parse)
+        left = False
+        while not left or (leading is not None and not leading.alone):
+            for record in log.read(3600.0 if leading is None else leading.beat):
+                if leading is not None:
+                    leading.take(record)
+                left = left or (
+                    isinstance(record, Gone) and record.agent == self._agent and not record.lost
+                )
+                if not left:
+                    self._hear(record)
+            if leading is not None:
+                leading.tick()
+
+
+class Waiting:
+    """Follows the agents' log while this node waits for a place in the job, and prints a line on
+    standard error where a person would wonder.
+    """
+
+    def __init__(self, nodes: NodeOptions, agent: str) -> None:
+        self._nodes = nodes
+        self._agent = agent
+        self._where = format_address(nodes.host, nodes.port)
+        self._hosts: dict[str, str] = {}
+        self._came: set[str] = set()
+        self._began: float | None = None
+        self._next = 0.0
+
+    def begin(self, now: float) -> None:
+        """This node asks for a place, and waits until ``hear`` is told who has got one."""
+        self._began = now
+        self._next = now + _FIRST_NOTE_SECONDS
+
+    def hear(self, record: Record, *, leads: bool) -> None:
+        """Take note of a record of the log; ``leads``: it is this node's to explain decisions."""
+        match record:
+            case Hello(agent=agent, host=host):
+                self._hosts[agent] = host
+                self._came.add(agent)
+            case Refused(agent=agent, reason=reason):
+                self._came.discard(agent)
+                if leads:
+                    say("meshrun", f"refused node {self._hosts.get(agent, agent)}: {reason}")
+            case Held(agent=self._agent, reason=reason):
+                say("meshrun", reason)
+            case Gone(agent=agent):
+                self._came.discard(agent)
+            case Admitted(agent=agent):
+                self._came.discard(agent)
+                if agent == self._agent:  # others may get a place while this node waits on
+                    self._began = None
+            case _:
+                pass
+
+    def tick(self, now: float, unreached: Exception | None = None) -> None:
+        """Print how things stand if it is time. ``unreached``: why the store was not."""
+        if self._began is None or now < self._next:
+            return
+        self._next = now + _NEXT_NOTE_SECONDS
+        left = f"{max(0.0, self._began + self._nodes.join_timeout - now):.0f} s left"
+        if unreached is not None:
+            say(
+                "meshrun", f"waiting for the node that leads, at {self._where}, {left}: {unreached}"
+            )
+            return
+        least, most = self._nodes.least, self._nodes.most
+        wanted = str(most) if least == most else f"{least} to {most}"
+        # A moment ago it may have been one less: this node itself is here.
+        say(
+            "meshrun",
+            f"{max(1, len(self._came))} of {wanted} nodes, waiting at {self._where}, {left}",
+        )

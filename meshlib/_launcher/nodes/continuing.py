@@ -1,0 +1,149 @@
+"""The decisions of the leading agent, for a job whose ranks go on when others are lost.
+
+A rank's loss concerns its node, which may start another. The loss of a node takes its ranks along.
+A node that comes while the others run brings ranks that join them. All new ranks get numbers that
+no rank had; the leader gives them, so that no two nodes give the same.
+
+The job's result is that of its first member: rank 0 at the beginning. After an epoch without rank 0
+(``shrink_group``, ``ElasticMesh``) it is the first member of that epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+
+from meshlib._events.events import Agreed, RankLost, parse
+from meshlib._events.log import LogReader, last_log
+from meshlib._job.membership import epoch_number
+from meshlib._launcher.nodes.leader import Attempt, Leader, Outcome
+from meshlib._launcher.nodes.records import (
+    Ended,
+    Failed,
+    Gone,
+    Granted,
+    Held,
+    Hello,
+    Interrupted,
+    Record,
+    Wanted,
+)
+from meshlib._launcher.options.launch import LaunchOptions
+from meshlib._launcher.ranks.failure import RankExit
+from transport._store.base import Store
+
+LastMembers = Callable[[int], Sequence[int] | None]
+"""Says of an attempt who the members of its last epoch are, by place; None: who they were first."""
+
+
+def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> Leader:
+    """Return who leads the job that ``options`` describe."""
+    now = time.monotonic()
+    if options.continues:
+        return ContinuingLeader(options, agent, now, last_members)
+    return Leader(options, agent, now)
+
+
+class ContinuingLeader(Leader):
+    """A ``Leader`` that ends an attempt only when all ranks have ended, or the user wants it to."""
+
+    def __init__(
+        self, options: LaunchOptions, agent: str, now: float, last_members: LastMembers
+    ) -> None:
+        super().__init__(options, agent, now)
+        self._last_members = last_members
+
+    def losses(self, record: Record) -> list[RankLost]:
+        """Return the ranks that are lost by what ``record`` tells: also those of a node that was
+        told to end, alone.
+        """
+        if isinstance(record, Ended) and self._attempt is not None and not self._attempt.reason:
+            ranks = [item.rank for item in record.exits if item.stopped]
+            return [RankLost(rank, "was ended with its node") for rank in ranks]
+        return super().losses(record)
+
+    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+        if attempt.reason is not None or self._is_ending(attempt):
+            return []
+        if len(self._running(attempt)) >= self._nodes.most:
+            reason = f"the job runs on {self._nodes.most} nodes: waiting until one of them is lost"
+            return [Held(hello.agent, reason)]
+        del self._candidates[hello.agent]
+        return [self._admit(attempt, hello)]
+
+    def _running(self, attempt: Attempt) -> list[str]:
+        """Return the members that have ranks running."""
+        gone = attempt.ended.keys() | attempt.lost.keys()
+        return [agent for agent in attempt.members if agent not in gone]
+
+    def _is_ending(self, attempt: Attempt) -> bool:
+        """Whether ranks have come to the end of their program."""
+        return any(one.well for one in attempt.ended.values())
+
+    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+        del attempt, record
+        return []
+
+    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+        if record.agent not in self._running(attempt) or attempt.reason is not None:
+            return []
+        first, attempt.next = attempt.next, attempt.next + record.count
+        attempt.ranks[record.agent] += range(first, attempt.next)
+        return [Granted(record.agent, self._number, first, record.count)]
+
+    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
+        if record.leaves and record.agent != self._agent:
+            return []  # its ranks are lost when they have ended
+        return super()._interrupted(attempt, record)
+
+    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
+        if record.agent == self._agent:
+            return super()._without(attempt, record)
+        attempt.lost[record.agent] = record.lost or "has left"
+        decisions: list[Record] = []
+        for hello in list(self._candidates.values()):
+            if len(self._running(attempt)) < self._nodes.most:
+                decisions += self._comes_late(attempt, hello)
+        return decisions
+
+    def _outcome(self, attempt: Attempt) -> Outcome:
+        if attempt.reason is not None:
+            return super()._outcome(attempt)
+        members = self._last_members(self._number) or range(attempt.size)
+        for agent, how in attempt.lost.items():
+            if members[0] in attempt.ranks[agent] and agent not in attempt.ended:
+                return True, [], f"{self._name(agent)} {how}"
+        found = exits_of_first(members, attempt.exits)
+        return bool(found), found, None
+
+
+def last_members(store: Store, attempt: int) -> list[int] | None:
+    """Return the members of the last epoch that was agreed on in ``attempt``, by place.
+
+    None without an agreement: the members are those that began the job.
+    """
+    log = last_log(store, attempt)
+    if log is None:
+        return None
+    found: dict[int, list[int]] = {}
+    for event in LogReader(store, log, parse).read(0.0):
+        if isinstance(event, Agreed) and event.text != "null":
+            number = epoch_number(event.name)
+            if number is not None:
+                found[number] = json.loads(event.text)["members"]
+    return found[max(found)] if found else None
+
+
+def exits_of_first(members: Sequence[int], exits: Sequence[RankExit]) -> list[RankExit]:
+    """Return those of ``exits`` (of failed or stopped ranks) that decide the job's result.
+
+    None of them if the first of ``members`` has ended well: other failures were reported when they
+    came. All members' exits if it has failed because of others.
+    """
+    first = next((item for item in exits if item.rank == members[0]), None)
+    if first is None:
+        return []
+    if first.is_cause and not first.stopped:
+        return [first]
+    return [item for item in exits if item.rank in members]

@@ -1,0 +1,320 @@
+"""The coordinator of one node: its agent's link to the other agents of the job.
+
+An agent is an event loop. It asks its coordinator for a place (``join``), reports the ends of its
+ranks, and obeys the events of ``poll``. Reports are records of a log, to which the leading agent
+adds its decisions (``leader``). Agents of several nodes share that log (``agents_log``). An agent
+that is alone leads, and answers itself (``OwnLog``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshlib._events.log import announce_ends, announce_lost
+from meshlib._launcher.nodes.continuing import last_members, leader_of
+from meshlib._launcher.nodes.records import (
+    Admitted,
+    CutOff,
+    Ended,
+    Failed,
+    Gone,
+    Granted,
+    Hello,
+    Interrupted,
+    Record,
+    Refused,
+    Result,
+    StopAll,
+    Wanted,
+)
+from meshlib._launcher.options.launch import LaunchOptions
+from meshlib._launcher.ranks.failure import RankExit
+from meshlib._launcher.ranks.placement import Placement
+from transport._errors import DistError
+from transport._store.base import Store
+from transport._store.tcp.server import TCPStoreServer
+from transport._store.tcp.store import TCPStore
+
+_TELL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Come:
+    """Start the ``ranks`` that were asked for (``want``): they come to those that run."""
+
+    ranks: range
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the ranks: something happened elsewhere."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The attempt is over on all nodes: go on with another, or end with what is here.
+
+    ``exits`` are the failures on all nodes and the ranks that were stopped, ``error`` a failure
+    that was no rank's and led to those of ranks.
+    """
+
+    again: bool
+    exits: Sequence[RankExit] = ()
+    error: str | None = None
+
+
+Decision = Placement | Come | Stop | Verdict
+"""What an agent is told: a ``Placement`` is to start its ranks there."""
+News = Callable[[Store], None]
+
+
+class Log(ABC):
+    """What carries records between agents, and news to their ranks. All methods return soon.
+
+    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store.
+    """
+
+    host: str
+    port: int
+    secret: str
+    alone: bool
+    _server: TCPStoreServer | None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node serves the store, and its agent leads."""
+        return self._server is not None
+
+    @abstractmethod
+    def say(self, record: Record) -> None:
+        """Add ``record``."""
+
+    @abstractmethod
+    def read(self) -> list[Record]:
+        """Return the records that are new here, in order."""
+
+    @abstractmethod
+    def tell(self, news: News) -> None:
+        """Call ``news`` with the store on which the ranks are."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return when what was said is written, or after a moment."""
+
+    def close(self, *, in_touch: bool) -> None:
+        """Leave; ``in_touch``: where the others can hear it. Idempotent."""
+        del in_touch
+        if self._server is not None:
+            self._server.close()
+
+
+class OwnLog(Log):
+    """The log of an agent that is alone: the leader's answers come at once.
+
+    Port 0 takes any free one, so that jobs on one machine never meet.
+    """
+
+    alone = True
+
+    def __init__(self, options: LaunchOptions, agent: str) -> None:
+        secret = os.urandom(32)
+        self.host: str = "127.0.0.1"
+        self.secret: str = secret.hex()
+        self._server = server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
+        self.port: int = server.port
+        self._leader = leader_of(options, agent, self._last_members)
+        self._news: list[Record] = []
+
+    def say(self, record: Record) -> None:
+        """See ``Log``."""
+        answers = self._leader.receive(record, time.monotonic())
+        # The sender has already stopped its ranks; don't echo StopAll back.
+        self._news += [answer for answer in answers if not isinstance(answer, StopAll)]
+
+    def read(self) -> list[Record]:
+        """See ``Log``."""
+        news, self._news = self._news, []
+        return news
+
+    def tell(self, news: News) -> None:
+        """See ``Log``."""
+        with contextlib.suppress(DistError), self._open_store() as store:
+            news(store)
+
+    def flush(self) -> None:
+        """See ``Log``."""
+
+    def _last_members(self, attempt: int) -> list[int] | None:
+        with contextlib.suppress(DistError), self._open_store() as store:
+            return last_members(store, attempt)
+        return None
+
+    def _open_store(self) -> TCPStore:
+        secret = bytes.fromhex(self.secret)
+        return TCPStore(self.host, self.port, timeout=_TELL_SECONDS, secret=secret)
+
+
+class Coordinator:
+    """One job, seen from the node that the launch ``agent`` has started ``ranks`` ranks on.
+
+    All methods return soon and are for one thread.
+    """
+
+    def __init__(self, options: LaunchOptions, agent: str, log: Log) -> None:
+        self._options = options
+        self._agent = agent
+        self._log = log
+        self._placement: Placement | None = None
+        self._running = 0
+        self._ended: Sequence[RankExit] | None = None
+        self._cut_off: str | None = None
+        self._decisions: list[Decision] = []
+
+    def join(self) -> None:
+        """Ask for a place in the next attempt: a ``Placement`` will follow."""
+        self._placement = self._ended = None
+        nodes, host = self._options.nodes, socket.gethostname()
+        self._log.say(
+            Hello(
+                agent=self._agent,
+                host=host,
+                ranks=self._options.ranks,
+                node=nodes.rank,
+                least=nodes.least,
+                most=nodes.most,
+                job=nodes.job,
+                on_failure=self._options.on_failure,
+            )
+        )
+
+    def poll(self) -> list[Decision]:
+        """Return what is new, in order."""
+        for record in self._log.read():
+            self._take(record)
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no ranks but this node's."""
+        return self._log.alone
+
+    def want(self, count: int) -> None:
+        """Ask for the numbers of so many more ranks, which come later: ``Come`` will follow."""
+        if self._placement is not None:
+            self._log.say(Wanted(self._agent, self._placement.attempt, count))
+
+    def failed(self, exit_: RankExit) -> None:
+        """Tell the job's ranks, and the other nodes, that a rank here has failed."""
+        if self._placement is not None:
+            loss, attempt = exit_.loss, self._placement.attempt
+            self._log.tell(lambda store: announce_lost(store, [loss]))
+            self._log.say(
+                Failed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
+            )
+
+    def finished(self, ranks: Sequence[int]) -> None:
+        """Tell the job's ranks, which may wait, that the programs of ``ranks`` here ended well."""
+        self._running -= len(ranks)
+        if self._placement is not None and (self._running or not self.alone):
+            attempt = self._placement.attempt
+            self._log.tell(lambda store: announce_ends(store, attempt, ranks))
+
+    def interrupted(self, *, leaves: bool) -> None:
+        """Report that the user ends the job, before the ranks here are told.
+
+        ``leaves``: this node alone ends, if the others can go on without it. Returns when the
+        report is out, or after a moment: the ranks of other nodes fail when the ranks here end, and
+        the first report is taken for the cause.
+        """
+        if self._placement is not None:
+            self._log.say(Interrupted(self._agent, self._placement.attempt, leaves))
+            self._log.flush()
+
+    def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
+        """Tell that no rank runs here any more: ``Verdict`` will follow.
+
+        ``exits`` are those that failed or were stopped, ``well`` how many others there are;
+        ``interrupted``: the user has asked for it, which allows no further attempt. Also before
+        there was a place.
+        """
+        first = self._ended is None
+        self._ended = exits if self._ended is None else self._ended
+        if self._cut_off is not None:
+            self._decisions.append(Verdict(False, self._ended, self._cut_off))
+            return
+        if self._placement is not None and first:
+            self._log.say(Ended(self._agent, self._placement.attempt, list(exits), well))
+        all_lost = self._options.continues and not well
+        if interrupted or (all_lost and not self._log.leads):
+            # The others may go on; who started this launcher may start it again.
+            self._decisions.append(Verdict(False, self._ended))
+
+    def close(self) -> None:
+        """Leave the job. The leader stays until the others have left, for some seconds."""
+        self._log.say(Gone(self._agent))
+        self._log.close(in_touch=self._cut_off is None)
+
+    def _take(self, record: Record) -> None:
+        """Turn a record into what the agent has to do."""
+        attempt = self._placement.attempt if self._placement is not None else None
+        match record:
+            case StopAll(attempt=about, reason=reason) if about == attempt:
+                self._decisions.append(Stop(reason))
+            case Result():
+                self._conclude(record)
+            case Admitted(agent=self._agent):
+                self._begin(record)
+            case Granted(agent=self._agent, attempt=about) if about == attempt:
+                self._running += record.count
+                self._decisions.append(Come(range(record.first, record.first + record.count)))
+            case Refused(agent=self._agent, reason=reason):
+                self._decisions.append(Verdict(False, (), reason))
+            case Gone(agent=self._agent, lost=str() as why):
+                self._lose_touch(f"the node that leads has given this one up: it {why}")
+            case CutOff(reason=reason):
+                self._lose_touch(reason)
+            case _:
+                pass
+
+    def _begin(self, place: Admitted) -> None:
+        self._running = self._options.ranks
+        self._placement = Placement(
+            attempt=place.attempt,
+            node=place.node,
+            nodes=place.nodes,
+            first_rank=place.first,
+            ranks=self._options.ranks,
+            world_size=place.world_size,
+            store_host=self._log.host,
+            store_port=self._log.port,
+            secret=self._log.secret,
+        )
+        self._decisions.append(self._placement)
+
+    def _conclude(self, result: Result) -> None:
+        if self._placement is not None and self._placement.attempt == result.attempt:
+            self._decisions.append(Verdict(result.again, result.exits, result.error))
+        elif self._placement is None and not result.again:
+            if self._options.continues and not result.exits and result.error is None:
+                self._decisions.append(Verdict(False))  # it was needed by nobody
+                return
+            error = result.error or "the job ended before this node could join it"
+            self._decisions.append(Verdict(False, (), error))
+
+    def _lose_touch(self, reason: str) -> None:
+        if self._cut_off is not None:
+            return
+        self._cut_off = reason
+        if self._placement is not None and self._ended is None:
+            self._decisions.append(Stop(reason))  # the verdict follows when the ranks have ended
+        else:
+            self._decisions.append(Verdict(False, self._ended or (), reason))

@@ -1,0 +1,302 @@
+"""The decisions of the leading agent: which agents take part, when all must stop, what follows.
+
+Pure: records and the time go in, records come out. ``agents_log`` connects it to those of several
+nodes; the agent of a job on one node asks it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshlib._events.events import RankLost
+from meshlib._launcher.nodes.records import (
+    Admitted,
+    Ended,
+    Failed,
+    Gone,
+    Hello,
+    Interrupted,
+    Record,
+    Refused,
+    Result,
+    StopAll,
+    Wanted,
+)
+from meshlib._launcher.options.launch import LaunchOptions
+from meshlib._launcher.ranks.failure import RankExit
+
+Outcome = tuple[bool, list[RankExit], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come."""
+
+    text: str
+    blames_rank: bool = False
+    echo: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A running attempt, and the known state of its members.
+
+    It began with ``nodes`` nodes and ``size`` ranks. ``ranks`` has all ranks that a member was
+    given, ``next`` is the first free number.
+    """
+
+    nodes: int
+    size: int
+    members: dict[str, Hello] = field(default_factory=dict[str, Hello])
+    ranks: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    next: int = 0
+    ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
+    lost: dict[str, str] = field(default_factory=dict[str, str])
+    reason: Reason | None = None
+    interrupted: bool = False
+    makes_room: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether no member is left that has ranks running."""
+        return all(agent in self.ended or agent in self.lost for agent in self.members)
+
+    @property
+    def exits(self) -> list[RankExit]:
+        """How ranks failed or were stopped, on the nodes that have ended."""
+        return [item for ended in self.ended.values() for item in ended.exits]
+
+
+class Leader:
+    """A state machine: ``receive`` each record of the log, and call ``tick`` as time passes.
+
+    Both return the records to add to the log. Between attempts it gathers members. The first time
+    it waits ``last_call`` seconds for more than the least number of them, later only for known
+    ones. The leader's own ``agent`` becomes node 0.
+    """
+
+    def __init__(self, options: LaunchOptions, agent: str, now: float) -> None:
+        self._options = options
+        self._agent = agent
+        self._nodes = options.nodes
+        self._number = 0
+        self._restarts_left = options.max_restarts
+        self._candidates: dict[str, Hello] = {}
+        self._expected: set[str] = set()
+        self.present: set[str] = set()
+        """The agents that have come and not gone."""
+        self._attempt: Attempt | None = None
+        self._gathering_since = now
+        self._enough_since: float | None = None
+        self._done = False
+
+    def ranks_of(self, agent: str) -> Sequence[int]:
+        """Return the ranks that ``agent`` was given in the attempt under way."""
+        return self._attempt.ranks.get(agent, ()) if self._attempt else ()
+
+    def losses(self, record: Record) -> list[RankLost]:
+        """Return the ranks that ``record`` says are lost, for the ranks that wait for them."""
+        if not isinstance(record, Gone) or record.lost is None:
+            return []
+        how = f"was lost: its node {record.lost}"
+        return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
+
+    def receive(self, record: Record, now: float) -> list[Record]:
+        """Take note of a record of the log; return decisions that follow."""
+        if isinstance(record, Hello):
+            return self._hello(record, now)
+        if isinstance(record, Gone):
+            return self._gone(record, now)
+        attempt = self._attempt
+        if attempt is None or getattr(record, "attempt", None) != self._number:
+            return []
+        match record:
+            case Failed():
+                return self._failed(attempt, record)
+            case Interrupted():
+                return self._interrupted(attempt, record)
+            case Wanted():
+                return self._wanted(attempt, record)
+            case Ended():
+                return self._ended(attempt, record, now)
+            case _:
+                return []
+
+    def tick(self, now: float) -> list[Record]:
+        """Return decisions that time has brought about."""
+        if self._attempt is not None or self._done:
+            return []
+        nodes, since = self._nodes, self._enough_since
+        if since is not None and now - since >= nodes.last_call_timeout:
+            return self._begin()
+        if now - self._gathering_since >= nodes.join_timeout:
+            have = ", ".join(hello.host for hello in self._candidates.values())
+            return self._finish(
+                f"waited {nodes.join_timeout:g} s for {nodes.least} nodes;"
+                f" {len(self._candidates)} came: {have}"
+            )
+        return []
+
+    def _hello(self, hello: Hello, now: float) -> list[Record]:
+        problem = self._problem(hello)
+        if problem is not None:
+            return [Refused(hello.agent, problem)]
+        self.present.add(hello.agent)
+        self._candidates[hello.agent] = hello
+        if self._attempt is None:
+            return self._gather(now)
+        return self._comes_late(self._attempt, hello)
+
+    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+        if attempt.ended or attempt.reason is not None:
+            return []  # the job is about to end, or to begin again
+        if len(attempt.members) >= self._nodes.most:
+            del self._candidates[hello.agent]
+            return [Refused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
+        attempt.makes_room = True
+        return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
+
+    def _problem(self, hello: Hello) -> str | None:
+        nodes, on_failure = self._nodes, self._options.on_failure
+        if self._done:
+            return "the job has ended"
+        if hello.job != nodes.job:
+            return f"the job here is --rdzv-id {nodes.job}, not {hello.job}"
+        if (hello.least, hello.most) != (nodes.least, nodes.most):
+            return (
+                f"--nnodes is {hello.least}:{hello.most} there,"
+                f" but {nodes.least}:{nodes.most} on the node that leads"
+            )
+        if hello.on_failure != on_failure:
+            return (
+                f"--on-failure is {hello.on_failure} there, but {on_failure} on the node that leads"
+            )
+        for other in self._candidates.values():
+            if other.agent != hello.agent and hello.node is not None and other.node == hello.node:
+                return f"--node-rank {hello.node} is taken by {other.host}"
+        return None
+
+    def _gather(self, now: float) -> list[Record]:
+        count = len(self._candidates)
+        if count == self._nodes.most:
+            return self._begin()
+        if count < self._nodes.least:
+            self._enough_since = None
+            return []
+        if self._expected and self._expected <= set(self._candidates):
+            return self._begin()
+        self._enough_since = now
+        return []
+
+    def _begin(self) -> list[Record]:
+        ordered = _in_order(list(self._candidates.values()), self._agent)
+        self._attempt = Attempt(len(ordered), sum(hello.ranks for hello in ordered))
+        self._candidates.clear()
+        self._enough_since = None
+        return [self._admit(self._attempt, hello) for hello in ordered]
+
+    def _admit(self, attempt: Attempt, hello: Hello) -> Record:
+        """Make an agent the next node, with the next ranks."""
+        node, first = len(attempt.members), attempt.next
+        attempt.next += hello.ranks
+        attempt.members[hello.agent] = hello
+        attempt.ranks[hello.agent] = list(range(first, attempt.next))
+        return Admitted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
+
+    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+        text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"
+        return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
+
+    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+        """Return the answer: here there is none, the number of ranks is fixed."""
+        del attempt, record
+        return []
+
+    def _ended(self, attempt: Attempt, record: Ended, now: float) -> list[Record]:
+        if record.agent not in attempt.members or record.agent in attempt.lost:
+            return []
+        attempt.ended[record.agent] = record
+        return self._settle(attempt, now)
+
+    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
+        attempt.interrupted = True
+        return self._stop(attempt, Reason(f"{self._name(record.agent)} was told to end"))
+
+    def _gone(self, record: Gone, now: float) -> list[Record]:
+        self.present.discard(record.agent)
+        self._candidates.pop(record.agent, None)
+        self._expected.discard(record.agent)
+        attempt = self._attempt
+        if attempt is None:
+            return self._gather(now) if self._candidates and not self._done else []
+        if record.agent not in attempt.members or record.agent in attempt.lost:
+            return []
+        return self._without(attempt, record) + self._settle(attempt, now)
+
+    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
+        if record.lost is None:
+            # It has left before the job's end, but knowing so: as if it had been told to.
+            attempt.ended.setdefault(record.agent, Ended(record.agent, self._number))
+            return self._interrupted(attempt, Interrupted(record.agent, self._number))
+        attempt.lost[record.agent] = record.lost
+        return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
+
+    def _stop(self, attempt: Attempt, reason: Reason) -> list[Record]:
+        """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
+        known = attempt.reason
+        if known is None or (known.echo and not reason.echo):
+            attempt.reason = reason
+        return [StopAll(self._number, reason.text)] if known is None else []
+
+    def _settle(self, attempt: Attempt, now: float) -> list[Record]:
+        """Decide what is next once no rank runs anywhere."""
+        if not attempt.over:
+            return []
+        failed, exits, error = self._outcome(attempt)
+        if attempt.interrupted or (failed and self._restarts_left == 0):
+            return self._finish(error, exits)
+        if not exits and not failed:
+            return self._finish(None)
+        self._restarts_left -= failed
+        self._expected = set(attempt.members) - set(attempt.lost) | set(self._candidates)
+        self._attempt = None
+        self._gathering_since = now
+        self._number += 1
+        return [Result(self._number - 1, again=True, exits=exits, error=error)]
+
+    def _outcome(self, attempt: Attempt) -> Outcome:
+        """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""
+        exits, reason = attempt.exits, attempt.reason
+        error = None if reason is None or reason.blames_rank else reason.text
+        return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
+
+    def _finish(self, error: str | None, exits: Sequence[RankExit] = ()) -> list[Record]:
+        self._done = True
+        self._attempt = None
+        return [Result(self._number, again=False, exits=list(exits), error=error)]
+
+    def _name(self, agent: str) -> str:
+        """Return a member's name in messages: ``node 1 (host)``."""
+        members = list(self._attempt.members) if self._attempt else []
+        if self._attempt is None or agent not in members:
+            return f"node {agent}"
+        return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
+
+
+def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
+    """Return the nodes in the order of their numbers.
+
+    Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
+    the gaps in the order of arrival, the leader first.
+    """
+    asked = {hello.node: hello for hello in hellos if hello.node is not None}
+    others = [hello for hello in hellos if hello.node is None]
+    others.sort(key=lambda hello: hello.agent != leader)
+    order: list[Hello] = []
+    for node in range(max([len(hellos), *(node + 1 for node in asked)])):
+        if node in asked:
+            order.append(asked[node])
+        elif others:
+            order.append(others.pop(0))
+    return order

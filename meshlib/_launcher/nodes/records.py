@@ -1,0 +1,184 @@
+"""What the agents of several nodes say to each other: lines of one log in the store.
+
+Every agent reads the whole log, so all see the same things in the same order; the agent that
+serves the store leads, by adding decisions. A record names the agent (its launch's name) or, for
+a decision, the attempt that it is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from meshlib._events.events import Entry, Parse, reader_of
+from meshlib._launcher.ranks.failure import RankExit
+
+LOG = "meshrun/agents"
+"""The log's key in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Entry):
+    """One line of the log. Its class says of which kind it is."""
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Record):
+    """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any."""
+
+    agent: str
+    host: str
+    ranks: int
+    node: int | None
+    least: int
+    most: int
+    job: str
+    on_failure: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Record):
+    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` is of
+    something else that failed, of which the news may be still on its way.
+    """
+
+    agent: str
+    attempt: int
+    rank: int
+    cause: str
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted(Record):
+    """An agent was told to end, by Ctrl-C or a signal: so is the job. ``leaves``: unless the others
+    can go on without this node.
+    """
+
+    agent: str
+    attempt: int
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Record):
+    """An agent asks for the numbers of ``count`` more ranks, for lost ones or as spares."""
+
+    agent: str
+    attempt: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Record):
+    """All ranks of an agent have ended: ``well`` of them well, ``exits`` are those that failed or
+    were stopped.
+    """
+
+    agent: str
+    attempt: int
+    exits: list[RankExit] = field(default_factory=list[RankExit])
+    well: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Record):
+    """An agent has left the job; ``lost`` says why if it did not mean to."""
+
+    agent: str
+    lost: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Record):
+    """The leader's answer to a ``Hello`` that does not fit."""
+
+    agent: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted(Record):
+    """The leader's answer to ``Wanted``: the ranks from ``first`` on."""
+
+    agent: str
+    attempt: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(Record):
+    """The leader's answer to a ``Hello``: the agent takes part in an attempt, as its node number
+    ``node``, with the ranks from ``first`` on. ``nodes`` and ``world_size`` are what the attempt
+    begins, or has begun, with.
+    """
+
+    agent: str
+    attempt: int
+    node: int
+    nodes: int
+    first: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Record):
+    """The leader's answer to a ``Hello`` for which there is no place so far: the agent waits."""
+
+    agent: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAll(Record):
+    """The leader's decision that an attempt is to end."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Record):
+    """The leader's decision what follows an attempt that has ended everywhere.
+
+    ``error`` is why it ended, where that was not a rank's failure.
+    """
+
+    attempt: int
+    again: bool
+    exits: list[RankExit] = field(default_factory=list[RankExit])
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff(Record):
+    """Not of the log: this node has lost touch with it."""
+
+    reason: str
+
+
+parse: Parse[Record] = reader_of(
+    Hello,
+    Failed,
+    Interrupted,
+    Wanted,
+    Ended,
+    Gone,
+    Refused,
+    Granted,
+    Admitted,
+    Held,
+    StopAll,
+    Result,
+)
+
+
+def alive_key(agent: str) -> str:
+    """Return the key whose changing value shows that ``agent`` is alive."""
+    return f"meshrun/alive/{agent}"

@@ -1,0 +1,97 @@
+"""What a launch is asked to do, checked. ``arguments`` makes it from a command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from meshlib._launcher.options.output import OutputOptions
+
+FAILURE_GRACE_SECONDS = 3.0
+"""Between SIGTERM and SIGKILL when a rank has failed, or after Ctrl-C."""
+SIGNAL_GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL when the launcher itself was told to end: ranks may be saving."""
+SLURM_GRACE_SECONDS = 25.0
+"""The same under Slurm, which kills everything KillWait (30 s) after its own SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What each rank runs: a Python script, a module (``-m``), anything executable; or, for
+    ``spawn``, a function.
+    """
+
+    kind: Literal["script", "module", "program", "function"]
+    target: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """How many nodes there are, and where they meet. Times are in seconds.
+
+    ``rank`` is None where it is assigned by arrival; ``is_host``: whether this node serves the
+    store, 1 or 0, -1 where its address tells.
+    """
+
+    least: int = 1
+    most: int = 1
+    rank: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    job: str = "none"
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    heartbeat_timeout: float = 10.0
+    is_host: float = -1.0
+    local_address: str | None = None
+    secret: str | None = None
+
+    @property
+    def many(self) -> bool:
+        """Whether there may be more than one node."""
+        return self.most > 1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """One launch on one node. Times are in seconds.
+
+    The time between SIGTERM and SIGKILL is ``failure_grace`` for the other ranks when one has
+    failed, and ``signal_grace`` for all when the launcher itself is told to end. With
+    ``engine_signals``, the sender of a signal to the launcher has signalled its ranks, too.
+
+    The ``notes`` say where options come from that were not on the command line. The ``warnings``
+    are printed before anything starts.
+
+    After a failure the other ranks end or go on, as ``on_failure`` says. If they go on, up to
+    ``replace`` ranks are replaced, and ``spares`` are ranks beyond the job's that wait for a place.
+
+    Ranks ``start`` as forks of one process that has imported for them, or each with ``exec``. The
+    job's page is served at ``monitor``, a host and a port (0: any), unless that is None.
+    """
+
+    program: Program
+    ranks: int
+    start: Literal["fork", "exec"] = "exec"
+    mesh: str | None = None
+    nodes: NodeOptions = field(default_factory=NodeOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+    trace_dir: Path | None = None
+    monitor: tuple[str, int] | None = None
+    max_restarts: int = 0
+    on_failure: Literal["stop", "continue"] = "stop"
+    replace: int = 0
+    spares: int = 0
+    failure_grace: float = FAILURE_GRACE_SECONDS
+    signal_grace: float = SIGNAL_GRACE_SECONDS
+    verbose: bool = False
+    engine_signals: bool = False
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def continues(self) -> bool:
+        """Whether ranks go on when others are lost."""
+        return self.on_failure == "continue"

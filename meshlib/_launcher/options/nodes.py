@@ -1,0 +1,242 @@
+"""What is known of several nodes: where they meet, and which is which.
+
+The command line comes first, then torchrun's ``PET_`` variables, then the engine that started
+meshrun. A node's number and the address at which nodes meet are one answer and are taken from one
+source: node 0 is at that address.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from meshlib._launcher.options.launch import NodeOptions
+from transport import _environment as environment
+from transport._deadline import read_duration
+from transport._launch_environments import (
+    DEFAULT_PORT,
+    LaunchEnvironmentError,
+    NodePlace,
+    Slurm,
+    detect_nodes,
+    engine_restarts,
+    number_in,
+)
+from transport._net.secret_file import read_secret, secret_from_environment
+
+_LOCAL_NAMES = ("localhost", "::1")
+_BACKENDS = ("static", "store", "c10d")
+_CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
+"""What ``--rdzv-conf`` may set of ``NodeOptions``."""
+
+
+def node_options(given: argparse.Namespace) -> NodeOptions:
+    """Return what the parsed command line says about nodes.
+
+    Raises ValueError when it does not fit together.
+    """
+    least, most = _node_counts(given.nnodes)
+    address = _endpoint(given)
+    if given.standalone or most == 1:
+        _refuse_unused(given)
+        return NodeOptions(port=address[1] if address else 0)
+    if address is None or not address[0]:
+        raise ValueError(
+            f"--nnodes {given.nnodes} needs the address of the first node:"
+            " expected --master-addr HOST or --rdzv-endpoint HOST:PORT"
+        )
+    rank: int | None = given.node_rank
+    backend = given.rdzv_backend or ("store" if rank is None else "static")
+    if backend not in _BACKENDS:
+        raise ValueError(f"--rdzv-backend: expected static or store, got {backend!r}")
+    if backend == "static" and (rank is None or least != most):
+        raise ValueError(
+            f"--rdzv-backend static needs --node-rank and one number of nodes; got --node-rank"
+            f" {rank} and --nnodes {given.nnodes}"
+        )
+    if rank is not None and not 0 <= rank < most:
+        raise ValueError(f"--node-rank must be from 0 to {most - 1} (--nnodes - 1), got {rank}")
+    host, port = address
+    secret = _secret(given.secret_file)
+    if secret is None and not is_loopback(host):
+        raise ValueError(
+            f"nodes that meet at {host} need a secret that all of them know: run `meshlib secret`"
+            " once where they share a home, or give all of them the same"
+            f" {environment.SECRET}, or --secret-file FILE"
+        )
+    meeting = NodeOptions(
+        least=least,
+        most=most,
+        rank=rank,
+        host=host,
+        port=port or DEFAULT_PORT,
+        job=given.rdzv_id,
+        local_address=given.local_addr,
+        secret=secret,
+    )
+    return replace(meeting, **_config(given.rdzv_conf or ""))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` can only be this machine."""
+    return host in _LOCAL_NAMES or host.startswith("127.")
+
+
+def _node_counts(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    try:
+        counts = int(least), int(most if colon else least)
+    except ValueError:
+        counts = 0, 0
+    if not 1 <= counts[0] <= counts[1]:
+        raise ValueError(f"--nnodes: expected a number >= 1 or MIN:MAX, got {text!r}")
+    return counts
+
+
+def _endpoint(given: argparse.Namespace) -> tuple[str, int] | None:
+    """Return the address where nodes meet; host empty or port 0 where none is given."""
+    port: int = given.master_port or 0
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--master-port must be from 1 to 65535, got {port}")
+    if not given.rdzv_endpoint:
+        return (given.master_addr or "", port) if given.master_addr or port else None
+    if given.master_addr:
+        raise ValueError("--rdzv-endpoint and --master-addr name the same thing: expected one")
+    text: str = given.rdzv_endpoint
+    host, _, digits = text.rpartition(":")
+    if not host or text.endswith("]") or (":" in host and not host.startswith("[")):
+        host, digits = text, ""
+    if digits and not (digits.isdigit() and int(digits) <= 65535):
+        raise ValueError(f"--rdzv-endpoint: expected HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(digits) if digits else port
+
+
+def _refuse_unused(given: argparse.Namespace) -> None:
+    if given.standalone and (given.nnodes != "1" or given.rdzv_endpoint or given.master_addr):
+        raise ValueError(
+            "--standalone is one node that meets no other: expected no --nnodes, --master-addr or"
+            " --rdzv-endpoint with it"
+        )
+    if given.node_rank not in (None, 0):
+        raise ValueError(f"--node-rank {given.node_rank} needs --nnodes above 1, got 1")
+
+
+def _config(text: str) -> dict[str, float]:
+    """Read ``--rdzv-conf``: ``join_timeout=60,last_call_timeout=1``."""
+    config: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        value = {"true": "1", "false": "0"}.get(value.lower(), value)
+        try:
+            number = float(value if (read := read_duration(value)) is None else read)
+        except ValueError:
+            number = -1.0
+        if key not in _CONFIG:
+            raise ValueError(f"--rdzv-conf: {key!r} is unknown; expected {', '.join(_CONFIG)}")
+        if not 0 <= number < float("inf"):
+            raise ValueError(f"--rdzv-conf: expected {key}=NUMBER, got {item!r}")
+        config[key] = number
+    return config
+
+
+def _secret(file: Path | None) -> str | None:
+    """Return the secret of the job in hexadecimal, from ``file`` or the environment."""
+    secret = secret_from_environment() if file is None else read_secret(file)
+    if secret is None:
+        return None
+    if len(secret) < 16:
+        where = f"--secret-file {file}" if file else environment.SECRET
+        raise ValueError(
+            f"{where}: expected at least 32 hexadecimal digits, such as `meshlib secret --print`"
+            " prints"
+        )
+    return secret.hex()
+
+
+NO_JOB = "none"
+_TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
+
+
+def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Fill in what the parsed command line leaves open; return what was filled in, and by whom.
+
+    Raises ValueError (LaunchEnvironmentError) when an engine speaks of several nodes and not of
+    how they meet, and when what it says would make wrong worlds.
+    """
+    notes: list[str] = []
+    inside = bool(variables.get(environment.RUN_ID))
+    if not given.standalone and not inside:
+        _take_torchruns_options(given, variables)
+        if not _complete(given):
+            for place in detect_nodes(variables):
+                notes += _take(given, place)
+                if _complete(given):
+                    break
+    given.nnodes = given.nnodes or "1"
+    # Where ranks go on without a lost node, the node that the engine starts again comes to them.
+    alone = inside or given.on_failure == "continue" or given.replace or given.spares
+    restarts = 0 if alone else engine_restarts(variables)
+    given.rdzv_id = given.rdzv_id or NO_JOB
+    if restarts and given.nnodes != "1":
+        given.rdzv_id += f"~{restarts}"
+        notes.append(f"the engine has restarted this job {restarts} times: it is {given.rdzv_id}")
+    return tuple(notes)
+
+
+def gets_engine_signals(variables: Mapping[str, str]) -> bool:
+    """Return whether the engine, Slurm, signals ranks itself."""
+    try:
+        return Slurm.in_step(variables)
+    except LaunchEnvironmentError:
+        return False
+
+
+def _take_torchruns_options(given: argparse.Namespace, variables: Mapping[str, str]) -> None:
+    for name, variable in _TEXTS.items():
+        setattr(given, name, getattr(given, name) or variables.get(variable) or None)
+    if given.max_restarts is None:
+        given.max_restarts = number_in(variables, "PET_MAX_RESTARTS")
+
+
+def _has_address(given: argparse.Namespace) -> bool:
+    return bool(given.rdzv_endpoint or given.master_addr)
+
+
+def _complete(given: argparse.Namespace) -> bool:
+    """Return whether nothing is left to be asked."""
+    return given.nnodes is not None and (given.nnodes == "1" or _has_address(given))
+
+
+def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
+    """Take from an engine's answer what is open; return what was taken, in words."""
+    taken: list[str] = []
+
+    def take(option: str, value: object) -> None:
+        if value is not None and getattr(given, option) in (None, ""):
+            setattr(given, option, value)
+            taken.append(f"--{option.replace('_', '-')} {value}")
+
+    if given.nnodes is None and place.nodes is None and place.node is not None:
+        raise LaunchEnvironmentError(
+            f"{place.launcher} says that this is node {place.node}, and not of how many:"
+            " expected --nnodes N, or --standalone for a job on this node alone"
+        )
+    take("nnodes", place.nodes)
+    if given.mesh is None:
+        take("nproc_per_node", place.ranks)
+    if given.nnodes not in (None, "1"):
+        take("rdzv_id", place.job)
+        if not _has_address(given):
+            if place.host is None:
+                raise LaunchEnvironmentError(
+                    f"{place.launcher} says that there are {given.nnodes} nodes, and not where they"
+                    " meet: expected --master-addr HOST, the address of node 0, or --rdzv-endpoint"
+                    " HOST:PORT"
+                )
+            take("master_addr", place.host)
+            take("master_port", place.port)
+            if ":" not in given.nnodes and given.rdzv_backend in (None, "static"):
+                take("node_rank", place.node)
+    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []

@@ -1,0 +1,307 @@
+"""How ranks ended, the rank that failed first, and the report of it.
+
+Every launcher asks ``first_failure``: meshrun, ``spawn``, ``run_ranks`` and the engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import signal
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshlib._events.events import RankLost
+from meshlib._launcher.ranks.bootstrap import types_of
+from transport._net.limits import memory_cgroups
+
+ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
+"""Errors that a rank raises because another one failed."""
+
+
+class Blame(enum.IntEnum):
+    """The ways in which ranks fail, the likeliest cause of the others first."""
+
+    OWN = 0
+    """By an exception that is not of a call, or by a signal."""
+    CALL = 1
+    """By a failed call of a group, or with an exit code alone."""
+    ECHO = 2
+    """Because another rank failed."""
+    STOPPED = 3
+    """A launcher told the rank to end."""
+
+
+F = TypeVar("F", "RankExit", "RaisedError")
+
+
+def first_failure(failures: Iterable[F]) -> F | None:
+    """Return the failure that caused the others, None if there is none.
+
+    By ``Blame``; among equals the earliest, and then the lowest rank.
+    """
+    return min(failures, key=lambda one: (one.blame, one.time, one.rank), default=None)
+
+
+def _blame_of(types: Collection[str]) -> Blame:
+    """Return the blame of an exception with these ``types_of`` it."""
+    if not ECHOES.isdisjoint(types):
+        return Blame.ECHO
+    return Blame.CALL if "DistError" in types else Blame.OWN
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedError:
+    """The exception that left the function of ``rank``, where ranks run in workers of others."""
+
+    rank: int
+    error: BaseException
+    time: float = field(default_factory=time.monotonic)
+
+    @property
+    def blame(self) -> Blame:
+        """See ``Blame``."""
+        return _blame_of(types_of(self.error))
+
+
+_LINE_WIDTH = 160
+# What the wall clock and the steady clock of this machine differed by when this process began.
+_TURNED = time.time() - time.monotonic()
+
+
+def wall_time() -> float:
+    """Return the seconds since 1970, on a clock that nobody sets while this process runs."""
+    return _TURNED + time.monotonic()
+
+
+def _moment(record: dict[str, Any]) -> float:
+    # A program that is not Python has at most the wall clock; other nodes' clocks are their own.
+    steady = record.get("monotonic")
+    return float(record.get("time", 0.0)) if steady is None else _TURNED + float(steady)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """A rank's error file: the exception that left its program.
+
+    ``time`` is on the clock of ``wall_time``, 0 if the file has none: it is compared with what
+    happened to other ranks, which setting the machine's clock must not reorder.
+    """
+
+    type: str
+    types: tuple[str, ...]
+    message: str
+    traceback: str
+    time: float
+
+    @classmethod
+    def load(cls, path: Path) -> ErrorRecord | None:
+        """Read an error file; None when there is none, or nothing that can be read."""
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> ErrorRecord:
+        """Build from JSON's dict; a program that is not Python may leave out all but a message."""
+        return cls(
+            type=str(record.get("type", "error")),
+            types=tuple(str(name) for name in record.get("types", ())),
+            message=str(record["message"]),
+            traceback=str(record.get("traceback", "")),
+            time=_moment(record),
+        )
+
+    @property
+    def is_of_calls(self) -> bool:
+        """Whether a call or a group of the rank failed: its flight record has more."""
+        return "DistError" in self.types
+
+    def summary(self) -> str:
+        """Return the exception on one line."""
+        first = self.message.strip().split("\n", 1)[0]
+        text = f"{self.type}: {first}" if first else self.type
+        return text if len(text) <= _LINE_WIDTH else text[: _LINE_WIDTH - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How one rank ended. ``code`` is negative for a signal, as ``Popen.returncode`` is.
+
+    ``time`` is the ``wall_time`` of the failure: the error file's, else that of the noticed exit.
+    ``stopped``: the launcher had sent the rank a signal by then.
+
+    ``hint`` is a likely cause of a signal.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    code: int
+    time: float
+    stopped: bool = False
+    error: ErrorRecord | None = None
+    hint: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended without a failure."""
+        return self.code == 0 and self.error is None
+
+    @property
+    def blame(self) -> Blame:
+        """See ``Blame``; for a rank that failed."""
+        if self.stopped:
+            return Blame.STOPPED
+        if self.error is None:
+            return Blame.CALL if self.code > 0 else Blame.OWN
+        return _blame_of(self.error.types)
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether this may be the first failure."""
+        return not self.ok and self.blame < Blame.ECHO
+
+    @property
+    def wrote_in_vain(self) -> bool:
+        """Whether it failed because its output has no reader any more."""
+        said = self.error is not None and self.error.type == BrokenPipeError.__name__
+        return said or self.code == -signal.SIGPIPE
+
+    @property
+    def exit_name(self) -> str:
+        """Return ``exit code 3``, ``SIGKILL`` or ``exit code 0``."""
+        return describe_code(self.code) + (f" ({self.hint})" if self.hint else "")
+
+    @property
+    def shell_code(self) -> int:
+        """The exit code that a shell would report; never 0 for a failure."""
+        return 128 - self.code if self.code < 0 else (self.code & 0xFF or int(not self.ok))
+
+    def what_happened(self) -> str:
+        """Return one line: the exception, the signal or the exit code."""
+        if self.stopped:
+            return f"ended by meshrun ({self.exit_name})"
+        if self.error is not None:
+            return self.error.summary()
+        return f"killed by {self.exit_name}" if self.code < 0 else self.exit_name
+
+    @property
+    def loss(self) -> RankLost:
+        """The event that tells the other ranks."""
+        if self.error is not None:
+            how = f"ended with {self.error.summary()}"
+        elif self.code < 0:
+            how = f"was killed by {self.exit_name}"
+        else:
+            how = f"ended with {self.exit_name}"
+        return RankLost(self.rank, how)
+
+
+def describe_code(code: int) -> str:
+    """Return a process's return code in words: ``exit code 1``, ``SIGSEGV``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The text that a launcher prints when a job has failed: the cause last, and in full.
+
+    ``error`` is a failure outside of the ranks that led to those of ranks.
+    """
+
+    exits: Sequence[RankExit]
+    error: str | None = None
+    attempts: int = 1
+
+    @property
+    def cause(self) -> RankExit | None:
+        """The rank that failed first, if a rank is to blame."""
+        return (
+            first_failure(item for item in self.exits if not item.ok)
+            if self.error is None
+            else None
+        )
+
+    @property
+    def code(self) -> int:
+        """The launcher's exit code."""
+        cause = self.cause
+        return cause.shell_code if cause is not None else int(self.error is not None)
+
+    def text(self) -> str:
+        """Return the report; its last lines are the failing rank's traceback, if it has one."""
+        cause = self.cause
+        lines = self._others(cause)
+        if self.error is not None:
+            lines.append(f"meshrun: {self.error}")
+        if cause is not None:
+            lines += self._about(cause)
+        return "".join(line + "\n" for line in lines)
+
+    def _about(self, cause: RankExit) -> list[str]:
+        where = (
+            f"rank {cause.rank} on {cause.host} (local rank {cause.local_rank}, pid {cause.pid})"
+        )
+        how = f"was killed by {cause.exit_name}" if cause.code < 0 else f"failed: {cause.exit_name}"
+        tries = f", after {self.attempts} attempts" if self.attempts > 1 else ""
+        trace = cause.error.traceback.rstrip("\n") if cause.error else ""
+        if not trace and cause.error:
+            trace = cause.error.summary()
+        return [f"meshrun: {where} {how}{tries}{':' if trace else ''}", *([trace] if trace else [])]
+
+    def _others(self, cause: RankExit | None) -> list[str]:
+        """One line for each way in which other ranks ended."""
+        ways: dict[str, list[int]] = {}
+        for item in sorted(self.exits, key=lambda item: item.rank):
+            if item is not cause and not item.ok:
+                ways.setdefault(item.what_happened(), []).append(item.rank)
+        return [f"meshrun: {rank_list(ranks)}: {way}" for way, ranks in ways.items()]
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2, 5`` for ascending ``ranks``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(str(end) for end in run) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+OOM_HINT = "probably the kernel's out-of-memory killer, which has just struck"
+
+
+def oom_kills() -> int:
+    """Return how many processes it has killed in this process's memory cgroup, or, where that does
+    not say, on this machine; 0 where nothing does.
+
+    Only that the number rises means anything.
+    """
+    for path in _counters():
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def _counters() -> Iterator[Path]:
+    for folder in memory_cgroups():
+        yield folder / "memory.events"
+        yield folder / "memory.oom_control"
+    yield Path("/proc/vmstat")

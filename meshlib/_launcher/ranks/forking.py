@@ -1,0 +1,146 @@
+"""The process that ranks are forked from, where they are; ``starting`` has the launcher's side.
+
+It imports NumPy and this package, while it has no other thread, and forks when it is told to: ranks
+share what was loaded, and its memory. It imports little for itself, as the ranks wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from types import ModuleType
+
+LENGTH = struct.Struct("!I")
+"""Before each order goes its length; the answer is the rank's process, 0 where there is none."""
+_ADOPTION_SECONDS = 10.0
+PRELOADED = (
+    "numpy",
+    "meshlib._c10d.batch",
+    "meshlib._c10d.functions.arrays",
+    "meshlib._c10d.functions.barriers",
+    "meshlib._c10d.functions.coalesced",
+    "meshlib._c10d.functions.gathered",
+    "meshlib._c10d.functions.objects",
+    "meshlib._c10d.functions.personalized",
+    "meshlib._c10d.groups",
+    "meshlib._job.init",
+    "meshlib._mesh.init",
+    "transport._auto",
+    "ctypes",
+    "faulthandler",
+    "traceback",
+)
+"""What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
+_NOT_SHARED = ("__main__", "builtins", "sys")
+
+
+def serve(descriptor: int, parent: int) -> str:
+    """Fork for each order that comes through ``descriptor``; return, in each child, its flags.
+
+    The server itself does not return: it ends with the launcher, process ``parent``, or when that
+    closes its side. It refuses (process 0) where forking is not safe or imports failed.
+    """
+    orders = socket.socket(fileno=descriptor)
+    able = _preload()
+    while True:
+        header, descriptors, _, _ = socket.recv_fds(orders, LENGTH.size, 2)
+        body = receive(orders, LENGTH.unpack(header)[0]) if header else b""
+        if not body:
+            os._exit(0)
+        child = _fork(parent) if able else -1
+        if child == 0:
+            import json  # it is there already, with meshlib: who launches need not wait for it
+
+            orders.close()
+            order = json.loads(body)
+            _become(order, descriptors)
+            return order["flags"]
+        for number in descriptors:
+            os.close(number)
+        orders.sendall(LENGTH.pack(max(child, 0)))
+
+
+def _preload() -> bool:
+    """Import what ranks need; return whether this process may be forked."""
+    import atexit
+    import gc
+    import importlib
+
+    shared: dict[str, ModuleType] = {}
+    atexit.register(_leave, shared)  # before all that imports register, and so called after it
+    gc.disable()  # nothing of what is imported is garbage: every look at it would be in vain
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001 (the program will see it for itself, if it needs it)
+            return False
+    shared.update(sys.modules)
+    for name in _NOT_SHARED:
+        shared.pop(name, None)
+    # It lives, in a rank, until the process is gone: a circle that no collector sees any more.
+    forever: list[object] = [shared]
+    forever.append(forever)
+    gc.freeze()  # a collection in one rank must not make copies of what all share
+    gc.enable()
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _leave(shared: dict[str, ModuleType]) -> None:
+    """Keep Python's end from taking apart what all ranks share: each would first copy its pages,
+    half of all that it ever copies. What the program itself has made ends as ever.
+    """
+    for name, module in shared.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]  # Python clears only the modules that it finds there
+
+
+def _fork(parent: int) -> int:
+    """Fork twice; return 0 in the grandchild once ``parent`` has adopted it, its number here."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        child = os.fork()
+        if child:
+            os.write(writer, LENGTH.pack(child))
+            os._exit(0)
+        os.close(reader)
+        os.close(writer)
+        end = time.monotonic() + _ADOPTION_SECONDS
+        while os.getppid() != parent and time.monotonic() < end:
+            time.sleep(1e-4)
+        return 0
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read(LENGTH.size)
+    os.waitpid(between, 0)
+    return LENGTH.unpack(told)[0] if told else -1
+
+
+def _become(order: dict[str, object], descriptors: list[int]) -> None:
+    """Make this process the rank that ``order`` describes."""
+    os.setsid()
+    streams: list[int] = order["streams"]  # pyright: ignore[reportAssignmentType]
+    for number, own in zip(streams, descriptors, strict=True):
+        os.dup2(own, number)
+        os.close(own)
+    variables: dict[str, str] = order["variables"]  # pyright: ignore[reportAssignmentType]
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # as Python's own generator does by itself after a fork
+
+
+def receive(source: socket.socket, size: int) -> bytes:
+    """Return ``size`` bytes, or none where ``source`` has ended."""
+    data = b""
+    while len(data) < size:
+        piece = source.recv(size - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return data

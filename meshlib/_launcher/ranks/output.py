@@ -1,0 +1,257 @@
+"""Where the ranks' output goes: straight through, by whole lines with a prefix, into files.
+
+A rank that is alone, and the first one of several on a terminal, write to the launcher's own
+standard output, so that progress bars and prompts work. Everything else comes through a pipe to
+``OutputPump``, one thread that writes whole lines: no line of one rank is ever inside another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from meshlib._command_line import say
+from meshlib._launcher.options.output import STREAMS, OutputOptions, Route
+
+_CHUNK = 1 << 16
+_LONGEST_LINE = 1 << 20  # beyond it a line is broken, so that memory stays bounded
+_PROMPT_AFTER = 0.15
+"""Seconds after which the beginning of a line is shown on a terminal: it may be a prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    reader: int
+    console: int | None
+    prefix: bytes
+    file: BinaryIO | None
+    line: bytes = b""
+    since: float = 0.0
+
+
+class OutputPump:
+    """Carries the output of ranks; ``add`` streams, and ``close`` in the end."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._selector.register(self._stop_reader, selectors.EVENT_READ, None)
+        self._sources: set[_Source] = set()
+        self._lock = threading.Lock()
+        self._coming: list[_Source] = []
+        self._running = False
+        self._unfinished: _Source | None = None
+        self._thread: threading.Thread | None = None
+        self.unwritten: OSError | None = None
+        """Why a file or the console has not everything, unless nobody reads that any more."""
+
+    def add(self, reader: int, console: int | None, prefix: bytes, file: BinaryIO | None) -> None:
+        """Take over descriptor ``reader`` and ``file``: copy each byte to the file, each whole
+        line behind ``prefix`` to descriptor ``console``. Also while others are copied.
+        """
+        with self._lock:
+            self._coming.append(_Source(reader, console, prefix, file))
+            if self._running:
+                os.write(self._stop_writer, b"+")
+                return
+            self._running = True
+        self._thread = threading.Thread(target=self._run, name="meshrun-output", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Copy what is left until every stream has ended, for ``timeout`` seconds at most."""
+        if self._thread is not None:
+            self._thread.join(timeout)  # it ends by itself when the last writer is gone
+            os.write(self._stop_writer, b".")
+            self._thread.join()
+        self._take_in()
+        for source in list(self._sources):
+            self._end(source)
+        if self._unfinished is not None:
+            self._write(self._unfinished, b"\n")
+            self._unfinished = None
+        self._selector.close()
+        os.close(self._stop_reader)
+        os.close(self._stop_writer)
+
+    def _run(self) -> None:
+        while self._take_in():
+            for key, _ in self._selector.select(self._patience()):
+                source: _Source | None = key.data
+                if source is None:
+                    if os.read(self._stop_reader, 1) == b".":
+                        return
+                    continue
+                try:
+                    data = os.read(source.reader, _CHUNK)
+                except OSError:
+                    data = b""
+                if data:
+                    self._take(source, data)
+                else:
+                    self._end(source)
+            self._show_prompts()
+
+    def _take_in(self) -> bool:
+        """Take in what was added; return whether there is anything to copy."""
+        with self._lock:
+            coming, self._coming = self._coming, []
+            self._running = bool(self._sources or coming)
+        for source in coming:
+            self._sources.add(source)
+            self._selector.register(source.reader, selectors.EVENT_READ, source)
+        return bool(self._sources)
+
+    def _take(self, source: _Source, data: bytes) -> None:
+        self._log(source, data)
+        if source.console is None:
+            return
+        if not source.line:
+            source.since = time.monotonic()
+        whole, newline, rest = (source.line + data).rpartition(b"\n")
+        source.line = rest
+        if newline:
+            source.since = time.monotonic()
+            self._show(source, whole + newline)
+        if len(rest) > _LONGEST_LINE:
+            self._show(source, rest + b"\n")
+            source.line = b""
+
+    def _log(self, source: _Source, data: bytes) -> None:
+        file, view = source.file, memoryview(data)
+        if file is None:
+            return
+        try:
+            while view:  # a disk that is nearly full takes a part
+                view = view[file.write(view) :]
+        except OSError as error:  # a full disk: what the console shows goes on
+            say("meshrun", f"{file.name} is not continued: {error.strerror}")
+            self.unwritten = error
+            source.file = None
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _show(self, source: _Source, text: bytes) -> None:
+        """Write ``text`` behind whatever line is unfinished on the console."""
+        continued = self._unfinished is source
+        if self._unfinished is not None and not continued:
+            self._write(self._unfinished, b"\n")
+        finished = text.endswith(b"\n")
+        lines = text.split(b"\n")
+        body = lines[:-1] if finished else lines
+        prefix = source.prefix
+        joined = (b"\n" + prefix).join(body)
+        self._write(source, (b"" if continued else prefix) + joined + b"\n" * finished)
+        self._unfinished = None if finished else source
+
+    def _write(self, source: _Source, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view and source.console is not None:
+                view = view[os.write(source.console, view) :]
+        except OSError as error:  # nobody reads the console any more, or its disk is full
+            if not isinstance(error, BrokenPipeError):
+                self.unwritten = error
+            source.console = None
+            if source.file is None and source in self._sources:
+                source.line = b""
+                self._drop(source)  # so that the rank's next write fails, as without a pump
+
+    def _patience(self) -> float | None:
+        waiting = [source.since for source in self._sources if self._may_prompt(source)]
+        if not waiting:
+            return None
+        return max(min(waiting) + _PROMPT_AFTER - time.monotonic(), 0.0)
+
+    def _may_prompt(self, source: _Source) -> bool:
+        return bool(source.line) and source.console is not None and os.isatty(source.console)
+
+    def _show_prompts(self) -> None:
+        now = time.monotonic()
+        for source in list(self._sources):
+            if self._may_prompt(source) and now - source.since >= _PROMPT_AFTER:
+                text, source.line = source.line, b""
+                self._show(source, text)
+
+    def _end(self, source: _Source) -> None:
+        if source.line:
+            text, source.line = source.line, b""
+            self._show(source, text)
+        self._drop(source)
+
+    def _drop(self, source: _Source) -> None:
+        if source not in self._sources:
+            return
+        self._sources.discard(source)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(source.reader)
+        os.close(source.reader)
+        if source.file is not None:
+            try:
+                source.file.close()
+            except OSError as error:  # some file systems say only now that the disk is full
+                self.unwritten = error
+
+
+@dataclass(frozen=True, slots=True)
+class RankStreams:
+    """What one rank gets as standard output and error; None: the launcher's own.
+
+    ``logged``: standard error is kept in a file.
+    """
+
+    stdout: int | None
+    stderr: int | None
+    logged: bool
+
+    @property
+    def inherited(self) -> bool:
+        """Whether both are the launcher's own."""
+        return self.stdout is None and self.stderr is None
+
+    def close(self) -> None:
+        """Close the launcher's copies, once the rank has its own."""
+        for descriptor in (self.stdout, self.stderr):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def connect(
+    options: OutputOptions,
+    pump: OutputPump,
+    rank: int,
+    local_rank: int,
+    ranks: int,
+    directory: Path,
+) -> RankStreams:
+    """Open the streams of one rank; files go to ``directory``. The caller closes the result."""
+    out, err = (options.route(local_rank, fd, ranks, os.isatty(fd)) for fd in STREAMS)
+    return RankStreams(
+        _open(out, pump, rank, 1, directory / "stdout.log"),
+        _open(err, pump, rank, 2, directory / "stderr.log"),
+        logged=err.file,
+    )
+
+
+def _open(route: Route, pump: OutputPump, rank: int, console: int, path: Path) -> int | None:
+    if route.inherited:
+        return None
+    file: BinaryIO | None = None
+    if route.file:
+        # The pump keeps it open for as long as the rank writes, and closes it.
+        file = open(path, "ab", buffering=0)  # noqa: SIM115
+    if not route.console:
+        if file is None:
+            return os.open(os.devnull, os.O_WRONLY)
+        with file:
+            return os.dup(file.fileno())
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    prefix = f"[rank {rank}] " if route.prefix else ""
+    pump.add(reader, console, prefix.encode(), file)
+    return writer

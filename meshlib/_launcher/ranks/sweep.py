@@ -1,0 +1,176 @@
+"""Nothing is left behind: ending what ranks have started, also when the launcher itself is killed.
+
+The kernel kills the ranks then (their parent-death signal). What they have started in turn, and the
+launcher's temporary directory, are left to the guardian, a second, sleeping process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Iterable
+
+from meshlib._launcher.signals import readable
+from transport import _environment as environment
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_SECONDS = 0.5
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent ends, instead of init."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def strays(run_id: str, adopter: int | None) -> list[int]:
+    """Return the processes that belong to the launch ``run_id``, and all their descendants.
+
+    They carry its name in the environment that they were started with, whatever session or
+    process group they have moved to; the children of ``adopter`` are included without it.
+    """
+    mark = f"{environment.RUN_ID}={run_id}".encode()
+    parents = _parents()
+    found = more = {
+        pid for pid, parent in parents.items() if parent == adopter or mark in _environment(pid)
+    }
+    while more:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= more
+    return sorted(found - {os.getpid()})
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes whose parent is process ``parent``."""
+    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+
+
+def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
+    """End this process's adopted children and what else belongs to ``run_id``; return who it was.
+
+    They get half a second to finish by themselves (helpers such as multiprocessing's
+    resource tracker do), as long again after SIGTERM, and then SIGKILL.
+    """
+    left_alone = set(spare)
+
+    def find() -> list[int]:
+        return [pid for pid in strays(run_id, os.getpid()) if pid not in left_alone]
+
+    found = find()
+    seen: set[int] = set(found)
+    for number in (None, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+        if not found:
+            break
+        if number is not None:
+            kill_all(found, number)
+        wait_until_gone(found, _PATIENCE_SECONDS)
+        reap(found)
+        found = find()
+        seen.update(found)
+    return sorted(seen)
+
+
+def kill_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send ``number`` to each of ``pids`` that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
+    """Wait until none of ``pids`` runs any more; return False after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:  # gone; or a kernel without pidfd, where the caller's next look tells
+            continue
+        try:
+            if not readable(handle, end - time.monotonic()):
+                return False
+        finally:
+            os.close(handle)
+    return True
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect those of ``pids`` that have ended and are children of this process."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of each process that has not ended."""
+    found: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent, *_ = file.read().rpartition(b")")[2].split()
+            if state not in (b"Z", b"X"):
+                found[int(name)] = int(parent)
+    return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:  # gone, or another user's
+        return []
+
+
+_ALL_WELL = b"."
+
+
+class Guardian:
+    """Started by ``fork`` before the launcher has threads; ends with ``dismiss``."""
+
+    def __init__(self, run_id: str, directory: str) -> None:
+        reader, self._writer = os.pipe2(os.O_CLOEXEC)
+        with warnings.catch_warnings():
+            # NumPy's threads may be there, of which Python warns; the child uses nothing of theirs.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid: int = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self._writer)
+                _guard(reader, run_id, directory)
+            finally:
+                os._exit(0)
+        os.close(reader)
+
+    def dismiss(self) -> None:
+        """End the guardian, which then touches nothing, and wait for it. Idempotent."""
+        if self._writer < 0:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._writer, _ALL_WELL)
+        os.close(self._writer)
+        self._writer = -1
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _guard(reader: int, run_id: str, directory: str) -> None:
+    signal.set_wakeup_fd(-1)  # it is the launcher's
+    os.setsid()  # Ctrl-C and a closing terminal are the launcher's business
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):  # a reader of the launcher's output must see its end
+        os.dup2(null, standard)
+    readable(reader, None)
+    if os.read(reader, 1) == _ALL_WELL:
+        return
+    for _ in range(10):  # until a look finds nothing: a process may have forked meanwhile
+        found = strays(run_id, None)
+        if not found:
+            break
+        kill_all(found, signal.SIGKILL)
+        wait_until_gone(found, 1.0)
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,293 @@
+"""The processes of one node's ranks: how they are started, watched, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from meshlib._launcher.options.launch import LaunchOptions
+from meshlib._launcher.ranks.failure import OOM_HINT, ErrorRecord, RankExit, oom_kills, wall_time
+from meshlib._launcher.ranks.output import OutputPump, connect
+from meshlib._launcher.ranks.placement import Placement, limit_threads, node_environment
+from meshlib._launcher.ranks.starting import ForkServer, start
+from transport import _environment as environment
+
+SETTLE_SECONDS = 0.8
+"""What the others get, when a rank has failed, to notice it and end by themselves."""
+SETTLE_AFTER_ECHO_SECONDS = 1.0
+"""The same when the first to end did so because of another, which has yet to say why."""
+_A_MOMENT = 1.0
+
+
+class Process(Protocol):
+    """A process, with what a ``Worker`` uses of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, -n for signal n, once it has been collected."""
+        ...
+
+    def poll(self) -> int | None:
+        """Collect it if it has ended; return its exit code."""
+        ...
+
+    def wait(self) -> int | None:
+        """Wait until it has ended; return its exit code."""
+        ...
+
+
+class Worker:
+    """One rank's process; ``error`` returns what it has said of an error that ends it.
+
+    Where it leads a session of its own, a signal reaches all of that.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        rank: int,
+        local_rank: int,
+        error: Callable[[], ErrorRecord | None],
+    ) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.process = process
+        self._error = error
+        self._stopped_at: float | None = None
+        self._ended_at = 0.0
+        self._oom_kills = oom_kills()
+        self._hint = ""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not been collected yet."""
+        return self.process.returncode is None
+
+    def collect(self) -> bool:
+        """Collect the process if it has just ended; return whether it has."""
+        if not self.running or self.process.poll() is None:
+            return False
+        self._ended_at = wall_time()
+        killed = self.process.returncode == -signal.SIGKILL and self._stopped_at is None
+        if killed and oom_kills() > self._oom_kills:
+            self._hint = OOM_HINT
+        return True
+
+    def has_failed(self) -> bool:
+        """Whether the rank has ended badly, or has said why it is about to."""
+        return self.process.returncode not in (None, 0) or self._error() is not None
+
+    def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
+        """Send ``number`` to the rank and the processes of its group; ``stop``: to end it."""
+        if not self.running:
+            return
+        if stop and self._stopped_at is None:
+            self._stopped_at = wall_time()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # Until the child has called setsid there is no such group, and only the child.
+            os.killpg(self.process.pid, number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def told_by_others(self) -> None:
+        """Note that the rank has been told to end, a moment ago and not by this launcher."""
+        code = self.process.returncode
+        if code is None or code < 0:
+            self._stopped_at = self._stopped_at or wall_time() - _A_MOMENT
+
+    def result(self) -> RankExit:
+        """Return how the rank ended, or, while it runs, how it has failed."""
+        error = self._error()
+        at = error.time if error and error.time else self._ended_at
+        stopped = self._stopped_at is not None and (at == 0.0 or at >= self._stopped_at)
+        code = self.process.returncode
+        if code is None or (error and self._stopped_at is not None and not stopped):
+            # It failed, but has not ended, or only when it was made to: as Python would have ended.
+            interrupted = error is not None and error.type == KeyboardInterrupt.__name__
+            code = -signal.SIGINT if interrupted else 1
+        return RankExit(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            host=socket.gethostname(),
+            pid=self.process.pid,
+            code=code,
+            time=at,
+            stopped=stopped,
+            error=error,
+            hint=self._hint if code == -signal.SIGKILL else "",
+        )
+
+
+class Ending:
+    """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
+
+    ``running`` returns those of the ranks that have not ended. ``first`` None: others have sent it.
+    A rank that has already said why it fails is left to end by itself until then: it may be saving
+    what it knows. Call ``advance`` whenever ``due`` has passed.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], Sequence[Worker]],
+        settle: float,
+        grace: float,
+        first: signal.Signals | None,
+    ) -> None:
+        self.running = running
+        self._first = first
+        self._grace = grace
+        self.due: float = time.monotonic() + (settle if first is not None else grace)
+        self.advance()
+
+    @classmethod
+    def after_failure(
+        cls,
+        running: Callable[[], Sequence[Worker]],
+        grace: float,
+        failure: RankExit | None = None,
+    ) -> Ending:
+        """End ranks because of a ``failure``, here or (None) elsewhere."""
+        echo = failure is not None and not failure.is_cause
+        settle = SETTLE_AFTER_ECHO_SECONDS if echo else SETTLE_SECONDS
+        return cls(running, settle, grace, signal.SIGTERM)
+
+    def hear_cause(self) -> None:
+        """The failure of which others were echoes is known: nobody else has to say anything."""
+        if self._first is not None:
+            self.due = min(self.due, time.monotonic() + SETTLE_SECONDS)
+
+    def kill(self) -> None:
+        """Send SIGKILL now."""
+        self._first = None
+        self.due = time.monotonic()
+        self.advance()
+
+    def advance(self) -> None:
+        """Send what is due."""
+        now = time.monotonic()
+        if now < self.due:
+            return
+        if self._first is None:
+            for rank in self.running():
+                rank.signal(signal.SIGKILL)
+            self.due = now + 1.0
+            return
+        for rank in self.running():
+            if not rank.has_failed():
+                rank.signal(self._first)
+        self._first = None
+        self.due = now + self._grace
+
+
+class WorkerGroup:
+    """All ranks of this node in one attempt."""
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        placement: Placement,
+        run_id: str,
+        directory: Path,
+        server: ForkServer | None,
+    ) -> None:
+        self.workers: list[Worker] = []
+        self._options, self._placement = options, placement
+        self._directory, self._server = directory, server
+        self._pump = OutputPump()
+        self._base = node_environment(os.environ, placement, _of_launch(options, run_id))
+        limit_threads(self._base, placement.ranks)
+        try:
+            for local_rank in range(placement.ranks):
+                self.add(placement.first_rank + local_rank, local_rank)
+        except BaseException:
+            self.signal(signal.SIGKILL)
+            for worker in self.workers:
+                worker.process.wait()
+            self.close(0.0)
+            raise
+
+    def add(self, rank: int, local_rank: int) -> None:
+        """Start one more rank, which comes to the others."""
+        options, placement = self._options, self._placement
+        own = self._directory / str(rank)
+        own.mkdir(parents=True)
+        with contextlib.closing(
+            connect(options.output, self._pump, rank, local_rank, placement.ranks, own)
+        ) as ends:
+            error_file = own / "error.json"
+            variables = self._base | placement.variables_of(rank, local_rank)
+            variables[environment.ERROR_FILE] = str(error_file)
+            process = start(options.program, ends, variables, self._server)
+        worker = Worker(process, rank, local_rank, partial(ErrorRecord.load, error_file))
+        self.workers.append(worker)
+
+    @property
+    def running(self) -> list[Worker]:
+        """The ranks that have not ended."""
+        return [worker for worker in self.workers if worker.running]
+
+    def collect(self) -> list[Worker]:
+        """Collect every process that has ended; return the ranks among them.
+
+        Adopted orphans are collected as well, so that a long job does not gather zombies.
+        """
+        by_pid = {worker.process.pid: worker for worker in self.running}
+        ended: list[Worker] = []
+        for pid in _ended_children():
+            worker = by_pid.get(pid)
+            if worker is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+            elif worker.collect():
+                ended.append(worker)
+        return ended
+
+    def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
+        """Send ``number`` to every rank that runs; ``stop``: to end it."""
+        for worker in self.running:
+            worker.signal(number, stop=stop)
+
+    def results(self) -> list[RankExit]:
+        """Return how each rank ended."""
+        return [worker.result() for worker in self.workers]
+
+    def close(self, timeout: float) -> OSError | None:
+        """Show what the ranks have written, waiting at most ``timeout`` seconds for its end; return
+        why not all of it could be.
+        """
+        self._pump.close(timeout)
+        return self._pump.unwritten
+
+
+def _ended_children() -> Iterator[int]:
+    """Yield the process id of each child that has ended, leaving it to be collected."""
+    while True:
+        try:
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if child is None:
+            return
+        yield child.si_pid
+
+
+def _of_launch(options: LaunchOptions, run_id: str) -> dict[str, str | None]:
+    return {
+        environment.MESH: options.mesh,
+        environment.TRACE_DIR: str(options.trace_dir.absolute()) if options.trace_dir else None,
+        environment.HOST: options.nodes.local_address,
+        environment.RUN_ID: run_id,
+    }

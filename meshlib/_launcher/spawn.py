@@ -1,0 +1,155 @@
+"""Starting ranks from a running program: the analogue of ``torch.multiprocessing.spawn``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+from meshlib._launcher.ranks.bootstrap import describe_error, die_with_parent
+from transport._checks import to_whole_number
+from transport._errors import DistError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from meshlib._launcher.process_context import ProcessContext
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Call ``fn(rank, *args)`` in ``nprocs`` new processes.
+
+    Each is a complete rank: ``init_process_group()`` works in it without arguments, over a store
+    that this process serves. ``fn`` must be importable by name, and ``args`` picklable. When one
+    rank fails, the others get SIGTERM and, seconds later, SIGKILL; ``ProcessRaisedException`` or
+    ``ProcessExitedException`` says which was first and why. With ``join=False`` the processes run
+    on behind the ``ProcessContext`` that is returned. They are killed when this process is; at its
+    exit those that are ``daemon`` are ended, others are waited for.
+
+    Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``,
+    TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list and ``nprocs``
+    that is no number, and what ``pickle`` raises for what it cannot pickle: ``PicklingError`` for
+    what a notebook's cell, a prompt or ``python -c`` defines, which other processes cannot import.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+    if not isinstance(args, Sequence) or isinstance(args, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"args must be a tuple of arguments for fn, got {args!r}")
+    if to_whole_number(nprocs, "nprocs") < 1:
+        raise ValueError(f"nprocs must be at least 1, got {nprocs}")
+    if start_method != "spawn":
+        raise ValueError(
+            f"start_method must be 'spawn', got {start_method!r}: a forked rank would inherit"
+            " threads and connections that are not its own"
+        )
+    for value in (fn, *args):
+        _check_importable(value)
+    from meshlib._launcher.process_context import (
+        ProcessContext,  # only who spawns pays for multiprocessing
+    )
+
+    context = ProcessContext(fn, tuple(args), nprocs, daemon)
+    if not join:
+        return context
+    try:
+        context.join()
+    except KeyboardInterrupt:
+        context.end()
+        raise
+    finally:
+        context.close()
+    return None
+
+
+def _check_importable(value: object) -> None:
+    """Refuse what the new processes would look for in a ``__main__`` that they do not have."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) or getattr(main, "__spec__", None):
+        return  # which multiprocessing imports there under another name
+    if getattr(value, "__module__", None) != "__main__":
+        return
+    cls = type(value)
+    name = getattr(value, "__qualname__", None) or f"an instance of {cls.__qualname__}"
+    raise PicklingError(
+        f"{name} is defined in a notebook's cell, at a prompt or in python -c: it is in no file"
+        " that a new process could import it from. Write it into a module and import it from"
+        " there (in a notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks"
+        " import ...`); or have ranks that are threads, which may call anything:"
+        " meshlib.testing.run_ranks(function, world_size)"
+    )
+
+
+class ProcessException(DistError):
+    """A rank that ``spawn`` started has failed.
+
+    ``error_index`` is the rank, ``error_pid`` the id of its process.
+    """
+
+    def __init__(self, message: str, error_index: int, pid: int) -> None:
+        super().__init__(message)
+        self.error_index = error_index
+        self.error_pid = pid
+
+
+class ProcessRaisedException(ProcessException):
+    """The function raised; the message holds the rank's traceback."""
+
+
+class ProcessExitedException(ProcessException):
+    """The process ended by itself or was killed.
+
+    ``exit_code`` is its own, or minus the signal's number; ``signal_name`` is None for an exit.
+    """
+
+    def __init__(
+        self, message: str, error_index: int, pid: int, exit_code: int, signal_name: str | None
+    ) -> None:
+        super().__init__(message, error_index, pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+
+def run_rank(
+    fn: Callable[..., Any],
+    rank: int,
+    args: tuple[Any, ...],
+    variables: dict[str, str],
+    errors: Connection,
+    parent: int | None,
+) -> None:
+    """Be a rank, in a process of its own, to the end of ``parent`` if the kernel can tell."""
+    if parent is not None:
+        die_with_parent(parent)
+    else:
+        threading.Thread(target=_end_with_parent, name="meshlib-parent", daemon=True).start()
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        fn(rank, *args)
+    except KeyboardInterrupt:  # the parent was interrupted as well, and says so
+        raise SystemExit(128 + signal.SIGINT) from None
+    except Exception as error:  # noqa: BLE001 (whatever it is, the parent raises it)
+        errors.send(describe_error(error, rank, __file__))
+        raise SystemExit(1) from None
+    finally:
+        errors.close()
+
+
+def _end_with_parent() -> None:
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)

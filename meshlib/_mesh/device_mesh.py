@@ -1,0 +1,459 @@
+"""``DeviceMesh``: ranks arranged in named dims, each of which is a group of ranks to call on.
+
+A mesh is an immutable value, equal on every rank; it may be pickled, shared between threads and
+held by ranks that are not in it. What depends on the rank that asks (its coordinate, its groups)
+is found through the World at the time of asking. ``mesh["dp"]`` is all slices along "dp" at once:
+each rank sees the one that it is in.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from meshlib._calls.call_queue import CallQueue
+from meshlib._calls.members import Members
+from meshlib._collectives.collectives import Collectives
+from meshlib._diagnosis.sampling.sample import Coordinate
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.current import current_world, find_world
+from meshlib._job.world import World
+from meshlib._mesh.layout import IndexArray, Layout
+from meshlib._mesh.names import Compress, DimKey, MeshNames, make_dims
+from meshlib._mesh.rank_layout import RankLayout, RankNumbering
+from meshlib._mesh.spec import (
+    DimOptions,
+    MeshDimError,
+    check_dim_names,
+    check_shape,
+)
+from meshlib._mesh.value import MeshValue, check_product
+from meshlib._records import values_of
+from transport._checks import to_whole_numbers
+from transport._deadline import Timeout
+
+if TYPE_CHECKING:
+    import jax.sharding
+
+
+class DeviceMesh(MeshValue, Collectives):
+    """Ranks in an n-dimensional arrangement; every collective is a method of it.
+
+    ``mesh.all_reduce(x)`` runs over all of this rank's slice, ``mesh["dp"].all_reduce(x)`` along
+    one dim. Groups are made at first use, by their members alone. ``with mesh:`` makes it the
+    ``current_mesh()`` of the thread.
+    """
+
+    _groups: dict[int, tuple[weakref.ref[World], weakref.ref[ProcessGroup]]]
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: npt.ArrayLike,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        backend_override: Mapping[DimKey, str] | None = None,
+        timeout_override: Mapping[DimKey, Timeout] | None = None,
+        compress: Mapping[DimKey, Compress] | None = None,
+    ) -> None:
+        """Arrange the global ranks in ``mesh``: nested lists or an integer array, at least 1-D.
+
+        Any ranks in any order, each once. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of
+        device whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim.
+        ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made
+        with, ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are).
+
+        Raises ValueError for a ragged or empty ``mesh``, for ranks that are negative, there
+        twice, not integers or (in a job) beyond its world size, and for wrong names or options.
+        """
+        ranks = RankLayout.of(mesh)
+        names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
+        options = DimOptions.checked("mesh", backend, timeout)
+        layout = ranks.layout
+        dims = make_dims(layout.dims, names, backend_override, timeout_override, compress)
+        self._init(device_type, ranks, dims, options)
+        world = find_world()
+        if world is not None:
+            self._check_world(world)
+
+    def _caches(self) -> dict[str, dict[Any, Any]]:
+        return {**super()._caches(), "_groups": {}}
+
+    @classmethod
+    def from_shape(
+        cls,
+        device_type: str,
+        mesh_shape: Sequence[int],
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        backend_override: Mapping[DimKey, str] | None = None,
+        timeout_override: Mapping[DimKey, Timeout] | None = None,
+        compress: Mapping[DimKey, Compress] | None = None,
+    ) -> Self:
+        """Arrange ranks 0 to n-1 in C order, n the product of ``mesh_shape``; needs no job.
+
+        Takes no memory for the ranks. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of device
+        whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. ``backend`` and
+        ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made with,
+        ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are). Raises ValueError for sizes below 1, and for wrong names or options.
+        """
+        shape = check_shape(mesh_shape)
+        check_product(shape)
+        names = check_dim_names(mesh_dim_names, len(shape))
+        options = DimOptions.checked("mesh", backend, timeout)
+        ranks = RankLayout.row_major(shape)
+        layout = ranks.layout
+        dims = make_dims(layout.dims, names, backend_override, timeout_override, compress)
+        return cls._make(device_type, ranks, dims, options)
+
+    @classmethod
+    def from_group(
+        cls,
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: npt.ArrayLike | None = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> Self:
+        """Return the mesh whose dims are groups that exist already; its calls go through them.
+
+        One group gives a 1-D mesh of its ranks. Of a sequence, group i is dim i of ``mesh``, which
+        must then be given. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of device whose
+        arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. Raises ValueError when a
+        group's ranks are not those that ``mesh`` has along its dim, for this rank, TypeError for
+        what is no group.
+        """
+        groups = tuple(group) if isinstance(group, Sequence) else (group,)
+        for one in groups:
+            if not isinstance(one, ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"group has {one!r}; expected a ProcessGroup or several")
+        if mesh is None and not isinstance(group, ProcessGroup):
+            raise ValueError("mesh is missing; expected the ranks that the groups are the dims of")
+        array = np.asarray(groups[0].ranks if mesh is None else mesh)
+        if array.ndim != len(groups):
+            raise ValueError(
+                f"mesh has {array.ndim} dims; expected one for each group, that is {len(groups)}"
+            )
+        made = cls(device_type, array, mesh_dim_names=mesh_dim_names)
+        rank = current_world().rank
+        for i, one in enumerate(groups):
+            along = made[i]._ranks.slice_of(rank)
+            if along is not None and tuple(along.tolist()) != one.ranks:
+                raise ValueError(
+                    f"group {i} has the ranks {list(one.ranks)}, but along dim {i} of mesh rank"
+                    f" {rank} is with {along.tolist()}"
+                )
+        dims = tuple(replace(dim, group=one) for dim, one in zip(made._dims, groups, strict=True))
+        return made._make(device_type, made._ranks, dims, made._options)
+
+    # ------------------------------------------------------------------ other ranks
+
+    def with_ranks(self, ranks: npt.ArrayLike) -> Self:
+        """Return the mesh of these dims, with their names and options, over other ``ranks``.
+
+        ``ranks`` are global ranks, in an integer array (or nested lists) of as many dims as the
+        mesh has, of any sizes. Flattened names stay, but for those over parts of dims. Raises
+        ValueError as ``DeviceMesh`` does, and for another number of dims.
+        """
+        layout = RankLayout.of(ranks, "ranks")
+        if layout.layout.ndim != self.ndim:
+            raise ValueError(
+                f"ranks has {layout.layout.ndim} dims; expected {self.ndim}, as {self.described()}"
+            )
+        return self._moved(layout)
+
+    def without(self, ranks: Sequence[int], dim: DimKey) -> Self:
+        """Return the smaller mesh that is left when ``ranks`` are lost.
+
+        Along ``dim``, whose ranks can do without each other (replicas, such as ``"dp_replicate"``),
+        each coordinate at which one of ``ranks`` stands is taken out, in every slice: what is left
+        has the same shape but for that dim. Live ranks that leave so are outside of the mesh. The
+        groups of dims that lost nobody are the same as before.
+
+        Args:
+            ranks: Global ranks; those that are not in the mesh are not looked at.
+            dim: A dim's name or number.
+
+        Returns:
+            Another mesh; this one, if none of ``ranks`` is in it.
+
+        Raises:
+            MeshDimError: For a ``dim`` that is not there.
+            ValueError: When no coordinate of ``dim`` would be left.
+            TypeError: For ranks that are no whole numbers.
+        """
+        axis = self._position(dim)
+        whole = self.slices()
+        held = np.isin(whole, to_whole_numbers(ranks, "ranks"))
+        others = tuple(i for i in range(whole.ndim) if i != axis + 1)
+        stays = ~held.any(axis=others)
+        if stays.all():
+            return self
+        if not stays.any():
+            raise ValueError(
+                f"without ranks {sorted(set(whole[held].tolist()))} nothing is left of {self}: each"
+                f" coordinate of dim {dim!r} has one of them"
+            )
+        left = whole[:, *[slice(None)] * axis, stays]
+        shape = left.shape[1:]
+        numbering = RankNumbering.of(left, "mesh")
+        return self._moved(RankLayout(numbering, Layout.row_major(shape)))
+
+    def _moved(self, layout: RankLayout) -> Self:
+        world = find_world()
+        pairs = zip(self._dims, layout.layout.dims, strict=True)
+        dims = tuple(replace(known, dim=dim, group=None) for known, dim in pairs)
+        names = MeshNames(dims)
+        moved = self._derived(layout, dims, names)
+        for name in self._names.all():
+            flattened = names.find(name) is None and self._flattened(name)
+            if flattened:
+                positions, options = flattened
+                moved[positions].flatten(name, **values_of(options))
+        if world is not None:
+            moved._check_world(world)
+        return moved
+
+    def _flattened(self, name: str) -> tuple[tuple[int, ...], DimOptions] | None:
+        try:
+            return self._positions_of(name), self._find(name).options
+        except MeshDimError:
+            return None  # of parts of dims, or of others
+
+    def __repr__(self) -> str:
+        """Return names, sizes and ranks: those of this rank's slice, or of the first one."""
+        head = f"DeviceMesh({self.device_type}, {self.described()}"
+        world = find_world()
+        number = None if world is None else self._ranks.number_of(world.rank)
+        shown = self._described_ranks(number or 0)
+        if number is None and self.slice_count > 1:
+            return f"{head}, one of {self.slice_count} slices, the first with ranks {shown})"
+        return f"{head}, ranks {shown})"
+
+    # ------------------------------------------------------------------ this rank
+
+    @property
+    def mesh(self) -> IndexArray:
+        """The global ranks of this rank's slice, int64, in the mesh's shape (a new array).
+
+        Raises ValueError on a rank that is in no slice, unless there is just one; see ``slices``.
+        """
+        if self._ranks.slices == 1:
+            return self._ranks.slice_at(0)
+        world = current_world()
+        own = self._ranks.slice_of(world.rank)
+        if own is None:
+            raise self._not_a_member(world)
+        return own
+
+    def get_rank(self) -> int:
+        """Return the global rank of whoever asks."""
+        return current_world().rank
+
+    def get_coordinate(self) -> list[int] | Any:
+        """Return this rank's coordinates in the mesh, None if it is not in it."""
+        # Any, not None: most programs call it on members alone, and unpack it.
+        return self.coordinate_of(current_world().rank)
+
+    def get_local_rank(self, mesh_dim: DimKey | None = None) -> int:
+        """Return this rank's coordinate along ``mesh_dim``, which a 1-D mesh need not name.
+
+        Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank
+        outside and without a ``mesh_dim`` where there are several.
+        """
+        along = self[self._one_dim(mesh_dim)]
+        world = current_world()
+        found = along.coordinate_of(world.rank)
+        if found is None:
+            raise self._not_a_member(world)
+        return found[0]
+
+    # ------------------------------------------------------------------ groups
+
+    @property
+    def call_queue(self) -> CallQueue:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The way into the calls over all dims."""
+        return self.process_group.call_queue
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """This rank's group over all dims, in mesh order; made at first use.
+
+        On a rank outside it is a group that the rank is no member of: calls return None.
+        """
+        world = current_world()
+        known_world, known = self._groups.get(id(world), (None, None))
+        if known_world is not None and known is not None and known_world() is world:
+            group = known()
+            if group is not None and not group.destroyed:
+                return group
+        group = self._find_group(world)
+        # Several Worlds share a mesh when ranks are threads; forget those that have ended.
+        for key, (_, other) in list(self._groups.items()):
+            old = other()
+            if old is None or old.destroyed:
+                self._groups.pop(key, None)
+        self._groups[id(world)] = (weakref.ref(world), weakref.ref(group))
+        return group
+
+    def _find_group(self, world: World) -> ProcessGroup:
+        self._check_world(world)
+        desc = "_".join(self.mesh_dim_names or ())
+        members = self._ranks.slice_of(world.rank)
+        if members is None:
+            others = self.slices().ravel().tolist() if self._ranks.slices == 1 else []
+            outside = Members("outside", tuple(others), world.rank, world.backends, 0.0, desc)
+            return ProcessGroup(world, outside)
+        options = self._options
+        if self.ndim == 1:
+            (dim,) = self._dims
+            if dim.group is not None and dim.group.context is world:
+                return dim.group
+            options = dim.options.over(options)
+        return self._names.group(world, members.ravel().tolist(), options, desc)
+
+    def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
+        """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.
+
+        The group over all dims is ``process_group``. Raises as ``get_local_rank`` does.
+        """
+        group = self[self._one_dim(mesh_dim)].process_group
+        if group.rank() < 0:
+            raise self._not_a_member(current_world())
+        return group
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return this rank's group along each dim, outermost first.
+
+        Raises ValueError on a rank outside.
+        """
+        return [self.get_group(i) for i in range(self.ndim)]
+
+    def _one_dim(self, mesh_dim: DimKey | None) -> DimKey:
+        if mesh_dim is None and self.ndim > 1:
+            raise ValueError(
+                f"mesh_dim is missing; the mesh has {self.ndim} dims: {self.described()}"
+            )
+        return 0 if mesh_dim is None else mesh_dim
+
+    def _not_a_member(self, world: World) -> ValueError:
+        return ValueError(
+            f"rank {world.rank} is not in {self}; only members have coordinates and groups"
+        )
+
+    def _check_world(self, world: World) -> None:
+        largest = self._ranks.numbering.largest()
+        known = world.membership.known
+        if largest >= known:
+            raise ValueError(
+                f"mesh has rank {largest}, but the world size is {known}:"
+                f" expected ranks from 0 to {known - 1}"
+            )
+        self._show_place(world)
+
+    def _show_place(self, world: World) -> None:
+        """Let who watches the job see where this rank is, if this is the job's mesh: no slice of
+        another one, and at least as large as those before.
+        """
+        if self._ranks.slices != 1:
+            return
+        before = [one.size for one in world.progress.coordinates]
+        if (self.size(), self.ndim) < (math.prod(before) if before else 0, len(before)):
+            return
+        place = self.coordinate_of(world.rank)
+        if place is not None:
+            names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
+            sizes = zip(names, place, self.shape, strict=True)
+            world.progress.coordinates = tuple(Coordinate(*one) for one in sizes)
+
+    # ------------------------------------------------------------------ remote calls
+
+    def worker(self, *coordinate: int) -> Any:
+        """Return the ``rpc.WorkerInfo`` of the rank at ``coordinate``, an index for each dim.
+
+        Remote calls take it: ``rpc.rpc_sync(mesh["stage"].worker(1), fn)`` goes to the rank that is
+        the second along ``stage`` and like this one along all other dims. Negative indices count
+        from the end.
+
+        Raises RuntimeError before ``rpc.init_rpc``; ValueError for another number of indices,
+        IndexError for one out of range; ValueError on a rank that is no member.
+        """
+        world = current_world()
+        self._check_world(world)
+        if world.rpc is None:
+            raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
+        if len(coordinate) != self.ndim:
+            raise ValueError(
+                f"coordinate has {len(coordinate)} indices {coordinate}; expected one for each of"
+                f" the {self.ndim} dims of {self.described()}"
+            )
+        if self.get_coordinate() is None:
+            raise self._not_a_member(world)
+        for index, size in zip(coordinate, self.shape, strict=True):
+            if not -size <= index < size:
+                raise IndexError(f"coordinate is {coordinate}, out of the shape {self.shape}")
+        return world.rpc.workers[int(self.mesh[coordinate])]
+
+    # ------------------------------------------------------------------ other libraries
+
+    def to_jax(self) -> jax.sharding.Mesh:
+        """Return the ``jax.sharding.Mesh`` of the same shape and names, over all processes.
+
+        For programs with ``shard_map`` or sharded arrays, whose communication is JAX's own (on the
+        CPU through Gloo). The first call connects the processes with ``jax.distributed``, finding
+        each other through the job's store: every rank of the job calls it, before anything else
+        makes JAX look for devices. Dims without names are called ``dim_0``, ``dim_1``, …
+
+        Raises ValueError when ranks are threads, or have not exactly one device each in JAX;
+        RuntimeError, by JAX, when it has been used before; ImportError without JAX.
+        """
+        from meshlib._mesh.to_jax import to_jax
+
+        return to_jax(self)
+
+    # ------------------------------------------------------------------ with mesh:
+
+    def __enter__(self) -> Self:
+        """Make this the thread's ``current_mesh()`` until the block ends.
+
+        Raises ValueError without a job.
+        """
+        current_world().entered.meshes.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Make what was the thread's ``current_mesh()`` before the block be it again."""
+        world = find_world()
+        # The job may have ended inside the block, and its meshes with it.
+        entered = [] if world is None else world.entered.meshes
+        for i in reversed(range(len(entered))):
+            if entered[i] is self:
+                del entered[i]
+                break
+
+
+def current_mesh() -> DeviceMesh:
+    """Return the mesh of the innermost ``with mesh:`` block that this thread is in.
+
+    Raises ValueError outside of any.
+    """
+    meshes = current_world().entered.meshes
+    if not meshes:
+        raise ValueError("there is no current mesh; expected to be inside a `with mesh:` block")
+    return meshes[-1]

@@ -1,0 +1,118 @@
+"""``init_device_mesh``: the mesh over all ranks of the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib._groups.nccl_splits import connect, split
+from meshlib._job.current import current_world
+from meshlib._job.gpu import choose_cuda_device
+from meshlib._job.init import ensure_world
+from meshlib._mesh.config import MeshConfig
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.names import Compress, DimKey
+from meshlib._mesh.spec import check_dim_names, check_shape, describe_dims, infer_sizes
+from meshlib._mesh.value import check_device_type
+from transport import _environment as environment
+from transport._cuda.driver import Driver, cuda_driver
+from transport._deadline import Timeout
+
+
+def init_device_mesh(
+    device_type: str = "cpu",
+    mesh_shape: Sequence[int] | None = None,
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend: str | None = None,
+    timeout: Timeout | None = None,
+    backend_override: Mapping[DimKey, str] | None = None,
+    timeout_override: Mapping[DimKey, Timeout] | None = None,
+    compress: Mapping[DimKey, Compress] | None = None,
+) -> DeviceMesh:
+    """Return the mesh over all ranks of the job, in C order; every rank calls it.
+
+    One size in ``mesh_shape`` may be -1; ``mesh_dim_names`` has a name for each dim. Without
+    ``mesh_shape``, the mesh is the one that the job was started with: ``meshrun --mesh
+    dp=2,tp=2``, or ``--mesh FILE`` with all that the file says. Initialises the default process
+    group from the environment unless that was done. ``backend`` and ``timeout`` (seconds,
+    a timedelta or ``"30s"``) are what its groups are made with, ``backend_override`` and
+    ``timeout_override`` the same by dim (name or number); where nothing is said, the job's hold.
+    ``compress`` says by dim how large sums and averages along it travel between hosts: ``"bf16"``,
+    ``"fp8"``, ``"int8"``, or a ``Compression`` for error feedback (default: as they are).
+
+    With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
+    calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
+    warning, and arrays travel by way of the host; else, unless ``backend`` says otherwise, by
+    NCCL. Where ``init_process_group`` got a ``device_id`` that is the GPU, and the groups of
+    NCCL along all dims are connected here, not at their first calls. Raises DistBackendError
+    that says what to do when there is no GPU, driver or CuPy.
+
+    Raises ValueError, before anything is started where possible, when the shape does not fit the
+    world size; for a mesh over some of the ranks use ``DeviceMesh``.
+    """
+    check_device_type(device_type)
+    if device_type == "cuda":
+        chosen = choose_cuda_device(ensure_world())
+        backend = backend or (chosen if mesh_shape is not None else None)
+    options: dict[str, Any] = {
+        "mesh_dim_names": mesh_dim_names,
+        "backend": backend,
+        "timeout": timeout,
+        "backend_override": backend_override,
+        "timeout_override": timeout_override,
+        "compress": compress,
+    }
+    if mesh_shape is None:
+        for argument, value in options.items():
+            if value is not None:
+                raise ValueError(f"{argument} is given without mesh_shape; expected both")
+        return _bound(_started_with().build(device_type))
+    shape = check_shape(mesh_shape)
+    names = check_dim_names(mesh_dim_names, len(shape))
+    ranks = ensure_world().membership.whole
+    sizes = infer_sizes(shape, len(ranks), f"mesh_shape {describe_dims(names, shape)}")
+    mesh = DeviceMesh.from_shape(device_type, sizes, **options)
+    if ranks != range(len(ranks)):
+        mesh = mesh.with_ranks(np.reshape(ranks, sizes))
+    return _bound(mesh)
+
+
+def _bound(mesh: DeviceMesh) -> DeviceMesh:
+    """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
+    world = current_world()
+    mesh._show_place(world)
+    device = world.cuda_device
+    inside = mesh.get_coordinate() is not None
+    if mesh.device_type == "cuda" and device is not None and inside:
+        _connect(mesh, cuda_driver(), device)
+    return mesh
+
+
+def _connect(mesh: DeviceMesh, driver: Driver, device: int) -> None:
+    """Connect the group of all ranks of ``mesh``, and make those along each dim out of it.
+
+    Every rank of the mesh calls, on its GPU.
+    """
+    parent = mesh.process_group
+    connect(parent, driver, device)
+    for dim in range(mesh.ndim):
+        if mesh.size(dim) == len(parent.ranks):
+            continue  # the parent's own ranks, in a group that may be the parent
+        split(parent, mesh.get_group(dim), [mesh.shape, (dim,)])
+
+
+def _started_with() -> MeshConfig:
+    text = os.environ.get(environment.MESH)
+    if not text:
+        raise ValueError(
+            f"mesh_shape is missing and so is the environment variable {environment.MESH};"
+            " give the shape, or start with `meshrun --mesh dp=2,tp=2`"
+        )
+    try:
+        return MeshConfig.parse(text)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"environment variable {environment.MESH}: {error}") from error

@@ -1,0 +1,109 @@
+"""Finding a running job: what each ``meshrun`` leaves for its own user, and addresses.
+
+A launcher has a folder of its own that only its user may enter, and that goes with it, whatever
+ends it. The job's address and secret lie there in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transport._net.secret_file import secret_from_environment
+
+if TYPE_CHECKING:
+    from transport._store.tcp.store import TCPStore
+
+FOLDERS = "meshrun-"
+"""How the folders of launchers begin, in the folder for temporary files."""
+_FILE = "job.json"
+_CONNECT_SECONDS = 5.0
+_ADDRESS = re.compile(r"(.*[^:]|\[.*\]):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job whose store is at ``host`` and ``port``; ``secret`` is in hexadecimal digits.
+
+    ``name`` is the launch's, ``program`` what its ranks run, ``pid`` the launcher's process.
+    """
+
+    name: str
+    host: str
+    port: int
+    secret: str = ""
+    program: str = ""
+    pid: int = 0
+    ranks: int = 0
+
+    def connect(self) -> TCPStore:
+        """Return a client of its store. Raises DistNetworkError, AuthenticationError."""
+        # A launcher only leaves word of a job: it need not wait for what connects to one.
+        from transport._store.tcp.store import TCPStore
+
+        secret = bytes.fromhex(self.secret) if self.secret else None
+        return TCPStore(self.host, self.port, timeout=_CONNECT_SECONDS, secret=secret)
+
+
+def write(folder: Path, job: Job) -> None:
+    """Leave ``job`` in its launcher's ``folder``. The file appears whole."""
+    unfinished = folder / f"{_FILE}.part"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(asdict(job), file)
+    unfinished.replace(folder / _FILE)
+
+
+def running() -> list[Job]:
+    """Return the jobs that this user's launchers on this machine run now, the newest last."""
+    found: list[tuple[float, Job]] = []
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{_FILE}"):
+        with suppress(OSError, ValueError, TypeError):
+            about = path.stat()
+            if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
+                continue  # another one's, or what anybody may have written
+            job = Job(**json.loads(path.read_text(encoding="utf-8")))
+            os.kill(job.pid, 0)
+            found.append((about.st_mtime, job))
+    # The launchers of a job's nodes may all be here.
+    by_store = {(job.host, job.port): job for _, job in sorted(found, key=lambda pair: pair[0])}
+    return list(by_store.values())
+
+
+def find(text: str | None) -> Job:
+    """Return the job that ``text`` means: a launcher's process id, the beginning of a launch's name
+    or of its program, or HOST:PORT of a job's store; None: the only one that runs here.
+
+    Raises ValueError when that is none, or several.
+    """
+    if text is not None and (address := _ADDRESS.fullmatch(text)):
+        host, port = address[1].removeprefix("[").removesuffix("]"), int(address[2])
+        secret = secret_from_environment()
+        return Job(text, host, port, secret.hex() if secret is not None else "")
+    jobs = running()
+    chosen = [job for job in jobs if text is None or _means(text, job)]
+    if len(chosen) == 1:
+        return chosen[0]
+    if not jobs:
+        raise ValueError(
+            "no job of this user's runs on this machine; expected HOST:PORT of a job's store"
+        )
+    if not chosen:
+        raise ValueError(f"no job that runs here is called {text!r}; expected one of {_list(jobs)}")
+    raise ValueError(f"several jobs run here; expected JOB to be one of {_list(chosen)}")
+
+
+def _means(text: str, job: Job) -> bool:
+    names = (job.name, job.program, os.path.basename(job.program))
+    return text == str(job.pid) or any(name.startswith(text) for name in names)
+
+
+def _list(jobs: list[Job]) -> str:
+    return ", ".join(f"{job.pid} ({job.program}, {job.name})" for job in jobs)

@@ -1,0 +1,96 @@
+"""A job as Prometheus reads it: text, version 0.0.4 of its exposition format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from meshlib._monitor.view import JobView, State
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SHARE = "The share of the time that ranks"
+_OF_DIMS = (
+    ("waiting", "dim_waiting_ratio", f"{_SHARE} wait for others in calls on a mesh dim, a mean."),
+    ("inside", "dim_inside_ratio", f"{_SHARE} are inside of calls on a mesh dim, a mean."),
+    (
+        "bandwidth",
+        "dim_bytes_per_second",
+        "The bytes of all ranks' arrays in calls on a mesh dim, a second.",
+    ),
+    ("calls", "dim_calls_per_second", "All ranks' calls on a mesh dim, a second."),
+)
+"""Of ``DimShare`` the field, what it is called here, and what that means."""
+
+
+def metrics(view: JobView, now: float) -> str:
+    """Return the job's metrics. Times are in seconds, shares from 0 to 1."""
+    lines: list[str] = []
+
+    def gauge(
+        name: str, words: str, samples: Iterable[tuple[Mapping[str, object], float]], kind: str = ""
+    ) -> None:
+        lines.append(f"# HELP meshlib_{name} {words}")
+        lines.append(f"# TYPE meshlib_{name} {kind or 'gauge'}")
+        for labels, value in samples:
+            inner = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+            lines.append(f"meshlib_{name}{'{' + inner + '}' if inner else ''} {value:.9g}")
+
+    ranks = view.ordered()
+    there = view.there(now)
+    told = [(one, one.sample) for one in ranks if one.sample is not None]
+    states = [one.state(now) for one in ranks]
+    gauge(
+        "ranks",
+        "Ranks by state.",
+        [({"state": state}, float(states.count(state))) for state in State],
+    )
+    gauge(
+        "rank_up",
+        "Whether a rank has a place in the job and says something.",
+        [({"rank": one.rank}, float(one in there)) for one in ranks],
+    )
+    gauge("epoch", "The number of the job's epoch.", [({}, float(view.epoch))])
+    if view.committed >= 0:
+        gauge(
+            "steps_total",
+            "Steps that the training loop has ended.",
+            [({}, float(view.committed))],
+            "counter",
+        )
+    gauge(
+        "step_seconds",
+        "From one step to the next.",
+        [({"rank": one.rank}, one.step) for one in there if one.step],
+    )
+    gauge(
+        "rank_inside_calls_ratio",
+        "The share of the time that a rank is inside of calls.",
+        [({"rank": one.rank}, one.smooth.inside) for one in there],
+    )
+    gauge(
+        "rank_straggles",
+        "1 for a rank that the others wait for.",
+        [({"rank": one.rank}, float(one.rank in view.slow)) for one in there],
+    )
+    gauge(
+        "rank_calls_total",
+        "Calls of a rank on all groups.",
+        [({"rank": one.rank}, float(sample.total)) for one, sample in told],
+        "counter",
+    )
+    gauge(
+        "rank_oldest_call_seconds",
+        "How long the oldest call of a rank has been under way; 0: none.",
+        [
+            ({"rank": one.rank}, max(map(sample.age, sample.open_calls), default=0.0))
+            for one, sample in told
+            if one in there
+        ],
+    )
+    for field, name, words in _OF_DIMS:
+        gauge(name, words, [({"dim": dim.name}, getattr(dim, field)) for dim in view.dims])
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

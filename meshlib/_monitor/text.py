@@ -1,0 +1,154 @@
+"""A job as lines of text, with colours where they are wanted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from meshlib._diagnosis.sampling.sample import Coordinate
+from meshlib._monitor.view import JobView, RankView, State
+from meshlib._monitor.words import duration, headline, percent, rate
+
+_LOOKS = {
+    State.COMPUTING: ("37;44", " "),
+    State.CALLING: ("30;42", "c"),
+    State.WAITING: ("30;43", "w"),
+    State.SPARE: ("37;45", "+"),
+    State.ABSENT: ("30;47", "?"),
+    State.SILENT: ("37;100", "-"),
+    State.LOST: ("37;41", "x"),
+    State.LEFT: ("37;100", "."),
+}
+"""By state ANSI's colours, and what stands behind a rank's number for those who see none (of a
+straggler "!").
+"""
+_URGENT = (State.LOST, State.SILENT, State.ABSENT, State.WAITING)
+_NOTES = 5
+_BAR = 20
+_MOST_ROWS = 16
+
+
+def lines(view: JobView, now: float, width: int = 100, height: int = 40, *, paint: bool) -> str:
+    """Return the job in at most ``height`` lines of ``width`` columns; ``paint``: in colours."""
+    title = view.name or "job"
+    facts = [
+        f"{view.committed} steps" if view.committed >= 0 else "",
+        f"epoch {view.epoch}" if view.epoch else "",
+        time.strftime("%H:%M:%S", time.localtime(now)),
+    ]
+    said = [f"{title}   {' · '.join(filter(None, facts))}", headline(view, now), ""]
+    mesh = _mesh(view, now, width, paint)
+    said += [*mesh, ""] if mesh else []
+    said += [*_dims(view), ""] if view.dims else []
+    notes = list(view.notes)[-_NOTES:]
+    after = ["", *(_note(note.time, note.kind, note.text) for note in notes)] if notes else []
+    said += _ranks(view, now, max(3, height - len(said) - len(after)))
+    said += after
+    shown = [_cut(line, width) for line in said[:height]]
+    return "".join(f"{line}\n" for line in shown)
+
+
+def _mesh(view: JobView, now: float, width: int, paint: bool) -> list[str]:
+    """Return the ranks where they stand: the last dim to the right, the one before it down."""
+    digits = max((len(str(rank)) for rank in view.ranks), default=1)
+    blocks: dict[tuple[Coordinate, ...], dict[tuple[int, int], RankView]] = {}
+    heading, sizes = "", (0, 0)
+    for one in view.ordered():
+        mesh = one.sample.mesh if one.sample is not None else ()
+        stale = one.ended is not None and one.sample is not None and one.sample.epoch < view.epoch
+        if not mesh or stale:
+            continue
+        *outer, down, right = [Coordinate("", 0, 1), *mesh] if len(mesh) == 1 else mesh
+        heading = f"{down.name} ↓  {right.name} →" if down.name else f"{right.name} →"
+        sizes = max(sizes, (down.size, right.size))
+        cells = blocks.setdefault(tuple(outer), {})
+        if (held := cells.get((down.index, right.index))) is None or held.ended is not None:
+            cells[down.index, right.index] = one
+    if not blocks or sizes[0] > _MOST_ROWS or sizes[1] * (digits + 2) > width:
+        return []
+    said: list[str] = []
+    for outer, cells in list(blocks.items())[:_MOST_ROWS]:
+        where = ", ".join(f"{one.name}={one.index}" for one in outer)
+        said.append("  ".join(filter(None, (where, heading))))
+        for down in range(sizes[0]):
+            row = [cells.get((down, right)) for right in range(sizes[1])]
+            said.append("  " + " ".join(_cell(view, one, now, digits, paint) for one in row))
+    return said
+
+
+def _cell(view: JobView, one: RankView | None, now: float, digits: int, paint: bool) -> str:
+    if one is None:
+        return " " * (digits + 1)
+    colours, mark = _LOOKS[one.state(now)]
+    text = f"{one.rank:>{digits}}{'!' if one.rank in view.slow else mark}"
+    return f"\x1b[{colours}m{text}\x1b[0m" if paint else text
+
+
+def _dims(view: JobView) -> list[str]:
+    said = [f"{'dim':16} {'waiting':>8} {'moving':>8} {'bytes':>12} {'calls/s':>8}"]
+    said += [
+        f"{dim.name[:16]:16} {percent(dim.waiting):>8} {percent(dim.inside - dim.waiting):>8}"
+        f" {rate(dim.bandwidth):>12} {dim.calls:>8.0f}  {_bar(dim.waiting, dim.inside)}"
+        for dim in view.dims[:8]
+    ]
+    return said
+
+
+def _ranks(view: JobView, now: float, most: int) -> list[str]:
+    """Return a line a rank, of those first that need to be looked at."""
+    slow = view.slow
+
+    def urgency(one: RankView) -> tuple[bool, bool, int]:
+        return one.state(now) not in _URGENT, one.rank not in slow, one.rank
+
+    ranks = view.ordered()
+    said = [f"{'rank':>5} {'state':10} {'step':>9} {'in calls':>9}  calls under way"]
+    shown = sorted(ranks, key=urgency)[: most - 2] if len(ranks) > most - 1 else ranks
+    said += [_rank(one, now, one.rank in slow) for one in shown]
+    if len(shown) < len(ranks):
+        said.append(f"      and {len(ranks) - len(shown)} more")
+    return said
+
+
+def _rank(one: RankView, now: float, slow: bool) -> str:
+    state = one.state(now)
+    head = f"{one.rank:>4}{'!' if slow else ' '} {state:10}"
+    sample = one.sample
+    if one.ended is not None or sample is None:
+        return f"{head} {one.how}".rstrip()
+    calls = [
+        f"{str(call).removeprefix('call ')} on {sample.name_of(call.group)}"
+        + f" for {duration(sample.age(call))}"
+        + (f", waits for rank {call.waiting_for}" if call.waiting_for is not None else "")
+        + f", {call.site}"
+        for call in sample.open_calls[:1]
+    ]
+    more = f" (+{len(sample.open_calls) - 1})" if len(sample.open_calls) > 1 else ""
+    return (
+        f"{head} {duration(one.step):>9} {percent(one.smooth.inside):>9}  {''.join(calls)}{more}"
+    ).rstrip()
+
+
+def _bar(waiting: float, inside: float) -> str:
+    first, whole = (round(_BAR * min(1.0, share)) for share in (waiting, inside))
+    return "░" * first + "█" * (whole - first)
+
+
+def _note(at: float, kind: str, text: str) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(at))} {kind:8} {text}"
+
+
+def _cut(line: str, width: int) -> str:
+    if "\x1b" in line:
+        return line  # a row of the mesh, which fits
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def stack_lines(said: dict[str, Any]) -> Sequence[str]:
+    """Return the lines of what ``JobWatch.stacks`` has returned."""
+    found = [f"rank {said['rank']} on {said['host']}, process {said['pid']}:", ""]
+    found += ["main thread, in the program:", *said["main"]]
+    for name, stack in said["threads"].items():
+        found += ["", f"thread {name}:", *stack]
+    return found

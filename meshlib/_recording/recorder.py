@@ -1,0 +1,262 @@
+"""The flight recorder: a ring of a rank's last calls, always on.
+
+Opening a record costs about a microsecond, or a tenth of one in the compiled core: it keeps numbers
+and references, and leaves formatting to the moment somebody asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
+from threading import get_ident
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from meshlib._native import calls as native
+from transport import _environment as environment
+from transport._call import Call, Kind
+from transport._deadline import Deadline
+
+if TYPE_CHECKING:
+    from transport._cuda.flat import Completion
+
+CAPACITY = 1000
+_MOST_FILES = 4096
+_MARKS = 64
+COLLECTIVE = -1
+"""The ``peer`` of a collective's record; others are group ranks or ``ANY_SOURCE``."""
+ANY_SOURCE = -2
+OWN_PACKAGES = ("meshlib", "transport", "parallel")
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+OWN_FOLDERS = tuple(os.path.join(_ROOT, package, "") for package in OWN_PACKAGES)
+"""Where this project's code is; its frames are skipped when looking for the user's line."""
+# So are those between a jitted function's caller and a call inside of it, and between a caller of
+# torch.distributed and its backend.
+_BETWEEN = tuple(os.path.join("site-packages", library, "") for library in ("jax", "torch"))
+
+_getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_monotonic = time.monotonic
+
+
+def is_between(filename: str) -> bool:
+    """Whether a file is a library's whose calls on the user's behalf lead here."""
+    return any(folder in filename for folder in _BETWEEN)
+
+
+class _OwnFiles(dict[str, bool]):
+    """Whether a file's frames are skipped, by its name; found out once for each."""
+
+    def __missing__(self, filename: str) -> bool:
+        if len(self) >= _MOST_FILES:  # a notebook's every cell is one
+            self.clear()
+        self[filename] = own = filename.startswith(OWN_FOLDERS) or is_between(filename)
+        return own
+
+
+class Record(Call):
+    """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
+
+    ``started`` is the moment of its turn; ``label`` the name that ``record_comm`` gave; ``thread``
+    the number of the thread that issued it.
+    """
+
+    # Small, because the memory of the oldest record has left the caches when the newest gets it.
+    __slots__ = ()
+
+    def __init__(
+        self,
+        packed: bytes,
+        sync: bool,
+        group: str,
+        nbytes: int,
+        peer: int,
+        seconds: float,
+        label: str | None,
+        thread: int,
+        code: CodeType,
+        instruction: int,
+    ) -> None:
+        # The compiled core makes records without this, and has the same in them.
+        self.packed = packed
+        self.sync = sync
+        self.group = group
+        self.nbytes = nbytes
+        self.peer = peer
+        self.seconds = seconds
+        self.label = label
+        self.thread = thread
+        self.code = code
+        self.instruction = instruction
+        self.waiting_for: int | None = None
+        self.completion: Completion | None = None
+        self.error = None
+        self.started: float = 0.0
+        self.ended: float = 0.0
+        self.issued: float = _monotonic()
+
+    @property
+    def deadline(self) -> Deadline:
+        """See ``Call.deadline``. Made when asked for: most small calls never wait."""
+        return Deadline((self.started or self.issued) + self.seconds, self.seconds)
+
+    def start(self) -> None:
+        """Note that the turn has come of a call that had to wait for it."""
+        self.started = _monotonic()
+
+    def end(self, error: str | None) -> None:
+        """Note that the call is over, with ``error`` or well."""
+        self.error = error
+        self.ended = _monotonic()
+
+    @property
+    def site(self) -> str:
+        """The user's line that made the call: ``file:line in function``."""
+        code, instruction = self.code, self.instruction
+        line = next(
+            (
+                line
+                for start, end, line in code.co_lines()
+                if start <= instruction < end and line is not None
+            ),
+            code.co_firstlineno,
+        )
+        return f"{code.co_filename}:{line} in {code.co_name}"
+
+    @property
+    def kind(self) -> str:
+        """The call's name: ``all_reduce``."""
+        return Kind(self.header.kind).name.lower()
+
+    @property
+    def title(self) -> str:
+        """What profilers call it: the name that ``record_comm`` gave, or ``meshlib.all_reduce``."""
+        return self.label or f"meshlib.{self.kind}"
+
+
+def capacity_from_environment() -> int:
+    """Return how many calls a recorder is to keep. Raises ValueError for what is no number."""
+    text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
+    return int(text)
+
+
+Annotate = Callable[[str], AbstractContextManager[object]]
+"""Makes a range, named for a call, in some profiler's timeline."""
+
+
+class _Ring:
+    """The last ``capacity`` calls, whose records are of ``type_``. The compiled core has the same.
+
+    ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
+    calls, by the thread's number; each of ``followers`` gets every record.
+    """
+
+    def __init__(self, capacity: int, type_: type[Record], own_files: _OwnFiles) -> None:
+        self._records: deque[Record] = deque(maxlen=capacity)
+        self._type = type_
+        self._own_files = own_files
+        self.labels: dict[int, str] = {}
+        self.followers: tuple[list[Record], ...] = ()
+        self.annotate: Annotate | None = None
+
+    def open(
+        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float, /
+    ) -> Record:
+        """Record that a call was issued, by the nearest caller outside of this project.
+
+        ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
+        issuing thread waits for its end.
+        """
+        # Below the third are this method, the call queue's and the collective's.
+        frame, own = _getframe(3), self._own_files
+        code = frame.f_code
+        while own[code.co_filename] and (caller := frame.f_back) is not None:
+            frame, code = caller, caller.f_code
+        thread = get_ident()
+        label = self.labels.get(thread) if self.labels else None
+        # The line is looked up when somebody asks for it.
+        instruction = frame.f_lasti
+        record = self._type(
+            packed, sync, group, nbytes, peer, seconds, label, thread, code, instruction
+        )
+        self._records.append(record)
+        if self.followers:
+            for follower in self.followers:
+                follower.append(record)
+        return record
+
+    def copy(self) -> Sequence[Record]:
+        """Return the records, oldest first."""
+        return self._records.copy()
+
+
+class StepMarks:
+    """When a loop that knows its steps has ended them (monotonic seconds)."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        """How many steps were ended."""
+        self.moments: deque[float] = deque(maxlen=_MARKS)
+
+    def mark(self, now: float, count: int) -> None:
+        """Note that a step has ended, the ``count``-th."""
+        self.count = count
+        self.moments.append(now)
+
+
+Ring: type[_Ring] = _Ring if native is None else native.Ring
+
+
+class FlightRecorder(Ring):
+    """The last ``capacity`` calls of one rank, over all its groups, as records of ``type_``.
+
+    ``annotate`` is None, or set while somebody profiles: calls then run inside such ranges.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, type_: type[Record] = Record) -> None:
+        super().__init__(capacity, type_, _OwnFiles())
+        self._capacity = capacity
+        self.steps: StepMarks = StepMarks()
+        """When steps have ended, where the program's loop says so."""
+        self.sources: list[Callable[[], list[Record]]] = []
+        """The records of calls that are made without the interpreter, and opened nowhere else."""
+        self.past: deque[Record] = deque(maxlen=capacity)
+        """Those of sources that are no more."""
+
+    @contextmanager
+    def named(self, label: str) -> Generator[None]:
+        """Give ``label`` to the records that this thread opens in the block."""
+        labels, thread = self.labels, get_ident()
+        before = labels.get(thread)
+        labels[thread] = label
+        try:
+            yield
+        finally:
+            if before is None:
+                del labels[thread]
+            else:
+                labels[thread] = before
+
+    def records(self, group: str | None = None) -> list[Record]:
+        """Return the records, oldest first; of one group or of all."""
+        records = list(self.copy())
+        if self.sources or self.past:
+            records += [record for source in list(self.sources) for record in source()]
+            records = sorted([*records, *self.past], key=attrgetter("issued"))[-self._capacity :]
+        return [r for r in records if group is None or r.group == group]
+
+    def follow(self) -> list[Record]:
+        """Return a list that gets every record from now on, until ``unfollow``."""
+        records: list[Record] = []
+        self.followers: tuple[list[Record], ...] = (*self.followers, records)
+        return records
+
+    def unfollow(self, records: list[Record]) -> None:
+        """End what ``follow`` began."""
+        self.followers = tuple(f for f in self.followers if f is not records)

@@ -1,0 +1,86 @@
+"""The Python stack of another thread, as a report shows it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import traceback
+from types import FrameType
+
+from meshlib._recording.recorder import OWN_FOLDERS, is_between
+
+_LIBRARY = (os.path.dirname(os.__file__), "<frozen")
+_CALLS = OWN_FOLDERS[:2]  # meshlib and transport; parallel computes as well
+# Ranks that are threads share the process's garbage collector.
+_uncollected = threading.Lock()
+
+
+def user_stack(thread_id: int | None) -> list[str]:
+    """Return the Python stack of a thread, outermost frame first, as lines to print.
+
+    Inside a call of this project only the user's part is shown, and without the launcher's frames.
+    """
+    frames = frames_of(thread_id) if thread_id else []
+    owners = [_owner(frame) for frame, _ in frames]
+    first = next((i for i, owner in enumerate(owners) if owner == "user"), 0)
+    last = max((i for i, owner in enumerate(owners) if owner == "user"), default=len(frames) - 1)
+    if "own" not in owners[last:]:
+        last = len(frames) - 1
+    return _lines(frames[first : last + 1])
+
+
+def all_stacks() -> dict[str, list[str]]:
+    """Return the whole Python stack of each of this process's threads, by its name.
+
+    Outermost frame first, as lines to print.
+    """
+    found: dict[str, list[str]] = {}
+    for thread in threading.enumerate():
+        name = thread.name if thread.name not in found else f"{thread.name} ({thread.ident})"
+        found[name] = _lines(frames_of(thread.ident) if thread.ident else [])
+    return found
+
+
+def _lines(frames: list[tuple[FrameType, int]]) -> list[str]:
+    entries = traceback.StackSummary.extract(iter(frames)).format()
+    return [line for entry in entries for line in entry.rstrip().splitlines()]
+
+
+def is_in_call(thread_id: int) -> bool:
+    """Whether a thread is inside of a call of meshlib's: in one, or waiting for one's end."""
+    for frame, _ in reversed(frames_of(thread_id)):
+        name = frame.f_code.co_filename
+        if name.startswith(_CALLS):
+            return True
+        if not name.startswith(_LIBRARY):
+            return False
+    return False
+
+
+def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
+    """Return the frames of a thread, which runs on meanwhile, and their lines, outermost first."""
+    with _uncollected:
+        # CPython 3.11 makes a frame's object on demand, which may start a collection. A finalizer
+        # may then let the thread run and leave that very frame: the new object would lie over
+        # memory that is used for something else.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage]
+            return list(traceback.walk_stack(frame))[::-1] if frame else []
+        finally:
+            if collects:
+                gc.enable()
+
+
+def _owner(frame: FrameType) -> str:
+    """Return whose code a frame runs: ``own``, ``between``, ``stdlib`` or ``user``."""
+    name = frame.f_code.co_filename
+    if name.startswith(OWN_FOLDERS):
+        return "own"
+    if is_between(name):
+        return "between"
+    library = name.startswith(_LIBRARY) and "site-packages" not in name
+    return "stdlib" if library else "user"

@@ -1,0 +1,269 @@
+"""``save`` and ``load``, and ``Checkpointer``: a folder of checkpoints that a job writes."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any, Literal, Self
+
+from meshlib._job.current import Group
+from meshlib.checkpoint._files.folder import entries_of, latest_step
+from meshlib.checkpoint._files.keeping import Keeping
+from meshlib.checkpoint._files.locations import Location, open_storage
+from meshlib.checkpoint._files.storage import Storage
+from meshlib.checkpoint._loading import load_like
+from meshlib.checkpoint._participants import Participants
+from meshlib.checkpoint._pieces import Room, Shares
+from meshlib.checkpoint._saving import Save
+
+
+def save(
+    path: Location,
+    state: Any,
+    *,
+    step: int,
+    group: Group = None,
+    metric: float | None = None,
+    sync: bool = True,
+) -> str:
+    """Write ``state`` as a checkpoint ``step-N`` into the folder ``path``. A collective.
+
+    It is there whole or not at all, whichever rank dies when; nobody returns before it is. Each
+    byte is written by one rank. Partial values are reduced. A plain array is the same on all ranks,
+    which share the work; what differs by rank is a ``DArray``. A step that is there already is
+    replaced when the new one is complete. What another job has left unfinished in the folder, or is
+    still writing at the end, is removed; that job gets a CheckpointError.
+
+    Args:
+        path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
+        state: Dicts, lists, tuples and dataclasses of arrays (DArray, NumPy, CuPy, JAX) and of
+            None, numbers, str and bytes; the same tree on all ranks.
+        step: A whole number of at least 0. The newest checkpoint is the one that was begun last,
+            also where an earlier one has a higher step.
+        group: The ranks that call: a mesh or a process group. By default all of the job; without
+            a job this process.
+        metric: What ``Checkpointer(keep_best=...)`` goes by; the same on all ranks.
+        sync: Wait until the disk has it, so that it outlives a loss of power. The end of any
+            process it outlives anyway.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        CheckpointError: On every rank, for trees, values or shapes that differ between ranks, or
+            another step or metric, named with both; for a ``path`` that is not the same folder
+            on all of them; and where another job has removed the checkpoint meanwhile.
+        TypeError: On every rank, for what could not be restored as what it is, naming its path.
+        ValueError: For a negative step or a metric that is not finite; on every rank.
+        OSError: On every rank, if one cannot write. There is no new checkpoint then.
+        RankFailedError: If a rank dies; as any collective's other errors.
+    """
+    storage = partial(open_storage, path, sync=sync)
+    return Save(Participants(group), storage, state, step, metric).write(Keeping())
+
+
+def load(
+    path: Location,
+    like: Any = ...,
+    *,
+    step: int | None = None,
+    group: Group = None,
+    strict: bool = True,
+    verify: bool = True,
+) -> Any:
+    """Return the state of a checkpoint, laid out as ``like``. A collective.
+
+    Any number of ranks may load, on any mesh, in any sharding. Each reads the chunks that it needs
+    something of. The arrays are new ones; ``like`` is not changed.
+
+    Args:
+        path: A checkpoint, or a folder of them: the newest complete one.
+        like: A tree such as was saved. An array becomes one of the same kind: a ``DArray`` in the
+            same sharding, a NumPy array; a ``Sharding`` stands for a DArray that lies so; anything
+            else with shape and dtype (``jax.ShapeDtypeStruct``) for a NumPy array. In the place of
+            a value comes the saved one. ``...`` is whatever was saved there, arrays as NumPy's and
+            whole; by default all of it. A function stands for a part of the tree of which it says
+            what each array is to be like: it gets the array's keys below it and its shape, and
+            returns a Sharding or ``...``.
+        step: Which one of a folder; by default the newest.
+        group: The ranks that call: a mesh or a process group. By default all of the job; without
+            a job this process.
+        strict: Whether all that was saved must be in ``like``; what ``like`` has must be there
+            in any case.
+        verify: Check each chunk that something is read of, for which it is read whole. Without it
+            only the rows that are needed are read.
+
+    Returns:
+        The tree, of the types of ``like``.
+
+    Raises:
+        CheckpointError: On every rank, where there is no checkpoint, for a tree, shapes or
+            dtypes that differ, which it names, and for a ``step`` that is another one on some rank.
+        CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
+            array, chunk and file.
+    """
+    return load_like(Participants(group), path, step, like, strict=strict, verify=verify)
+
+
+class Checkpointer:
+    """Saves a job's checkpoints into one folder, while the job goes on if asked to, and keeps some.
+
+    Made by all ranks of the group together, and each method is called by all of them. As a context
+    manager it waits at the end for what is under way. After ``close`` its methods raise ValueError.
+
+    Args:
+        path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
+        group: The ranks: a mesh or a process group. By default all of the job; without a job
+            this process. It gets a group of its own, so that its messages are apart.
+        keep_last: Keep so many of the newest checkpoints, those that were begun last; None: all.
+            With ``keep_best`` those of either. What was saved just now is always kept.
+        keep_best: Keep so many of those with the best ``metric``.
+        better: Whether a metric is better when it is ``"lower"`` (a loss) or ``"higher"``.
+        sync: Wait until the disk has it before a checkpoint counts as complete.
+
+    Raises:
+        ValueError: For counts below 1, or another ``better``; on every rank.
+        TypeError: For what is no path or whole number, on every rank; for what is no group.
+    """
+
+    _storage: Storage
+    _keeping: Keeping
+
+    def __init__(
+        self,
+        path: Location,
+        group: Group = None,
+        *,
+        keep_last: int | None = None,
+        keep_best: int | None = None,
+        better: Literal["lower", "higher"] = "lower",
+        sync: bool = True,
+    ) -> None:
+        participants = Participants(group)
+
+        def check() -> None:
+            self._keeping = Keeping(keep_last, keep_best, better)
+            self._storage = open_storage(path, sync=sync)
+
+        participants.gather(check)  # so that what is wrong on one rank is raised on all
+        self._path = path
+        self._participants = participants.with_own_group()
+        self._room: Room | None = None
+        self._shares: Shares | None = None
+        self._thread: threading.Thread | None = None
+        self._outcome: str | BaseException | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------ saving
+
+    def save(self, state: Any, *, step: int, metric: float | None = None) -> str:
+        """Write a checkpoint and return its path, as ``meshlib.checkpoint.save`` does.
+
+        ``state``, ``step`` and ``metric`` are as there. Waits for one that is under way first, and
+        raises what went wrong with it.
+        """
+        self.wait()
+        return self._begin(state, step, metric, detached=False).write(self._keeping)
+
+    def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
+        """Copy what this rank writes of ``state``, and write it while the program goes on.
+
+        ``state``, ``step`` and ``metric`` are as for ``save``. At most one is under way: this waits
+        for the one before. The ranks tell each other what they save in the background, too. So what
+        goes wrong, a bad argument as well, is raised by the next call of any method, on all ranks.
+        """
+        self.wait()
+        begun = self._begin(state, step, metric, detached=True)
+        copied = threading.Event()
+
+        def run() -> None:
+            copied.wait()
+            try:
+                self._outcome = begun.write(self._keeping)
+            except BaseException as error:  # noqa: BLE001 (raised by the next call)
+                self._outcome = error
+
+        self._outcome = None
+        # Not a daemon: a program that ends right away still gets its checkpoint. It is started
+        # before the copy, as whoever starts a thread waits until that lets go of the interpreter.
+        self._thread = threading.Thread(target=run, name=f"checkpoint-{step}")
+        self._thread.start()
+        try:
+            self._room = begun.detach(self._room)
+        finally:
+            copied.set()
+
+    def _begin(self, state: Any, step: int, metric: float | None, *, detached: bool) -> Save:
+        """Return a save to be written; which chunks are whose is worked out when that changes."""
+        storage = self._storage
+        begun = Save(
+            self._participants,
+            lambda: storage,
+            state,
+            step,
+            metric,
+            detached=detached,
+            known=self._shares,
+        )
+        self._shares = begun.shares
+        return begun
+
+    def wait(self) -> str | None:
+        """Wait for the save under way; return its path, or None if there was none since.
+
+        Raises what went wrong with it.
+        """
+        if self._thread is None:
+            if self._closed:
+                raise ValueError(f"the Checkpointer of {self._storage.location} was closed")
+            return None
+        self._thread.join()
+        self._thread, outcome, self._outcome = None, self._outcome, None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def is_saving(self) -> bool:
+        """Whether a save is under way on this rank; no collective."""
+        return self._thread is not None and self._thread.is_alive()
+
+    # ------------------------------------------------------------------ what there is
+
+    def load(
+        self, like: Any = ..., *, step: int | None = None, strict: bool = True, verify: bool = True
+    ) -> Any:
+        """Return the state of the newest checkpoint, or of ``step``, as ``load`` does.
+
+        ``like``, ``strict`` and ``verify`` are as there. Waits for a save under way first.
+        """
+        self.wait()
+        return load_like(self._participants, self._path, step, like, strict=strict, verify=verify)
+
+    def latest(self) -> int | None:
+        """Return the step of the newest complete checkpoint, None if there is none."""
+        self.wait()
+        return self._participants.of_first(lambda: latest_step(self._path))
+
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, the oldest first."""
+        self.wait()
+        return self._participants.of_first(
+            lambda: [e.step for e in entries_of(self._storage).complete]
+        )
+
+    def close(self) -> None:
+        """Wait for the save under way, and give back the group. Idempotent."""
+        if self._closed:
+            return
+        try:
+            self.wait()
+        finally:
+            self._room = self._shares = None
+            self._closed = True
+            self._participants.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,272 @@
+"""The checkpoints in a folder: ``step-100``, each complete or not there.
+
+A checkpoint is complete when the ``zarr.json`` at its top is there, which is written last. What has
+none is still being written, or is what a job left that was killed. The newest checkpoint is the one
+that was begun last. Where that is not the one of the highest step, because a run went back or saved
+a step again, its name says so: ``step-100.1`` is newer than ``step-300``, and ``step-200.1`` is
+newer than both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from meshlib.checkpoint._errors import CheckpointError, CorruptCheckpointError
+from meshlib.checkpoint._files.locations import open_storage
+from meshlib.checkpoint._files.storage import Storage
+from meshlib.checkpoint._files.zarr import (
+    DOCUMENT,
+    ChunkGrid,
+    check_name,
+    grid_of,
+    group_document,
+)
+from meshlib.checkpoint._nodes import check_node
+from transport._checks import to_whole_number
+from transport._crc32c import crc32c
+
+FORMAT = 2
+_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([1-9][0-9]{0,17}))?")
+_LONGEST_DOCUMENT = 1 << 30
+
+_PROGRAM = uuid.uuid4().hex
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One checkpoint of a folder; they sort from the oldest to the newest.
+
+    ``generation`` counts how often the job in this folder went back to an earlier step.
+    """
+
+    generation: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"step-{self.step}" + (f".{self.generation}" if self.generation else "")
+
+    @property
+    def document(self) -> str:
+        """The name of the file that makes it complete."""
+        return f"{self.name}/{DOCUMENT}"
+
+
+class Entries(NamedTuple):
+    """What is in a folder, each from the oldest to the newest."""
+
+    complete: list[Entry]
+    """The checkpoints, of each step the newest one."""
+    replaced: list[Entry]
+    """Complete ones of steps that were saved again."""
+    unfinished: list[Entry]
+
+
+def entries_of(storage: Storage) -> Entries:
+    """Return what is in a folder of checkpoints."""
+    found = sorted(
+        Entry(int(match[2] or 0), int(match[1]))
+        for match in map(_NAME.fullmatch, storage.folders())
+        if match
+    )
+    complete = [entry for entry in found if storage.exists(entry.document)]
+    newest = {entry.step: entry for entry in complete}
+    return Entries(
+        sorted(newest.values()),
+        [entry for entry in complete if newest[entry.step] != entry],
+        sorted(set(found) - set(complete)),
+    )
+
+
+def _process() -> str:
+    """Return how the names of all writers of this process begin; a forked one is another."""
+    return f"{_PROGRAM}-{os.getpid()}-"
+
+
+def new_owner() -> str:
+    """Return a name for a writer, which no other has."""
+    return f"{_process()}{uuid.uuid4().hex}"
+
+
+def claim_entry(storage: Storage, step: int, owner: str) -> Entry:
+    """Make the folder of a new checkpoint, which is newer than all complete ones."""
+    complete = entries_of(storage).complete
+    newest = complete[-1] if complete else Entry(0, -1)
+    entry = Entry(newest.generation + (step <= newest.step), step)
+    while not storage.claim(entry.name, owner):
+        entry = Entry(entry.generation + 1, step)
+    return entry
+
+
+def sweep(storage: Storage, unfinished: Iterable[Entry]) -> None:
+    """Remove what other processes have left unfinished. What this one is writing stays."""
+    for entry in unfinished:
+        if not any(owner.startswith(_process()) for owner in storage.claims(entry.name)):
+            storage.remove_unfinished(entry.name)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the ``zarr.json`` at the top of a checkpoint says."""
+
+    storage: Storage
+    """The checkpoint's folder."""
+    step: int
+    metric: float | None
+    tree: Any
+    arrays: dict[str, dict[str, Any]]
+    """The documents of the arrays, by name."""
+    checksums: dict[str, list[int]]
+    """The CRC-32C of each chunk of an array, in C order, by the array's name."""
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return self.storage.location
+
+    @cached_property
+    def grids(self) -> dict[str, ChunkGrid]:
+        """How the arrays are cut, by name. Raises CheckpointError for what is not known here."""
+        grids = {name: grid_of(document, name) for name, document in self.arrays.items()}
+        for name, grid in grids.items():
+            if len(self.checksums[name]) != grid.chunk_count:
+                raise CheckpointError(
+                    f"array {name!r} has {grid.chunk_count} chunks, but checksums of"
+                    f" {len(self.checksums[name])}"
+                )
+        return grids
+
+    def checksum(self, name: str, index: Sequence[int]) -> int:
+        """Return the CRC-32C of a chunk's elements."""
+        return self.checksums[name][self.grids[name].number_of(index)]
+
+
+def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
+    """Return the checkpoint at ``path``, or of a folder of checkpoints the newest one or ``step``.
+
+    Raises CheckpointError where there is none, naming what there is.
+    """
+    storage = open_storage(path)
+    if storage.exists(DOCUMENT):
+        found = read_description(storage)
+        if step is not None and found.step != step:
+            raise CheckpointError(f"{path} is the checkpoint of step {found.step}, not {step}")
+        return found
+    complete, _, unfinished = entries_of(storage)
+    chosen = [entry for entry in complete if step is None or entry.step == step]
+    if chosen:
+        return read_entry(storage, chosen[-1])
+    there = ", ".join(str(entry.step) for entry in complete)
+    left = f" ({len(unfinished)} that were never finished)" if unfinished else ""
+    if step is not None and complete:
+        raise CheckpointError(f"{path} has no checkpoint of step {step}; it has {there}{left}")
+    raise CheckpointError(f"{path} is no checkpoint and has none{left}")
+
+
+def latest_step(path: str | os.PathLike[str]) -> int | None:
+    """Return the step of the newest complete checkpoint in the folder ``path``, or None.
+
+    The newest is the one that was begun last, which need not have the highest step. Raises
+    ImportError for a URL without fsspec.
+    """
+    complete = entries_of(open_storage(path)).complete
+    return complete[-1].step if complete else None
+
+
+def make_document(
+    step: int,
+    metric: float | None,
+    tree: Any,
+    arrays: Mapping[str, Any],
+    groups: Sequence[str],
+    checksums: Mapping[str, Sequence[int]],
+) -> bytes:
+    """Return the ``zarr.json`` of a checkpoint, with those of its ``arrays`` and ``groups``."""
+    own = {
+        "format": FORMAT,
+        "step": step,
+        "metric": metric,
+        "tree": tree,
+        "checksums": dict(checksums),
+    }
+    members = {**{name: group_document({}, None) for name in groups}, **arrays}
+    document = group_document({"meshlib": own}, members)
+    own["crc32c"] = crc32c(_canonical(document))
+    return json.dumps(document).encode()
+
+
+def _canonical(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def read_entry(storage: Storage, entry: Entry) -> Description:
+    """Return what the document of a checkpoint in a folder says, as ``read_description`` does."""
+    found = read_description(storage.below(entry.name))
+    if found.step != entry.step:
+        raise CorruptCheckpointError(f"{found.path} is the checkpoint of step {found.step}")
+    return found
+
+
+def read_description(storage: Storage) -> Description:
+    """Return what the document of a complete checkpoint says.
+
+    Raises CorruptCheckpointError where it is torn or was changed, CheckpointError where it is of
+    something else or says what no ``save`` writes.
+    """
+    path = storage.path(DOCUMENT)
+    if storage.size(DOCUMENT) > _LONGEST_DOCUMENT:
+        raise CheckpointError(f"{path} has {storage.size(DOCUMENT)} bytes; expected 1 GiB at most")
+    try:
+        document = json.loads(storage.read(DOCUMENT))
+        own = document["attributes"]["meshlib"]
+        members = document["consolidated_metadata"]["metadata"]
+        told, found = own.pop("crc32c", None), crc32c(_canonical(document))
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path} is of a Zarr group, but not of a checkpoint") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} is torn or was changed: {error}") from None
+    if told != found:
+        raise CorruptCheckpointError(f"{path} was changed: its checksum is another one")
+    if own.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {own.get('format')!r}; expected {FORMAT}: another meshlib wrote it"
+        )
+    try:
+        return _described(storage, own, members)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{path} says what no checkpoint does: {error}") from None
+
+
+def _described(storage: Storage, own: Mapping[str, Any], members: Mapping[str, Any]) -> Description:
+    arrays = {name: one for name, one in members.items() if one["node_type"] == "array"}
+    checksums = own["checksums"]
+    for name in arrays:
+        check_name(name)
+        if not isinstance(checksums[name], list):
+            raise ValueError(f"the checksums of array {name!r} are {checksums[name]!r}")
+    metric = own["metric"]
+    check_node(own["tree"], set(arrays))
+    return Description(
+        storage,
+        check_step(own["step"]),
+        None if metric is None else float(metric),
+        own["tree"],
+        arrays,
+        checksums,
+    )
+
+
+def check_step(step: Any) -> int:
+    """Return ``step`` as an int; raise TypeError for no whole number, ValueError below 0."""
+    number = to_whole_number(step, "step")
+    if number < 0:
+        raise ValueError(f"step is {number}; expected at least 0")
+    return number

@@ -1,0 +1,58 @@
+"""Which checkpoints of a folder are kept, and the removal of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshlib.checkpoint._errors import CheckpointError
+from meshlib.checkpoint._files.folder import Entry, entries_of, read_entry
+from meshlib.checkpoint._files.storage import Storage
+from transport._checks import to_whole_number
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Keep the ``last`` so many checkpoints, and so many with the ``best`` metric; None: all.
+
+    The newest is always kept, and of each step the newest one alone. Raises ValueError for counts
+    below 1 or another ``better``, TypeError for no whole number.
+    """
+
+    last: int | None = None
+    best: int | None = None
+    better: Literal["lower", "higher"] = "lower"
+
+    def __post_init__(self) -> None:
+        for name, count in (("keep_last", self.last), ("keep_best", self.best)):
+            if count is not None and to_whole_number(count, name) < 1:
+                raise ValueError(f"{name} is {count}; expected at least 1, or None for all")
+        if self.better not in ("lower", "higher"):
+            raise ValueError(f"better is {self.better!r}; expected 'lower' or 'higher'")
+
+    def clean(self, storage: Storage, written: Entry) -> None:
+        """Remove what is not to be kept, now that ``written`` is complete, which stays."""
+        complete, replaced, _ = entries_of(storage)
+        kept = {written, *self._kept(storage, complete)}
+        for entry in (*replaced, *complete):
+            if entry not in kept:
+                storage.remove(entry.name)
+
+    def _kept(self, storage: Storage, complete: list[Entry]) -> list[Entry]:
+        if self.last is None and self.best is None:
+            return complete
+        kept = complete[-(self.last or 1) :]
+        if self.best is not None:
+            # The document is asked each time: another writer may have saved a step anew.
+            metrics = {entry: _metric(storage, entry) for entry in complete}
+            told = {entry: metric for entry, metric in metrics.items() if metric is not None}
+            best = sorted(told, key=told.__getitem__, reverse=self.better == "higher")
+            kept += best[: self.best]
+        return kept
+
+
+def _metric(storage: Storage, entry: Entry) -> float | None:
+    try:
+        return read_entry(storage, entry).metric
+    except (CheckpointError, FileNotFoundError):
+        return None

@@ -1,0 +1,137 @@
+"""In which chunks an array is kept, and which rank writes each: a plan that all ranks know.
+
+Chunks lie along the shards, so that a rank writes what it has and each chunk has one writer. Where
+several ranks have the same values (replicas), their part is cut into chunks for each, and these are
+dealt out by bytes: to whoever has the fewest so far.
+
+A grid's chunks are all of one size. The parts of a dim that one mesh dim splits are so, but for the
+last; those of a dim that several split unevenly are not, and are first gathered along all but the
+outermost of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib.checkpoint._files.zarr import ChunkGrid
+from meshlib.sharding._blocks import blocks
+from meshlib.sharding._sharding import Sharding
+
+MOST_BYTES = 16 << 20
+"""A chunk has no more, where it can be cut: what is read to check a part of it is bounded."""
+
+LEAST_BYTES = 1 << 20
+"""Replicas do not share what is smaller."""
+
+Index = tuple[int, ...]
+
+
+def aligned(sharding: Sharding, shape: Sequence[int]) -> Sharding:
+    """Return ``sharding``, reduced, or the nearest whose parts make a regular grid of ``shape``."""
+    landed = sharding.reduced()
+    dims = [
+        split if _unit(landed, d, length) else split[:1]
+        for d, (split, length) in enumerate(zip(landed.dims, shape, strict=False))
+    ]
+    return Sharding.of_positions(landed.mesh, dims)
+
+
+def _unit(sharding: Sharding, d: int, length: int) -> int:
+    """Return the length of chunks along a dim such that none has of two parts; 0: too many."""
+    sizes = [sharding.mesh.shape[i] for i in sharding.split_of(d)]
+    if not sizes or not length:
+        return max(length, 1)
+    if len(sizes) == 1 or length % math.prod(sizes) == 0:
+        return -(-length // math.prod(sizes))
+    starts, stops = blocks(length, sizes)
+    begin = starts[starts < stops]
+    unit = int(np.gcd.reduce(begin)) or length
+    return unit if -(-length // unit) <= 2 * begin.size else 0
+
+
+def chunked(
+    shape: Sequence[int], dtype: np.dtype[np.generic], sharding: Sharding | None, writers: int
+) -> ChunkGrid:
+    """Return the chunks of an array that lies as ``sharding`` says, which is ``aligned``.
+
+    ``writers`` have each part of it.
+    """
+    split = [bool(sharding and sharding.split_of(d)) for d in range(len(shape))]
+    chunk = [
+        _unit(sharding, d, length) if sharding is not None and split[d] else max(length, 1)
+        for d, length in enumerate(shape)
+    ]
+    nbytes = math.prod(chunk) * dtype.itemsize
+    pieces = max(-(-nbytes // MOST_BYTES), min(writers, nbytes // LEAST_BYTES))
+    for d, length in enumerate(chunk):
+        if pieces <= 1:
+            break
+        # Between two parts a chunk has to end; at the end of the array it need not.
+        count = _divisor(length, pieces) if split[d] else min(pieces, length)
+        chunk[d] = -(-length // count)
+        pieces = -(-pieces // count)
+    return ChunkGrid(tuple(shape), tuple(chunk), dtype)
+
+
+def _divisor(length: int, wanted: int) -> int:
+    """Return the divisor of ``length`` to cut it by: the next above ``wanted``, if not far."""
+    above = [n for n in range(wanted, min(4 * wanted, length) + 1) if length % n == 0]
+    below = (n for n in range(min(wanted, length), 0, -1) if length % n == 0)
+    return above[0] if above else next(below)
+
+
+class Writers:
+    """Deals out chunks among the ranks that have the same values.
+
+    Each of them has its own object, and asks for the same arrays in the same order.
+    """
+
+    def __init__(self, group_ranks: Sequence[int], rank: int) -> None:
+        self._everybody = tuple(group_ranks)
+        self._rank = rank
+        self._loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        self._sharing: dict[tuple[DeviceMesh, tuple[int, ...]], tuple[int, ...]] = {}
+
+    def sharing(self, sharding: Sharding | None) -> tuple[int, ...]:
+        """Return the ranks that have the same part as this one; none if it has none.
+
+        Those at the same place in other slices of the mesh are among them: a sharding on
+        ``mesh["tp"]`` says that all slices have the same array.
+        """
+        if sharding is None:
+            return self._everybody
+        mesh, free = sharding.mesh, sharding.replicated_dims
+        known = self._sharing.get((mesh, free))
+        if known is None:
+            at = mesh.coordinate_of(self._rank)
+            if at is None:
+                return ()
+            place = tuple(slice(None) if i in free else at[i] for i in range(mesh.ndim))
+            ranks = mesh.slices()[(slice(None), *place)].ravel().tolist()
+            known = self._sharing[mesh, free] = tuple(sorted(ranks))
+        return known
+
+    def deal(self, grid: ChunkGrid, sharding: Sharding | None) -> Iterator[Index]:
+        """Yield the chunks of an array that this rank writes."""
+        ranks = self.sharing(sharding)
+        if not ranks:
+            return
+        box = grid.whole if sharding is None else sharding.slices(grid.shape, self._rank)
+        loads = self._loads.setdefault(ranks, [(0, rank) for rank in ranks])
+        for index in grid.overlapping(box):
+            load, rank = loads[0]
+            heapq.heapreplace(loads, (load + grid.chunk_bytes, rank))
+            if rank == self._rank:
+                yield index
+
+
+def members_outside(shardings: Iterable[Sharding | None], ranks: Sequence[int]) -> list[int]:
+    """Return the ranks of the shardings' meshes that are not among ``ranks``."""
+    known = set(ranks)
+    meshes = {sharding.mesh for sharding in shardings if sharding is not None}
+    return sorted({int(r) for mesh in meshes for r in mesh.slices().ravel()} - known)

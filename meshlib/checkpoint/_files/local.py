@@ -1,0 +1,240 @@
+"""Checkpoints on a file system that all ranks see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from meshlib.checkpoint._errors import CheckpointError
+from meshlib.checkpoint._files.storage import CLAIM, Reader, Storage
+from meshlib.checkpoint._files.zarr import DOCUMENT
+from transport._place import this_machine
+
+_SYNCING = 8
+"""How many files are synced at once: a disk takes several at one turn."""
+
+
+class LocalStorage(Storage):
+    """A folder of a file system that all ranks see.
+
+    The disk begins with a file when it is written, while the next one is.
+    """
+
+    def __init__(self, location: str, *, sync: bool) -> None:
+        self.location = location
+        self._root = Path(location)
+        self._sync = sync
+        # Where something is being written: a Storage travels between ranks.
+        self._syncing: _Syncing | None = None
+        self._folders: set[Path] = set()
+
+    @property
+    def place(self) -> str:
+        """The machine and the path: another machine may have another disk there."""
+        return f"{this_machine()} {self._root.absolute()}"
+
+    def write(self, name: str, parts: Iterable[memoryview]) -> None:
+        """Write a new file, block by block."""
+        path = self._root / name
+        if path.parent not in self._folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.add(path.parent)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        _write(file, parts)
+        if self._sync:
+            self._later(file)
+        else:
+            os.close(file)
+
+    def claim(self, folder: str, owner: str) -> bool:
+        """Make the folder, which one writer can, and put the claim into it."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        try:
+            (self._root / folder).mkdir()
+            (self._root / folder / f"{CLAIM}{owner}").touch()
+        except (FileExistsError, FileNotFoundError):  # there already, or taken away at once
+            return False
+        return True
+
+    def claims(self, folder: str) -> list[str]:
+        return [path.name.removeprefix(CLAIM) for path in self._claim_files(folder)]
+
+    def _claim_files(self, folder: str) -> list[Path]:
+        return list((self._root / folder).glob(f"{CLAIM}*"))
+
+    def publish(self, folder: str, owner: str, data: bytes) -> None:
+        """Write the document into the claim, make it last, rename it, and make that last."""
+        top = self._root / folder
+        claim = top / f"{CLAIM}{owner}"
+        try:
+            file = os.open(claim, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            _write(file, [memoryview(data)])
+            if self._sync:
+                _sync_and_close(file)
+            else:
+                os.close(file)
+            os.rename(claim, top / DOCUMENT)
+        except FileNotFoundError:
+            raise self.taken(folder) from None
+        if self._sync:
+            for path in (top, self._root):
+                _sync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def read(self, name: str) -> bytes:
+        data = bytearray(self.size(name))
+        with self.open(name) as file:
+            file.read_into(memoryview(data), 0)
+        return bytes(data)
+
+    def size(self, name: str) -> int:
+        return self._regular(name)[1]
+
+    @contextmanager
+    def open(self, name: str) -> Generator[Reader]:
+        file = os.open(self._regular(name)[0], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            yield _LocalReader(file)
+        finally:
+            os.close(file)
+
+    def _regular(self, name: str) -> tuple[str, int]:
+        """Return the path of a regular file, without links, and its size.
+
+        A pipe would block its reader, and a link may lead out of the checkpoint.
+        """
+        path = os.path.realpath(self._root / name)
+        # Not kept: a Storage travels between ranks, and another machine may have other links.
+        if path.startswith(f"{os.path.realpath(self._root)}{os.sep}"):
+            found = os.stat(path)
+            if stat.S_ISREG(found.st_mode):
+                return path, found.st_size
+        raise CheckpointError(
+            f"{self.path(name)} is {path}; expected a regular file in {self.location}"
+        )
+
+    def exists(self, name: str) -> bool:
+        return (self._root / name).is_file()
+
+    def folders(self) -> list[str]:
+        try:
+            with os.scandir(self._root) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove(self, folder: str) -> None:
+        path = self._root / folder
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+            return
+        (path / DOCUMENT).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+    def withdraw(self, folder: str) -> None:
+        for path in self._claim_files(folder):
+            path.unlink(missing_ok=True)
+
+    def below(self, folder: str) -> Storage:
+        return LocalStorage(str(self._root / folder), sync=self._sync)
+
+    def sync(self) -> None:
+        """Wait until the disk has the files, and then the folders that name them."""
+        folders, self._folders = self._folders, set()
+        if not self._sync:
+            return
+        above = {up for folder in folders for up in folder.parents if up.is_relative_to(self._root)}
+        try:
+            for folder in (*folders, *above):
+                self._later(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            errors = self._end()
+        if errors:
+            raise errors[0]
+
+    def forget(self) -> None:
+        """Wait until nothing is under way, and forget the folders: they may be removed."""
+        self._folders.clear()
+        self._end()
+
+    def _later(self, file: int) -> None:
+        self._syncing = self._syncing or _Syncing()
+        self._syncing.add(file)
+
+    def _end(self) -> list[OSError]:
+        syncing, self._syncing = self._syncing, None
+        return [] if syncing is None else syncing.end()
+
+
+class _Syncing:
+    """Waits for the disk, for several files at once.
+
+    By threads of its own: an executor takes nothing any more when the program has ended, whose last
+    checkpoint is still being written then.
+    """
+
+    def __init__(self) -> None:
+        self._files: SimpleQueue[int | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[OSError] = []
+
+    def add(self, file: int) -> None:
+        """Begin with an open file, which is closed then."""
+        if len(self._threads) < _SYNCING:
+            # ``end`` waits for it; where a program is broken off before, nobody need.
+            thread = threading.Thread(target=self._run, name="sync", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._files.put(file)
+
+    def end(self) -> list[OSError]:
+        """Wait for all of them; return what went wrong."""
+        for _ in self._threads:
+            self._files.put(None)
+        for thread in self._threads:
+            thread.join()
+        return self._errors
+
+    def _run(self) -> None:
+        while (file := self._files.get()) is not None:
+            try:
+                _sync_and_close(file)
+            except OSError as error:
+                self._errors.append(error)
+
+
+def _sync_and_close(file: int) -> None:
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _write(file: int, parts: Iterable[memoryview]) -> None:
+    """Write to an open file, block by block; close it where that fails."""
+    try:
+        for part in parts:
+            begin = 0
+            while begin < len(part):
+                begin += os.write(file, part[begin:])
+    except BaseException:
+        os.close(file)
+        raise
+
+
+class _LocalReader:
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._file, [buffer[done:]], offset + done)
+            if not count:
+                raise OSError(f"the file ends at byte {offset + done}")
+            done += count

@@ -1,0 +1,218 @@
+"""What one rank writes of a checkpoint: its chunks, as views of the arrays or as copies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from meshlib.checkpoint._errors import CheckpointError
+from meshlib.checkpoint._files.layout import Index, Writers, aligned, chunked, members_outside
+from meshlib.checkpoint._files.storage import BLOCK, Storage
+from meshlib.checkpoint._files.zarr import (
+    CHECKSUM_BYTES,
+    DOCUMENT,
+    ChunkGrid,
+    array_document,
+    chunk_file,
+    group_document,
+    groups_above,
+    little_endian,
+)
+from meshlib.checkpoint._leaves import Host, check_saved, sharding_of, to_host
+from meshlib.checkpoint._participants import Participants
+from meshlib.sharding._local import relative
+from meshlib.sharding._sharding import Sharding
+from transport._crc32c import crc32c
+
+Room = npt.NDArray[np.uint8]
+
+
+@dataclass
+class Piece:
+    """A chunk that this rank writes: what of it lies in the array, as a view or a copy."""
+
+    array: str
+    index: Index
+    grid: ChunkGrid
+    data: Host
+
+    def write(self, storage: Storage, folder: str) -> int:
+        """Write it, padded with zeros to the size of a chunk, and its checksum; return that."""
+        data = little_endian(self.data)
+        if data.shape != self.grid.chunk_shape:
+            whole = np.zeros(self.grid.chunk_shape, data.dtype)
+            whole[tuple(slice(0, n) for n in data.shape)] = data
+            data = whole
+        data = np.ascontiguousarray(data)
+        octets = data.reshape(-1).view(np.uint8).data
+        crc = 0
+
+        def parts() -> Iterator[memoryview]:
+            nonlocal crc
+            for begin in range(0, len(octets), BLOCK):
+                block = octets[begin : begin + BLOCK]
+                crc = crc32c(block, crc)
+                yield block
+            yield memoryview(crc.to_bytes(CHECKSUM_BYTES, "little"))
+
+        storage.write(f"{folder}/{chunk_file(self.array, self.index)}", parts())
+        return crc
+
+
+Checksums = dict[str, dict[Index, int]]
+"""The checksum of each chunk by its index, by array."""
+
+
+class Kept(NamedTuple):
+    """An array of a state as it is kept: all of it but the values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharding: Sharding | None
+
+    @classmethod
+    def of(cls, name: str, leaf: Any) -> Kept:
+        """Describe an array. Raises TypeError, naming it, for one that cannot be saved."""
+        check_saved(name, leaf)
+        return cls(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding_of(leaf))
+
+    def line(self) -> str:
+        """Return what must be the same on all ranks."""
+        line = f"an array of {self.dtype.name}{list(self.shape)}"
+        if self.sharding is None:
+            return line
+        mesh = self.sharding.mesh
+        ranks = mesh._described_ranks() if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
+        return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
+
+
+class Shares:
+    """In which chunks arrays are kept, and which of them are this rank's.
+
+    It knows no values: it holds for all states whose arrays are ``arrays``, so that a
+    ``Checkpointer`` works it out once. ``documents`` are those of all arrays; ``first_chunks``
+    names the arrays of which this rank has the first chunk, and so writes the document; ``moved``
+    is how those are to lie, by name, that have to be laid out anew before: partial values, parts
+    that make no grid. Raises CheckpointError for arrays on ranks that do not take part.
+    """
+
+    def __init__(self, participants: Participants, arrays: tuple[Kept, ...]) -> None:
+        outside = members_outside((kept.sharding for kept in arrays), participants.ranks)
+        if outside:
+            raise CheckpointError(
+                f"the state has arrays on ranks {outside}, which do not take part; expected"
+                f" them to be among the group's {list(participants.ranks)}"
+            )
+        self.arrays = arrays
+        self.documents: dict[str, Any] = {}
+        self._grids: dict[str, ChunkGrid] = {}
+        self.first_chunks: list[str] = []
+        self.moved: dict[str, Sharding] = {}
+        # By array: the chunks that this rank writes, and where they lie in its part of the array.
+        self._chunks: dict[str, list[tuple[Index, tuple[Any, ...]]]] = {}
+        writers = Writers(participants.ranks, participants.rank)
+        for kept in arrays:
+            self._deal(writers, participants, kept)
+
+    def _deal(self, writers: Writers, participants: Participants, kept: Kept) -> None:
+        name, shape, dtype, sharding = kept
+        count = len(participants.ranks)
+        if sharding is not None:
+            landed = aligned(sharding, shape)
+            if landed != sharding:
+                self.moved[name] = landed
+            sharding = landed
+            count = sharding.replica_count * sharding.mesh.slice_count
+        grid = chunked(shape, dtype, sharding, count)
+        self._grids[name] = grid
+        self.documents[name] = array_document(grid, name)
+        indices = list(writers.deal(grid, sharding))
+        if not indices:
+            return
+        origin = sharding.slices(shape, participants.rank) if sharding is not None else grid.whole
+        self._chunks[name] = [(index, relative(grid.box(index), origin)) for index in indices]
+        if not any(indices[0]):
+            self.first_chunks.append(name)
+
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """What must be the same on all ranks of each array, by its name."""
+        return {kept.name: kept.line() for kept in self.arrays}
+
+    def pieces(self, leaves: Mapping[str, Any]) -> list[Piece]:
+        """Return what this rank writes of the arrays, given by name, as views.
+
+        Called by all ranks, which communicate where arrays are ``moved``.
+        """
+        pieces: list[Piece] = []
+        for name, leaf in leaves.items():
+            moved = self.moved.get(name)
+            landed = leaf if moved is None else leaf.redistribute(moved)
+            if name in self._chunks:
+                grid, host = self._grids[name], to_host(landed)
+                assert host is not None
+                pieces += [Piece(name, index, grid, host[box]) for index, box in self._chunks[name]]
+        return pieces
+
+    def write(
+        self, pieces: Sequence[Piece], storage: Storage, folder: str, *, first: bool
+    ) -> Checksums:
+        """Write what is this rank's; return the checksums of its chunks.
+
+        The ``first`` rank also writes what belongs to no chunk.
+        """
+        checksums: Checksums = {}
+        for piece in pieces:
+            checksums.setdefault(piece.array, {})[piece.index] = piece.write(storage, folder)
+        for name in self.first_chunks:
+            write_document(storage, f"{folder}/{name}", self.documents[name])
+        if first:
+            for name, document in self.documents.items():
+                if 0 in document["shape"]:  # has no first chunk
+                    write_document(storage, f"{folder}/{name}", document)
+            for group in groups_above(list(self.documents)):
+                write_document(storage, f"{folder}/{group}", group_document({}, None))
+        return checksums
+
+    def in_order(self, told: Iterable[Checksums]) -> dict[str, list[int]]:
+        """Return the checksums of all chunks of each array, in C order, from those of each rank."""
+        found: Checksums = {name: {} for name in self._grids}
+        for one in told:
+            for name, checksums in one.items():
+                found[name].update(checksums)
+        return {
+            name: [found[name][index] for index in grid.all_chunks()]
+            for name, grid in self._grids.items()
+        }
+
+
+def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:
+    """Copy what is to be written, so that the state may change, into ``room``, and return that.
+
+    What an earlier call used is used again if it is large enough: fresh memory costs more than
+    the copy.
+    """
+    # Each at a multiple of 64, at which any dtype may begin.
+    sizes = [-(-piece.data.nbytes // 64) * 64 for piece in pieces]
+    if room is None or room.size < sum(sizes):
+        room = np.empty(sum(sizes), np.uint8)
+    begin = 0
+    for piece, size in zip(pieces, sizes, strict=True):
+        flat = room[begin : begin + piece.data.nbytes].view(piece.data.dtype)
+        copy = flat.reshape(piece.data.shape)
+        copy[...] = piece.data
+        piece.data = copy
+        begin += size
+    return room
+
+
+def write_document(storage: Storage, name: str, document: Any) -> None:
+    """Write the document of the array or group ``name``."""
+    storage.write(f"{name}/{DOCUMENT}", [memoryview(json.dumps(document).encode())])

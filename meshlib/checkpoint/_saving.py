@@ -1,0 +1,263 @@
+"""Saving: agree on the tree, write one's chunks, and make it all be there at once.
+
+1. Each rank flattens its state; digests are compared, and where they differ the first difference
+   is named. The first rank claims a folder.
+2. Each rank writes the chunks that are its own (``meshlib.checkpoint._files.layout``).
+3. When all have told that theirs are on the disk, and their checksums, the first rank writes the
+   ``zarr.json`` at the top, under another name, and renames it: that is when the checkpoint is
+   there. At the end it removes what it found unfinished at the beginning and still is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from meshlib.checkpoint._errors import CheckpointError
+from meshlib.checkpoint._files.folder import (
+    Entry,
+    check_step,
+    claim_entry,
+    entries_of,
+    make_document,
+    new_owner,
+    sweep,
+)
+from meshlib.checkpoint._files.keeping import Keeping
+from meshlib.checkpoint._files.storage import Storage
+from meshlib.checkpoint._files.zarr import chunk_file, groups_above
+from meshlib.checkpoint._nodes import array_of, leaves_of, shown
+from meshlib.checkpoint._participants import Participants, first_difference
+from meshlib.checkpoint._pieces import Checksums, Kept, Piece, Room, Shares, detach
+from meshlib.checkpoint._tree import encode
+from transport._errors import DistError
+
+
+class _Written(NamedTuple):
+    """What a rank has written: where its storage leads, and the checksums of its chunks."""
+
+    place: str
+    checksums: Checksums
+
+
+class Save:
+    """One checkpoint on its way. Made and written by all ranks of ``participants`` together.
+
+    Raises what ``meshlib.checkpoint.save`` says. One that is to be ``detached`` tells the others
+    nothing before ``write``, unless there are arrays that have to be laid out anew, and all that is
+    wrong is raised by that. ``known`` are the ``shares`` of an earlier one, which hold for this if
+    its arrays are the same but for their values.
+    """
+
+    _storage: Storage
+    _tree: Any
+    _entry: Entry | None = None
+    shares: Shares | None = None
+    """Which chunks this rank writes; None as long as that cannot be said."""
+
+    def __init__(
+        self,
+        participants: Participants,
+        storage: Callable[[], Storage],
+        state: Any,
+        step: int,
+        metric: float | None,
+        *,
+        detached: bool = False,
+        known: Shares | None = None,
+    ) -> None:
+        self._participants = participants
+        self._step, self._metric = -1, metric
+        self._owner = new_owner()
+        self._unfinished: list[Entry] = []
+        # What is wrong here is raised on all ranks when they next tell each other something.
+        self._wrong: Exception | None = None
+        self._failed: Exception | None = None
+        self._pieces: list[Piece] = []
+        arrays: dict[str, Any] = {}
+        try:
+            arrays = self._flatten(storage, state, step, known)
+        except Exception as error:  # noqa: BLE001
+            self._wrong = error
+        if not detached:
+            self._agree()
+        elif self.shares is not None and self.shares.moved:
+            try:
+                self._agree()
+            except Exception as error:  # noqa: BLE001 (raised by ``write``, as on ranks without such)
+                self._failed = error
+                return
+        try:
+            if self.shares is not None:
+                self._pieces = self.shares.pieces(arrays)
+        except BaseException as error:
+            if isinstance(error, DistError) or not isinstance(error, Exception):
+                self._give_up(error)
+                raise
+            self._wrong = self._wrong or error
+
+    def detach(self, room: Room | None) -> Room | None:
+        """Copy what is to be written, so that the state may change; return the memory of it.
+
+        That is ``room`` if it is large enough. What goes wrong ``write`` raises.
+        """
+        before = self._wrong
+        self._wrong = before or CheckpointError("the copy of the state was broken off")
+        try:
+            room = detach(self._pieces, room)
+            self._wrong = before
+        except Exception as error:  # noqa: BLE001
+            self._wrong = before or error
+        return room
+
+    @property
+    def entry(self) -> Entry:
+        """Which checkpoint it will be, once that is agreed."""
+        assert self._entry is not None
+        return self._entry
+
+    # ------------------------------------------------------------------ agreeing
+
+    def _flatten(
+        self, storage: Callable[[], Storage], state: Any, step: int, known: Shares | None
+    ) -> dict[str, Any]:
+        """Take the state apart; return its arrays by name."""
+        self._storage = storage()
+        self._step, self._metric = check_step(step), check_metric(self._metric)
+        self._tree, arrays = encode(state)
+        kept = tuple(Kept.of(name, leaf) for name, leaf in arrays.items())
+        same = known is not None and known.arrays == kept
+        self.shares = known if same else Shares(self._participants, kept)
+        return arrays
+
+    def _agree(self) -> None:
+        participants = self._participants
+
+        def tell() -> tuple[str, Entry | None]:
+            if self._wrong is not None:
+                raise self._wrong
+            digest = sha256(json.dumps(self._lines()).encode()).hexdigest()
+            if participants.is_first:
+                self._unfinished = entries_of(self._storage).unfinished
+                self._entry = claim_entry(self._storage, self._step, self._owner)
+            return f"{digest} step {self._step} metric {self._metric}", self._entry
+
+        try:
+            told = participants.gather(tell)
+            self._entry = told[0][1]
+            if any(digest != told[0][0] for digest, _ in told):
+                own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
+                difference = first_difference(participants.ranks, participants.gather(lambda: own))
+                raise CheckpointError(
+                    f"{difference}; expected the same tree on all ranks (what differs by rank is a"
+                    " DArray, or not in it)"
+                )
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _lines(self) -> dict[str, str]:
+        """Return what must be the same on all ranks: a line for each leaf, by its path."""
+        assert self.shares is not None
+        lines: dict[str, str] = {}
+        for path, leaf in leaves_of(self._tree):
+            name = array_of(leaf)
+            lines[shown(path)] = json.dumps(leaf) if name is None else self.shares.lines[name]
+        return lines
+
+    def _give_up(self, error: BaseException) -> None:
+        """Remove what there is of it, on the first rank, and what other jobs have left."""
+        if self._entry is None or not self._participants.is_first:
+            return
+        entry, storage = self._entry, self._storage
+        if self._owner not in storage.claims(entry.name):
+            return  # published, or taken away by another
+        if isinstance(error, Exception) and not isinstance(error, DistError):
+            # All ranks have told, so none writes any more.
+            storage.remove_unfinished(entry.name)
+            sweep(storage, self._unfinished)
+        else:
+            # Some rank may still be writing. Without a claim it is the next save's to remove.
+            storage.withdraw(entry.name)
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, keeping: Keeping) -> str:
+        """Write this rank's chunks; return the path when the checkpoint is complete.
+
+        The first rank then removes what ``keeping`` does not keep, before the others go on.
+        """
+        if self._failed is not None:
+            raise self._failed
+        if self._entry is None:
+            self._agree()
+        storage, entry, shares = self._storage, self.entry, self.shares
+        assert shares is not None
+
+        def write_own() -> _Written:
+            if self._wrong is not None:
+                raise self._wrong
+            first = self._participants.is_first
+            try:
+                checksums = shares.write(self._pieces, storage, entry.name, first=first)
+                storage.sync()
+            except FileNotFoundError:
+                raise storage.taken(entry.name) from None
+            return _Written(storage.place, checksums)
+
+        def commit() -> None:
+            self._check_seen(written)
+            groups = groups_above(list(shares.documents))
+            checksums = shares.in_order(one.checksums for one in written)
+            document = make_document(
+                self._step, self._metric, self._tree, shares.documents, groups, checksums
+            )
+            try:
+                storage.publish(entry.name, self._owner, document)
+            except OSError:
+                # It may be there whole, but perhaps not for good.
+                storage.remove(entry.name)
+                raise
+            keeping.clean(storage, entry)
+            sweep(storage, self._unfinished)
+
+        try:
+            written = self._participants.gather(write_own)
+            self._participants.of_first(commit)
+        except BaseException as error:
+            storage.forget()
+            self._give_up(error)
+            raise
+        return storage.path(entry.name)
+
+    def _check_seen(self, written: Sequence[_Written]) -> None:
+        """Raise CheckpointError unless the first rank finds what the others say they have written.
+
+        It looks for one file of each place: a folder on a machine's own disk has the same path
+        on all of them, and each would keep a part of a checkpoint that counts as complete.
+        """
+        ranks, storage = self._participants.ranks, self._storage
+        files: dict[str, tuple[int, str]] = {}
+        for rank, (place, checksums) in zip(ranks, written, strict=True):
+            for array, chunks in checksums.items():
+                file = f"{self.entry.name}/{chunk_file(array, next(iter(chunks)))}"
+                files[place] = rank, file
+        for rank, file in files.values():
+            if not storage.exists(file):
+                raise CheckpointError(
+                    f"rank {rank} has written {file}, but rank {ranks[0]} finds no"
+                    f" {storage.path(file)}; expected a path that leads to one folder on all ranks"
+                )
+
+
+def check_metric(metric: Any) -> float | None:
+    """Return ``metric`` as a float, None if there is none; raise ValueError unless finite."""
+    if metric is None:
+        return None
+    value = float(metric)
+    if not math.isfinite(value):
+        raise ValueError(f"metric is {value}; expected a finite number")
+    return value

@@ -1,0 +1,273 @@
+"""Calls that compiled programs make without the interpreter: ``native/jit`` of meshlib makes them.
+
+What a call is, is said once, by its ``CallSpec``: here it is asked which arrays a communicator over
+shared memory would hand to the engine for it, and where in the program's buffers they lie. Python
+makes the first calls of a program, and whatever is unusual later; each time it has found all as
+usual, compiled code may make calls for another moment.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from meshlib._calls.spec import CallSpec
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._native import calls as native
+from meshlib._recording.recorder import CAPACITY, COLLECTIVE, Record
+from meshlib.jit._call_site import CallSite
+from meshlib.jit._program import HostArray, HostFunction, Program
+from transport._call import Call, Kind
+from transport._deadline import Deadline
+from transport._operands.reduce_op import Flat, ReduceOp
+from transport._shm.communicator import ShmCommunicator
+
+MOMENT = 0.05
+"""Seconds for which all is taken to be as usual: as long as the engine itself waits without a look
+at signals and deadlines."""
+
+handler: Any = None if native is None else native.xla_handler
+"""What XLA calls, a capsule; None where the core was built without XLA's header."""
+
+Spec = Callable[[HostArray, HostArray], CallSpec]
+
+
+class _Outline(ShmCommunicator):
+    """Stands in for a communicator: keeps what a call would hand to the engine."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.inputs: Sequence[Flat] = ()
+        self.outputs: Sequence[Flat] = ()
+        self.op: ReduceOp | None = None
+
+    def _run(
+        self,
+        kind: Kind,
+        root: int,
+        call: Call,
+        inputs: Sequence[Flat] = (),
+        outputs: Sequence[Flat] = (),
+        op: ReduceOp | None = None,
+    ) -> None:
+        self.inputs, self.outputs, self.op = inputs, outputs, op
+
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
+        self.inputs = [buffer]
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
+        self.outputs = [buffer]
+        return 0 if src is None else src
+
+
+class DirectCall(NamedTuple):
+    """A call of ``group`` on one operand and one result, as compiled code makes it.
+
+    ``spec`` is what Python would make it of. ``clears``: it has no result, which is zeros.
+    """
+
+    group: ProcessGroup
+    spec: Spec
+    operand: jax.ShapeDtypeStruct
+    result: jax.ShapeDtypeStruct
+    peer: int
+    in_place: bool
+    clears: bool
+    only_sends: bool
+    """Whether there is no result: what ``spec`` is given for it is the operand."""
+    sending: DirectCall | None = None
+    """The other half of an exchange, whose operand the same is."""
+
+    def compile(
+        self,
+        code: CodeType,
+        owner: DirectCallback,
+        itemsizes: Sequence[int],
+        half: bool = False,
+    ) -> Any:
+        """Return the ``ProgramCall`` that ``owner`` makes where compiled code does not.
+
+        It is recorded at the first line of ``code``. ``itemsizes`` are of the program's operands.
+        """
+        group = self.group
+        result = np.empty(self.result.shape, self.result.dtype)
+        operand = result if self.in_place else np.empty(self.operand.shape, self.operand.dtype)
+        given = (operand, operand) if self.only_sends else (result, operand)
+        spec, outline = self.spec(*given), _Outline(group.rank(), group.size())
+        spec.run(outline, None)  # type: ignore[arg-type]
+        arrays = [(0, operand), (len(itemsizes), result)] if itemsizes else [(0, result)]
+        places = [_place(array, arrays) for array in (*outline.inputs, *outline.outputs)]
+        alone = spec.peer == group.rank() and self.sending is None and not half
+        calls = None if alone else program_calls(group)
+        sending = self.sending and self.sending.compile(code, owner, itemsizes, half=True)
+        fields = (spec.elements, spec.root, spec.kind, spec.dtype, spec.op, spec.extra)
+        return native.ProgramCall(  # type: ignore[union-attr]
+            sending,
+            calls and calls.native,
+            owner,
+            fields,
+            outline.op is not None,
+            spec.nbytes,
+            spec.peer,
+            calls.number_of(code) if calls else 0,
+            self.clears,
+            tuple(itemsizes),
+            () if self.only_sends and not half else (result.itemsize,),
+            len(outline.inputs),
+            places,
+        )
+
+    def go_on_at(self, site: CallSite | None) -> Callable[[bytes, HostArray, HostArray], None]:
+        """Return ``go_on`` as if it were written at ``site``."""
+        go_on = self.go_on
+
+        def named(header: bytes, output: HostArray, x: HostArray) -> None: return go_on(header, output, x)  # fmt: skip # noqa: E501
+
+        return named if site is None else site.name(named)
+
+    def go_on(self, header: bytes, output: HostArray, x: HostArray) -> None:
+        """Go on with the call that compiled code has begun."""
+        self.group.call_queue.take_over(header, self.spec(output, x))
+        if self.clears:
+            output.fill(0)
+
+
+class DirectCallback:
+    """How Python makes ``direct`` where compiled code does not: it runs ``function`` or, where the
+    call was begun, ``go_on(header, output, x)``. What XLA gets is what ``compile`` returns.
+
+    ``operands``: the shapes and dtypes of what the program hands over, the call's own first.
+    """
+
+    def __init__(
+        self,
+        direct: DirectCall,
+        program: Program,
+        function: HostFunction,
+        go_on: Callable[[bytes, HostArray, HostArray], None],
+        operands: Sequence[jax.ShapeDtypeStruct],
+    ) -> None:
+        self.program = program
+        self._direct = direct
+        self._function = function
+        self._go_on = go_on
+        results = [] if direct.only_sends else [direct.result]
+        self._buffers = [(b.dtype, b.shape) for b in (*operands, *results)]
+
+    def compile(self) -> Any:
+        """Return a new ``core.ProgramCall``, which refers to this, and this not to it."""
+        count = len(self._buffers) - (not self._direct.only_sends)
+        itemsizes = [np.dtype(dtype).itemsize for dtype, _ in self._buffers[:count]]
+        return self._direct.compile(self._go_on.__code__, self, itemsizes)
+
+    def make(self, header: bytes | None, views: Sequence[memoryview]) -> None:
+        """Make the call, or go on with the one of that header."""
+        direct = self._direct
+        inputs = [
+            np.frombuffer(view, dtype).reshape(shape)
+            for view, (dtype, shape) in zip(views, self._buffers, strict=True)
+        ]
+        output = inputs[0] if direct.only_sends else inputs.pop()
+        try:
+            if header is None:
+                self._function([output], inputs, self.program)
+            else:
+                self._go_on(header, output, output if direct.in_place else inputs[0])
+        except BaseException as error:
+            self.program.fail(error)
+            raise
+        calls = program_calls(direct.group)
+        if calls is not None:
+            for part in (direct.sending, direct):
+                if part is not None:
+                    calls.reopen(part.peer)
+
+
+def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, int, int]:
+    """Return in which of ``arrays`` an array lies, at which byte, and how long it is."""
+    start = array.ctypes.data
+    for number, whole in reversed(arrays):
+        offset = start - whole.ctypes.data
+        if 0 <= offset <= whole.nbytes - array.nbytes and (array.nbytes or not offset):
+            return number, offset, array.nbytes
+    if array.nbytes:
+        raise AssertionError("a call works on its operand and its result alone")
+    return arrays[0][0], 0, 0
+
+
+class ProgramCalls:
+    """How compiled programs make the calls of ``group``; see ``meshlib/_native/jit``."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        context = group.context
+        order, recorder = group.state.order, context.recorder
+        place = group.rank(), group.size()
+        self.native: Any = native.ProgramCalls(order, recorder, context.observers, *place, CAPACITY)  # type: ignore[union-attr]
+        self._codes: dict[CodeType, int] = {}
+        self._kept: dict[int, Record] = {}
+        recorder.sources.append(self._records)
+
+    def number_of(self, code: CodeType) -> int:
+        """Return the number under which calls are recorded for the first line of ``code``."""
+        return self._codes.setdefault(code, len(self._codes))
+
+    def reopen(self, peer: int) -> None:
+        """Let compiled code make calls for another moment, if all is as usual."""
+        group, native = self._group, self.native
+        state, context = group.state, group.context
+        native.open(0)
+        communicator = state.communicators.get("cpu")
+        if communicator is None or not state.usual or context.log.detailed:
+            return
+        if peer != COLLECTIVE:
+            lent = communicator.lend_rings(peer)
+            if peer == group.rank():
+                native.set_self(lent is not None)
+            elif lent is not None:
+                native.connect(peer, *lent)
+        outline = communicator.outline()
+        if outline is None or native.attach(outline):
+            native.open(MOMENT)
+
+    def close(self, seconds: float) -> None:
+        """Let a call that is under way end, at most ``seconds``; then leave all calls to Python."""
+        deadline = Deadline.after(seconds)
+        while self.native.busy and not deadline.expired:
+            time.sleep(1e-3)
+        self.native.open(0)
+        recorder = self._group.context.recorder
+        recorder.past.extend(self._records())
+        recorder.sources.remove(self._records)
+
+    def _records(self) -> list[Record]:
+        """Return the records of the calls, oldest first; those that are over are made once."""
+        codes, kept = list(self._codes), self._kept
+        records = self._kept = {}
+        for number, packed, issued, ended, nbytes, peer, site, thread in self.native.entries():
+            record = kept.get(number)
+            if record is None or not record.ended:
+                seconds = self._group.seconds
+                code = codes[site]
+                record = Record(
+                    packed, True, self._group.id, nbytes, peer, seconds, None, thread, code, 0
+                )
+                record.issued = record.started = issued
+                record.ended = ended
+            records[number] = record
+        return list(records.values())
+
+
+def program_calls(group: ProcessGroup) -> ProgramCalls | None:
+    """Return what makes the calls of ``group`` in compiled programs; None: only Python does."""
+    if handler is None or sys.is_finalizing():
+        return None
+    if group.program_calls is None:
+        group.program_calls = ProgramCalls(group)
+    return group.program_calls

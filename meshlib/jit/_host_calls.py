@@ -1,0 +1,333 @@
+"""Calling Python from compiled XLA programs, on the program's own buffers.
+
+It stands on the custom call behind ``jax.experimental.buffer_callback`` (no copy in either
+direction, about 2 microseconds), or on the handler of ``meshlib/_native/jit``, and adds a place in
+the program's *order*. Ordered calls thread an XLA token from one to the next, in the order of the
+Python program, through ``jit``, ``scan``, ``while``, ``cond`` and from one dispatched computation
+to the next. XLA cannot exchange them, on any rank.
+
+The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
+are one thread's, and another one's are refused before they begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.core
+import jax.ffi
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.thread_rank import thread_rank
+from meshlib.jit._call_site import CallSite
+from meshlib.jit._device_buffers import on_program_stream
+from meshlib.jit._direct import DirectCall, DirectCallback, handler
+from meshlib.jit._program import Callback, HostFunction, Program
+from transport._environment import ANY_JAX
+
+_TARGETS = {
+    "cpu": "xla_buffer_python_cpu_callback",
+    "cuda": "xla_buffer_python_gpu_callback",
+}
+
+
+OLDEST, BEYOND = (0, 8, 2), (0, 13)
+"""The versions of JAX that this is tested with: from the one on, and before the other."""
+
+
+def check_version(version: tuple[int, ...]) -> None:
+    """Raise RuntimeError for a version of JAX that is not tested, unless MESHLIB_ANY_JAX is 1."""
+    if not OLDEST <= version < BEYOND and os.environ.get(ANY_JAX, "0") != "1":
+        here, oldest, beyond = (".".join(map(str, n)) for n in (version, OLDEST, BEYOND))
+        raise RuntimeError(
+            f"JAX is version {here}; meshlib.jit, which needs private parts of it, is tested with"
+            f" versions from {oldest} on and before {beyond}. Install one of those, or set"
+            f" {ANY_JAX}=1 to try this one"
+        )
+
+
+@cache
+def internals() -> ModuleType:
+    """Return ``meshlib.jit._internals``, after a look at JAX's version (``check_version``).
+
+    The first call, of whatever kind, comes here: importing ``meshlib.jit`` touches nothing of JAX.
+    From then on a program with calls is refused where two threads would run it.
+    """
+    check_version(jax.__version_info__)
+    from meshlib.jit import _internals as internals
+
+    internals.run_alone(_host_call_p)
+    internals.watch_programs(_enter)
+    return internals
+
+
+def _enter(kept: Iterable[object]) -> None:
+    for one in kept:
+        if isinstance(one, Program):
+            one.enter()
+
+
+_host_call_p = Primitive("meshlib_host_call")
+_host_call_p.multiple_results = True
+
+
+def is_tracing() -> bool:
+    """Whether the calling thread is in any of JAX's transformations."""
+    return not internals().is_top_level()
+
+
+def is_compiling() -> bool:
+    """Whether what the calling thread computes becomes a program, and has no values yet."""
+    return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
+
+
+def host_call(
+    function: HostFunction,
+    results: Iterable[jax.ShapeDtypeStruct],
+    *operands: jax.Array,
+    ordered: bool,
+    aliases: tuple[tuple[int, int], ...] = (),
+    reads: bool = True,
+    on_gpu: bool = False,
+    group: ProcessGroup | None = None,
+    direct: DirectCall | None = None,
+    site: CallSite | None = None,
+) -> list[jax.Array]:
+    """Call ``function`` when the program gets here, and return what it put into its outputs.
+
+    The call has no derivative and no batching rule: what is built on it brings its own.
+
+    Args:
+        function: Called with the outputs, the inputs and the ``Program``. An exception in it ends
+            the program.
+        results: The outputs' shapes and dtypes.
+        operands: The arrays that ``function`` reads.
+        ordered: Ordered calls happen one after the other, in the order of the Python program; an
+            unordered one whenever its operands are there, on any thread, so it must not wait for
+            another one.
+        aliases: Pairs (operand, result) of numbers that share memory: the output begins as the
+            operand.
+        reads: Without it ``function`` is given no inputs: all that it needs is in its outputs.
+        on_gpu: A program may also be compiled for a GPU. There ``function`` gets CuPy arrays, and
+            is called when the program's stream, which is CuPy's current one, has got the work
+            before the call: what it puts on that stream comes behind that, and before the
+            program's later work.
+        group: The one whose calls ``function`` makes: from then on the thread that runs the program
+            is the only one that may run programs with calls on it, until it has ended.
+        direct: What compiled code may do in the place of ``function``, of an ordered call.
+        site: The user's line that it is then recorded at.
+
+    Returns:
+        The outputs, of the shapes and dtypes of ``results``.
+
+    Raises:
+        jax.errors.JaxRuntimeError: Where the program is dispatched or its results are read, if
+            ``function`` raised: it ends with that exception's type and text.
+        NotImplementedError: When the program is compiled for several devices, or for another
+            platform.
+    """
+    avals = tuple(map(internals().shaped, results))
+    return _host_call_p.bind(
+        *operands,
+        function=function,
+        avals=avals,
+        ordered=ordered,
+        aliases=aliases,
+        reads=reads,
+        on_gpu=on_gpu,
+        group=group,
+        direct=direct,
+        site=site,
+    )
+
+
+@_host_call_p.def_effectful_abstract_eval  # pyright: ignore[reportUntypedFunctionDecorator]
+def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
+    *_: Any, avals: tuple[Any, ...], ordered: bool, **__: Any
+) -> tuple[tuple[Any, ...], set[Any]]:
+    return avals, {internals().ORDERED if ordered else internals().UNORDERED}
+
+
+def _program_of(module: Any) -> Program:
+    for callback in module.host_callbacks:
+        if isinstance(ours := getattr(callback, "owner", callback), (Callback, DirectCallback)):
+            return ours.program
+    return Program()
+
+
+def _lower(
+    ctx: Any,
+    *operands: Any,
+    function: HostFunction,
+    avals: tuple[Any, ...],
+    ordered: bool,
+    aliases: tuple[tuple[int, int], ...],
+    reads: bool,
+    on_gpu: bool,
+    group: ProcessGroup | None,
+    direct: DirectCall | None,
+    site: CallSite | None,
+) -> Any:
+    tokens = 1 if ordered else 0
+    module = ctx.module_context
+    devices = _device_count(module.axis_context)
+    if devices > 1:
+        raise NotImplementedError(_ONE_DEVICE.format(devices=devices))
+    (platform,) = module.platforms
+    if platform == "cuda" and not on_gpu:
+        _refuse(ctx)
+    if platform == "cpu":
+        _require_threads(module)
+    views = on_program_stream if platform == "cuda" else None
+    program = _program_of(module)
+    if group is not None:
+        program.add_group(group)
+        module.add_keepalive(program)  # for whoever runs it
+    target = _TARGETS[platform]
+    if direct is not None and ordered and platform == "cpu" and _has_handler():
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]  # type: ignore[union-attr]
+        go_on = direct.go_on_at(site)
+        callback = DirectCallback(direct, program, function, go_on, structs).compile()
+        target, which = _HANDLER, {"call": np.uint64(id(callback))}
+    else:
+        callback = Callback(function, program, tokens, len(operands), views, reads)
+        program.add(callback, module.host_callbacks)
+        which = {"index": np.uint64(len(module.host_callbacks))}
+    module.add_host_callback(callback)  # the executable keeps it
+    rule: Any = jax.ffi.ffi_lowering(
+        target,
+        has_side_effect=True,
+        operand_output_aliases={tokens + i: tokens + o for i, o in aliases},
+    )
+    if not ordered:
+        return rule(ctx, *operands, **which)
+    return internals().lower_ordered(ctx, rule, operands, **which)
+
+
+_HANDLER = "meshlib_program_call"
+
+
+@cache
+def _has_handler() -> bool:
+    """Give XLA the handler for calls, if there is one. Not before JAX has begun: a handler that XLA
+    refuses then would keep JAX from beginning.
+    """
+    if handler is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target(_HANDLER, handler, platform="cpu")
+    except Exception as error:  # noqa: BLE001 (whatever XLA has against it)
+        logging.getLogger("meshlib").warning("calls inside jax.jit are made by Python: %s", error)
+        return False
+    return True
+
+
+_ONE_DEVICE = (
+    "this call inside jax.jit is in a program over {devices} devices of this process; a rank makes"
+    " a call once, so the program has to be on one device. Start a process for each device"
+    " (meshrun --nproc-per-node), or put the program's arrays on one (jax.device_put), or make the"
+    " call outside of jit on the program's results. For one program over the devices of all ranks"
+    " see mesh.to_jax()."
+)
+
+
+def _require_threads(module: Any) -> None:
+    """Refuse a program of a rank that is a thread where XLA has too few threads for all ranks."""
+    rank = thread_rank()
+    if rank is None or rank.jax_device is None or module.backend is rank.jax_device.client:
+        return
+    raise RuntimeError(
+        f"rank {rank.rank} has put arrays of this program on a device of JAX as it was before"
+        f" run_ranks: there XLA has too few threads for {rank.size} ranks that are threads, which"
+        " would wait for each other for ever. Leave arrays where JAX puts them, or use"
+        " jax.extend.backend.get_default_device() inside of the rank in place of jax.devices(), or"
+        f" set the environment variable NPROC to at least {2 * rank.size} before JAX is first used."
+    )
+
+
+def _device_count(axis_context: Any) -> int:
+    """Return over how many devices a program with this context (of jit, shard_map, pmap) runs."""
+    known = getattr(axis_context, "num_devices", None)
+    if known is not None:
+        return known
+    mesh = getattr(axis_context, "mesh", None)
+    return 1 if mesh is None else mesh.size
+
+
+def _refuse(ctx: Any, *_: Any, **__: Any) -> Any:
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise NotImplementedError(
+        "this call inside jax.jit has no form for the platforms that the program is compiled for"
+        f" ({platforms}): meshlib's collectives have one for 'cpu' and one for 'cuda', each in a"
+        " program of its own, and parallel.DistributedDataParallel the one of the device that its"
+        " parameters were on. Put the program on jax.devices('cpu')[0], or make the calls outside"
+        " of jit."
+    )
+
+
+mlir.register_lowering(_host_call_p, _refuse)
+for _platform in _TARGETS:
+    mlir.register_lowering(_host_call_p, _lower, platform=_platform, cacheable=False)
+
+
+def _same(x: Any, **_: Any) -> Any:
+    return x
+
+
+def _lower_same(_: Any, x: Any, **__: Any) -> list[Any]:
+    return [x]
+
+
+_untransformed_p = Primitive("meshlib_untransformed")
+_untransformed_p.def_impl(_same)
+_untransformed_p.def_abstract_eval(_same)
+mlir.register_lowering(_untransformed_p, _lower_same)
+
+
+def untransformed(tree: Any, what: str) -> Any:
+    """Return ``tree``, whose arrays may not be differentiated or batched (``vmap``) from outside.
+
+    Args:
+        tree: A pytree.
+        what: What cannot be differentiated or batched, for the error.
+
+    Returns:
+        ``tree``, guarded.
+
+    Raises:
+        NotImplementedError: Where they are, before anything has run; it names ``what``.
+    """
+
+    def guard(leaf: Any) -> Any:
+        return _untransformed_p.bind(leaf, what=what) if isinstance(leaf, jax.core.Tracer) else leaf
+
+    return jax.tree_util.tree_map(guard, tree)
+
+
+def _no_derivative(*_: Any, what: str = "this call", **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{what} has no derivative: it cannot be inside of jax.grad, jvp, vjp or hessian. Average"
+        " the result instead, outside of them: ddp.average(...), or meshlib.jit.all_reduce, which"
+        " has derivatives of any order"
+    )
+
+
+def _no_batches(*_: Any, what: str = "this call", **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{what} cannot be inside of jax.vmap: each rank makes its calls once a step. Put vmap"
+        " inside of the loss function, or use scan or a loop"
+    )
+
+
+for _primitive in (_host_call_p, _untransformed_p):
+    ad.primitive_jvps[_primitive] = _no_derivative
+    batching.primitive_batchers[_primitive] = _no_batches

@@ -1,0 +1,392 @@
+"""The collectives inside ``jax.jit``: result, host side, transpose and batching of each.
+
+Ranks are group ranks here. What is gathered or scattered has the members along dim 0; the public
+functions move dims where the user wants them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshlib._arrays.on_gpu import device_flat
+from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, make_fast
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._recording.recorder import COLLECTIVE
+from meshlib.jit._collective import InJit, bind, host_struct
+from meshlib.jit._direct import DirectCall
+from meshlib.jit._program import HostArray, HostFunction
+from transport._call import NO_ROOT, Call, Kind, dtype_code
+from transport._communicators.base import Communicator
+from transport._operands.reduce_op import RedOpType, ReduceOp
+
+_LINEAR = (RedOpType.SUM, RedOpType.AVG)
+
+
+def flat_of(array: HostArray) -> HostArray:
+    """Return the buffer that communicators take, over the memory of ``array``."""
+    if type(array) is np.ndarray:
+        return array
+    # In the place of NumPy's, which has its attributes and slices alike.
+    return cast(HostArray, device_flat(array))
+
+
+def _rows(array: HostArray) -> list[HostArray]:
+    """Return a buffer for each of the rows of ``array``."""
+    if type(array) is np.ndarray:
+        return list(array)
+    flat, rows = flat_of(array), len(array)
+    size = flat.size // rows if rows else 0
+    return [flat[i * size : (i + 1) * size] for i in range(rows)]
+
+
+HostSide = Callable[[HostArray, HostArray], None]
+"""``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
+
+
+@dataclass(frozen=True)
+class Issuing(InJit):
+    """What is common to all of them: they are one call of ``kind``, through a group's call queue.
+
+    The fields ``op``, ``root``, ``peer`` and ``tag`` of those that have them are that call's.
+    """
+
+    kind: ClassVar[Kind]
+    agreed: ClassVar[bool] = True
+    """Whether all members must have as many elements."""
+    counts_result: ClassVar[bool] = False
+    """Whether the call says that it is over its result, not its operand."""
+    is_direct: ClassVar[bool] = True
+    """Whether the host does nothing but make the call: compiled code may do it."""
+
+    @abstractmethod
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        """Return what the communicator's method of this kind is given, but for the call."""
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]] | None:
+        """Return whether parts are lists, and the arguments of the group's method; None: none."""
+        return None
+
+    @property
+    def has_result(self) -> bool:
+        """Whether anything comes to this member; else its result is zeros."""
+        return True
+
+    @property
+    def extra(self) -> int:
+        """What else must be equal on every member (see ``CallHeader``)."""
+        return vars(self).get("tag", 0)
+
+    @property
+    def carrier(self) -> ProcessGroup:
+        """The group that makes the call."""
+        return self.group
+
+    def call_spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
+        """Return what makes the ``CallSpec`` of a result and an operand like ``x``."""
+        kind, arguments, own = self.kind, self.arguments, vars(self)
+        method = kind.name.lower()
+        like = self.result(x) if self.counts_result else x
+        dtype, op = np.dtype(like.dtype), own.get("op")
+        header = (
+            like.size if self.agreed else 0,
+            own.get("root", NO_ROOT),
+            dtype_code(dtype),
+            0 if op is None else op.code,
+            self.extra,
+            like.size * dtype.itemsize,
+        )
+        peer = own.get("peer", COLLECTIVE)
+
+        def spec(output: HostArray, x: HostArray) -> CallSpec:
+            device = "cpu" if type(output) is np.ndarray else "cuda"
+            given = arguments(output, x)
+
+            def run(communicator: Communicator, call: Call) -> object:
+                return getattr(communicator, method)(call, *given)
+
+            return CallSpec(kind, run, *header, device, peer)
+
+        return spec
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        carrier, peer = self.carrier, vars(self).get("peer", COLLECTIVE)
+        if not self.is_direct:
+            return None
+        operand = host_struct(x, self.operand_has_rows)
+        result = host_struct(self.result(x), self.result_has_rows)
+        spec, clears = self.call_spec(x), not self.has_result
+        return DirectCall(
+            carrier, spec, operand, result, peer, self.in_place, clears, self.only_sends
+        )
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
+        spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
+        kind, carrier, usual = self.kind, self.carrier, self.usual
+
+        def call(output: HostArray, x: HostArray) -> None:
+            given = usual(output, x) if type(output) is np.ndarray else None
+            if given is None or make_fast(carrier, kind, *given) is NotImplemented:
+                issue(spec(output, x))
+            if not has_result:
+                output.fill(0)
+
+        return call
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        call = self.host_side(x)
+        if self.only_sends:
+            return lambda _, inputs, __: call(inputs[0], inputs[0])
+        if self.in_place:
+            return lambda outputs, _, __: call(outputs[0], outputs[0])
+        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
+
+    @property
+    def _size(self) -> int:
+        return len(self.group.ranks)
+
+
+@dataclass(frozen=True)
+class SameShape(Issuing):
+    """From (…) to (…), in place."""
+
+    in_place = True
+
+
+@dataclass(frozen=True)
+class _MembersToOne(Issuing):
+    """From (size, …) to (…)."""
+
+    operand_has_rows = True
+
+    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+    def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+        return jnp.moveaxis(x, dim, 1), 0
+
+
+@dataclass(frozen=True)
+class _OneToMembers(Issuing):
+    """From (…) to (size, …)."""
+
+    result_has_rows = True
+
+    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self._size, *x.shape), x.dtype)
+
+    def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+        return x, dim + 1
+
+
+@dataclass(frozen=True)
+class AllReduce(SameShape):
+    """All members get the reduction of all."""
+
+    kind = Kind.ALL_REDUCE
+    op: ReduceOp
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.op
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, self.op)
+
+    def transposed(self) -> InJit | None:
+        return self if self.op.kind in _LINEAR else None
+
+    def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        if self.op.kind in _LINEAR:
+            return bind(self, t)
+        if self.op.kind is RedOpType.PRODUCT:
+            gather = AllGather(self.group)
+
+            def product(rows: jax.Array) -> jax.Array:
+                return jnp.prod(rows, axis=0)
+
+            return jax.jvp(product, (bind(gather, x),), (bind(gather, t),))[1]
+        # MIN, MAX: whoever holds the extreme value; several holders share, as in jax.numpy.
+        holds = (x == y).astype(t.dtype)
+        total = AllReduce(self.group, ReduceOp.SUM)
+        return bind(total, t * holds) / bind(total, holds)
+
+
+@dataclass(frozen=True)
+class Broadcast(SameShape):
+    """All members get the root's."""
+
+    kind = Kind.BROADCAST
+    root: int
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.root
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, None, self.root)
+
+    def transposed(self) -> InJit:
+        return Reduce(self.group, self.root, ReduceOp.SUM)
+
+
+@dataclass(frozen=True)
+class Reduce(SameShape):
+    """The root gets the reduction of all, the others zeros."""
+
+    kind = Kind.REDUCE
+    root: int
+    op: ReduceOp
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.op, self.root
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, None, self.op, self.root)
+
+    @property
+    def has_result(self) -> bool:
+        return self.group.rank() == self.root
+
+    def transposed(self) -> InJit | None:
+        return Broadcast(self.group, self.root) if self.op.kind is RedOpType.SUM else None
+
+    def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        if self.op.kind is RedOpType.SUM:
+            return bind(self, t)
+        whole = AllReduce(self.group, self.op)
+        tangent = whole.tangent(x, bind(Broadcast(self.group, self.root), y), t)
+        # Also where it is not: the transposed call needs all members.
+        return jnp.where(self.group.rank() == self.root, tangent, 0)
+
+
+@dataclass(frozen=True)
+class AllGather(_OneToMembers):
+    """All members get everybody's."""
+
+    kind = Kind.ALL_GATHER
+    counts_result = True
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return _rows(output), flat_of(x)
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, x)
+
+    def transposed(self) -> InJit:
+        return ReduceScatter(self.group, ReduceOp.SUM)
+
+
+@dataclass(frozen=True)
+class ReduceScatter(_MembersToOne):
+    """Member i gets the reduction of everybody's row i."""
+
+    kind = Kind.REDUCE_SCATTER
+    op: ReduceOp
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), _rows(x), self.op
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, x, self.op)
+
+    def transposed(self) -> InJit | None:
+        if self.op.kind is RedOpType.AVG:
+            return _AveragingGather(self.group)
+        return AllGather(self.group) if self.op.kind is RedOpType.SUM else None
+
+    def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        if self.op.kind in _LINEAR:
+            return bind(self, t)
+        whole = AllReduce(self.group, self.op)
+        return whole.tangent(x, bind(AllGather(self.group), y), t)[self.group.rank()]
+
+
+@dataclass(frozen=True)
+class _AveragingGather(AllGather):
+    """The transpose of an averaging reduce-scatter: a gather, divided by the number of members."""
+
+    is_direct = False
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        gather, size = super().host_side(x), self._size
+
+        def call(output: HostArray, x: HostArray) -> None:
+            gather(output, x)
+            ReduceOp.AVG.finish(output.reshape(-1), size)
+
+        return call
+
+    def transposed(self) -> InJit:
+        return ReduceScatter(self.group, ReduceOp.AVG)
+
+
+@dataclass(frozen=True)
+class Gather(_OneToMembers):
+    """The root gets everybody's, the others zeros."""
+
+    kind = Kind.GATHER
+    agreed: ClassVar[bool] = False
+    root: int
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        outputs = _rows(output) if self.has_result else None
+        return outputs, flat_of(x), self.root
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return LISTS, (x, list(output) if self.has_result else None, None, self.root)
+
+    @property
+    def has_result(self) -> bool:
+        return self.group.rank() == self.root
+
+    def transposed(self) -> InJit:
+        return Scatter(self.group, self.root)
+
+
+@dataclass(frozen=True)
+class Scatter(_MembersToOne):
+    """Member i gets the root's row i."""
+
+    kind = Kind.SCATTER
+    agreed: ClassVar[bool] = False
+    counts_result: ClassVar[bool] = True
+    root: int
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        inputs = _rows(x) if self.group.rank() == self.root else None
+        return flat_of(output), inputs, self.root
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        is_source = self.group.rank() == self.root
+        return LISTS, (output, list(x) if is_source else None, None, self.root)
+
+    def transposed(self) -> InJit:
+        return Gather(self.group, self.root)
+
+
+@dataclass(frozen=True)
+class AllToAll(Issuing):
+    """Member j's row i becomes member i's row j."""
+
+    kind = Kind.ALL_TO_ALL
+    agreed: ClassVar[bool] = False
+    operand_has_rows = result_has_rows = True
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return _rows(output), _rows(x)
+
+    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
+        return ARRAYS, (output, x, None, None)
+
+    def transposed(self) -> InJit:
+        return self
+
+    def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+        return jnp.moveaxis(x, dim, 1), 1

@@ -1,0 +1,174 @@
+"""Messages between two members inside ``jax.jit``, and those of their derivatives.
+
+A send has a result of its own and one on the other member; so it goes with all derivatives. What
+is sent back and forth for them depends on what *both* members compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshlib._groups.process_group import ProcessGroup
+from meshlib.jit._collective import InJit
+from meshlib.jit._direct import DirectCall
+from meshlib.jit._kinds import HostSide, SameShape, flat_of
+from meshlib.jit._program import HostArray, HostFunction
+from transport._call import Kind
+
+
+@dataclass(frozen=True)
+class _OneToOne(SameShape):
+    """A message to or from ``peer`` under ``tag``.
+
+    Derivatives send messages of their own, as many as the loss asks for. Both members take them
+    alike, so ``derivation`` (t for a tangent, c for a transpose, for each one that was taken) says
+    which belong together; each has a group beside, whose tags are not those of the program.
+    """
+
+    anchored = True
+
+    peer: int
+    tag: int
+    derivation: str = ""
+
+    @property
+    def carrier(self) -> ProcessGroup:
+        """The group that the message goes through."""
+        if not self.derivation:
+            return self.group
+        desc = f"{self.group.group_desc}, derivative {self.derivation}"
+        return self.group.companion(f"jit-derivative-{self.derivation}", desc)
+
+    def differential(self) -> InJit:
+        return replace(self, derivation=f"{self.derivation}t")
+
+    def transposed(self) -> InJit:
+        kind = _TRANSPOSED[type(self)]
+        return kind(self.group, self.peer, self.tag, f"{self.derivation}c")
+
+
+@dataclass(frozen=True)
+class Send(_OneToOne):
+    """Sends the operand to ``peer``, and returns it."""
+
+    kind = Kind.SEND
+    in_place: ClassVar[bool] = False
+    only_sends: ClassVar[bool] = True
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.peer, self.tag
+
+
+@dataclass(frozen=True)
+class Receive(_OneToOne):
+    """Receives from ``peer``; the operand is a template whose values do not matter."""
+
+    kind = Kind.RECV
+    is_template: ClassVar[bool] = True
+
+    def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
+        return flat_of(output), self.peer, self.tag
+
+
+@dataclass(frozen=True)
+class _ReceiveAndAdd(Receive):
+    """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
+
+    is_direct = is_template = False
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        receive = super().host_side(x)
+
+        def call(output: HostArray, _: HostArray) -> None:
+            received = np.empty_like(output)
+            receive(received, received)
+            output += received
+
+        return call
+
+
+@dataclass(frozen=True)
+class _SendAndForget(Send):
+    """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
+
+    def returned(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x)
+
+
+@dataclass(frozen=True)
+class Exchange(InJit):
+    """Sends the operand to ``dst`` and returns what ``src`` sends, of another shape if ``other``.
+
+    Neither waits for the other. The transpose goes the other way round.
+    """
+
+    anchored = True
+
+    dst: int
+    src: int
+    tag: int
+    other: tuple[tuple[int, ...], str] | None = None
+    """The shape and dtype of what is received, where they are not those of the operand,"""
+    back: tuple[tuple[int, ...], str] | None = None
+    """and those of the operand."""
+    derivation: str = ""
+
+    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return x if self.other is None else jax.ShapeDtypeStruct(*self.other)
+
+    def _halves(self) -> tuple[Send, Receive]:
+        group, tag, derivation = self.group, self.tag, self.derivation
+        return Send(group, self.dst, tag, derivation), Receive(group, self.src, tag, derivation)
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        send, receive = self._halves()
+        sending, receiving = send.call_spec(x), receive.call_spec(self.result(x))
+        carrier = send.carrier
+
+        def call(output: HostArray, x: HostArray) -> None:
+            work = carrier.issue(sending(x, x), async_op=True)
+            carrier.issue(receiving(output, output))
+            work.wait()
+
+        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
+
+    def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
+        send, receive = self._halves()
+        sent, received = send.direct(x), receive.direct(self.result(x))
+        if sent is None or received is None:
+            return None
+        # The receive alone knows no operand.
+        whole = received._replace(operand=sent.operand, in_place=False)
+        return whole._replace(sending=sent._replace(result=received.result))
+
+    def differential(self) -> InJit:
+        return replace(self, derivation=f"{self.derivation}t")
+
+    def transposed(self) -> InJit:
+        derivation = f"{self.derivation}c"
+        return replace(
+            self,
+            dst=self.src,
+            src=self.dst,
+            other=self.back,
+            back=self.other,
+            derivation=derivation,
+        )
+
+    def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+        if self.other is not None:
+            raise NotImplementedError("sendrecv of two shapes cannot be inside of jax.vmap")
+        return x, dim
+
+
+_TRANSPOSED: dict[type[_OneToOne], type[_OneToOne]] = {
+    Send: _ReceiveAndAdd,
+    _ReceiveAndAdd: Send,
+    Receive: _SendAndForget,
+    _SendAndForget: Receive,
+}

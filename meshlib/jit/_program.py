@@ -1,0 +1,135 @@
+"""One compiled program: what its calls of Python share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from operator import methodcaller
+from typing import Any
+
+import numpy.typing as npt
+
+from meshlib._groups.process_group import ProcessGroup
+
+HostArray = npt.NDArray[Any]
+HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
+"""``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
+changed, except those whose memory is an output's (see ``aliases``)."""
+
+# NumPy's ``asarray`` asks for three other protocols first, which takes three times as long.
+_as_array = methodcaller("__array__")
+
+Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
+"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made.
+
+None stands for NumPy's own, for which nothing has to be prepared.
+"""
+
+
+class Program:
+    """Stands for one compiled program: the same object for all calls in it."""
+
+    def __init__(self) -> None:
+        self._one: Callable[[], Callback | None] = lambda: None
+        self._guards: list[Callable[[BaseException], None]] = []
+        self._groups: dict[ProcessGroup, None] = {}
+        self.last: object = None
+        """A result of the last run: who waits for it waits for all calls."""
+
+    def add_group(self, group: ProcessGroup) -> None:
+        """Note that the program makes calls on ``group``."""
+        self._groups[group] = None
+
+    def enter(self) -> None:
+        """Make its groups this thread's, which is about to run the program.
+
+        Raises RuntimeError when another thread that is still there has run programs with calls on
+        one of them.
+        """
+        me = threading.current_thread()
+        for group in self._groups:
+            owner = group.owner
+            if owner is me:
+                continue
+            if owner is not None and owner.is_alive():
+                raise RuntimeError(
+                    f"thread {me.name!r} runs a program with calls on {group}, and so has thread"
+                    f" {owner.name!r}. Calls inside jax.jit are in order within a thread only: with"
+                    " two of them ranks could make the calls in different orders. Give each thread"
+                    " a group of its own, such as dist.new_group(ranks)"
+                )
+            group.owner = me
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the program calls no Python but through ``host_call``.
+
+        Then only such a call can end it before its end, and ``guard`` sees every one of them. For
+        one of its calls to ask.
+        """
+        one = self._one()
+        return one is not None and all(hasattr(other, "of_meshlib") for other in one.all)
+
+    def add(self, callback: Callback, callbacks: Sequence[Any]) -> None:
+        """Note that the program calls ``callback``; it has, or will have, ``callbacks`` in all."""
+        callback.all = callbacks
+        # Nothing that compiled code refers to may refer to it: see ``meshlib/_native/jit``.
+        self._one = weakref.ref(callback)
+
+    def guard(self, cleanup: Callable[[BaseException], None]) -> None:
+        """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
+
+        XLA then frees the program's buffers: whoever still works on them has to stop first.
+        """
+        self._guards.append(cleanup)
+
+    def unguard(self, cleanup: Callable[[BaseException], None]) -> None:
+        """End what ``guard`` began; nothing if it has ended."""
+        if cleanup in self._guards:
+            self._guards.remove(cleanup)
+
+    def fail(self, error: BaseException) -> None:
+        """Call all guards."""
+        for cleanup in list(self._guards):
+            cleanup(error)
+
+
+class Callback:
+    """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
+
+    of_meshlib = True
+    all: Sequence[Any] = ()
+    """Those of the whole program."""
+
+    def __init__(
+        self,
+        function: HostFunction,
+        program: Program,
+        tokens: int,
+        operands: int,
+        views: Views | None,
+        reads: bool = True,
+    ) -> None:
+        self.program = program
+        self._function = function
+        self._views = views
+        # The buffers that XLA passes: a token, the operands, a token, the results.
+        self._inputs = slice(tokens, tokens + operands) if reads else None
+        self._outputs = slice(tokens + operands + tokens, None)
+
+    def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
+        outputs = buffers[self._outputs]
+        inputs = buffers[self._inputs] if self._inputs is not None else ()
+        try:
+            if self._views is None:
+                read = [*map(_as_array, inputs)] if inputs else ()
+                self._function([*map(_as_array, outputs)], read, self.program)
+            else:
+                with self._views(context, (*outputs, *inputs)) as views:
+                    self._function(views[: len(outputs)], views[len(outputs) :], self.program)
+        except BaseException as error:
+            self.program.fail(error)
+            raise
+        return ()

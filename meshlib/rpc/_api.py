@@ -1,0 +1,339 @@
+"""RPC's functions: to begin and end it, to call, and to ask who is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from meshlib._calls.future import Future
+from meshlib._job.current import (
+    current_world,
+    find_world,
+    gradients_kept_by,
+    keep_gradients_by,
+)
+from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.world import World
+from meshlib.rpc._calls import polled, seconds_of
+from meshlib.rpc._carriers import Carrier, Differentiating
+from meshlib.rpc._errors import WorkerLostError
+from meshlib.rpc._membership.directory import WorkerInfo
+from meshlib.rpc._references.rref import RRef, create
+from meshlib.rpc._worker import LocalWorker, current_worker, find_worker
+from transport._checks import to_whole_number
+from transport._communicators.runtime import Membership
+from transport._deadline import Deadline, Timeout, to_seconds
+from transport._errors import DistStoreError, StoreTimeoutError
+from transport._store.base import Store
+from transport._store.prefix_store import PrefixStore
+
+T = TypeVar("T")
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that a call may take when nobody says otherwise."""
+DEFAULT_THREADS = 16
+_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
+_FLUSH_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+
+Worker = str | int | WorkerInfo
+"""Whom to call: a name, a rank, or what ``get_worker_info`` and ``mesh.worker`` return."""
+
+
+@dataclass(eq=False)
+class RpcBackendOptions:
+    """How a worker makes and serves calls.
+
+    At most ``num_worker_threads`` calls of others run at once, not counting those that wait for
+    calls of their own; ``rpc_timeout`` is what a call may take that says nothing else (seconds;
+    0: no end); ``init_method`` is where the workers meet if there is no process group yet.
+    """
+
+    num_worker_threads: int = DEFAULT_THREADS
+    rpc_timeout: Timeout = DEFAULT_TIMEOUT
+    init_method: str | None = None
+
+
+def init_rpc(
+    name: str,
+    backend: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Make this rank a worker called ``name``, and wait until all ranks are.
+
+    The workers are the ranks of the job: of the default process group if there is one, else it is
+    made (and ended by ``shutdown``), from ``rank``, ``world_size`` and the options'
+    ``init_method``, or from the environment. ``rpc_backend_options`` says how many calls run here
+    at once, and how long one may take. ``backend`` is accepted for c10d's sake.
+
+    Raises ValueError for a name that is none (1 to 127 letters, digits, ``_``, ``:``, ``-``), that
+    another worker has, or for a rank or size that is not the group's; RuntimeError where RPC is
+    initialised already; ``DistStoreError`` that names who has not come, ``WorkerLostError`` if one
+    died before.
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"name must be a str, got {name!r}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"name is {name!r}; expected 1 to 127 characters out of letters, digits, '_', ':', '-'"
+        )
+    options = rpc_backend_options or RpcBackendOptions()
+    limit = to_whole_number(options.num_worker_threads, "num_worker_threads")
+    if limit < 1:
+        raise ValueError(f"num_worker_threads is {limit}; expected at least 1")
+    timeout = to_seconds(options.rpc_timeout, "rpc_timeout")
+    made = find_world() is None
+    if made:
+        size = -1 if world_size is None else world_size
+        init_process_group(init_method=options.init_method, rank=rank, world_size=size)
+    try:
+        world = current_world()
+        if world.rpc is not None:
+            raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
+        for what, told, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
+            if told not in (-1, None, is_):
+                raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
+        _join(world, name, limit, timeout).owns_world = made
+    except BaseException:
+        if made and find_world() is not None:
+            destroy_process_group()
+        raise
+
+
+def _join(world: World, name: str, limit: int, timeout: float) -> LocalWorker:
+    world.rpc_count += 1
+    group = f"rpc/{world.rpc_count}"
+    store = PrefixStore(group, world.store)
+    members = tuple(range(world.size))
+    membership = Membership(group, world.rank, members, store, world.runtime)
+    worker = LocalWorker(world, membership, name, limit, timeout)
+    world.rpc = worker
+    try:
+        worker.meet(_exchange_names(store, name, world))
+        make = gradients_kept_by()
+        if make is not None:
+            differentiate(make)
+    except BaseException:
+        worker.close()
+        raise
+    return worker
+
+
+def _exchange_names(store: Store, name: str, world: World) -> list[str]:
+    store.set(f"name/{world.rank}", name)
+    keys = [f"name/{rank}" for rank in range(world.size)]
+    deadline = Deadline.after(world.timeout)
+    while True:
+        try:
+            store.wait(keys, timeout=min(_LOOK_SECONDS, deadline.remaining()))
+            break
+        except StoreTimeoutError as error:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            for rank, how in world.listener.exits().items():
+                if rank in missing:
+                    raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
+            if deadline.expired:
+                raise DistStoreError(
+                    f"init_rpc() waited {world.timeout:g} s for the ranks {missing[:16]}"
+                ) from error
+    names = [found.decode() for found in store.multi_get(keys)]
+    twice = sorted({found for found in names if names.count(found) > 1})
+    if twice:
+        ranks = [rank for rank, found in enumerate(names) if found == twice[0]]
+        raise ValueError(f"name is {twice[0]!r} on the ranks {ranks}; expected a name for each")
+    return names
+
+
+def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
+    """End RPC on this worker, and the process group if ``init_rpc`` made it.
+
+    A graceful end waits until all workers that live have called this and no call, no callback and
+    no function of theirs is under way on any of them: until then calls are served and can be made.
+    ``timeout`` (seconds, 0: no end) bounds that: past it, ``RpcTimeoutError`` that names who is
+    missing, and RPC goes on. Without ``graceful``, what is under way fails.
+
+    Raises RuntimeError where RPC is not initialised.
+    """
+    worker = current_worker()
+    seconds = to_seconds(timeout)
+    if graceful:
+        worker.shutdown.run(seconds)
+    worker.close(_FLUSH_SECONDS if graceful else 0.0)
+    if worker.owns_world:
+        destroy_process_group()
+
+
+def rpc_sync(
+    to: Worker,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Timeout | None = None,
+) -> T:
+    """Call ``func(*args, **kwargs)`` on a worker and return the result.
+
+    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
+    uncopied where possible: do not change an argument before the call has ended. The function runs
+    at most once, in a thread of the worker.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+
+    Raises what ``func`` raises there, with the traceback of that worker as its cause;
+    ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
+    arguments, and what pickling raises.
+    """
+    request = _request(to, func, args, kwargs, timeout)
+    return request[0].caller.call(*request[1:]).wait()
+
+
+def rpc_async(
+    to: Worker,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Timeout | None = None,
+) -> Future[T]:
+    """Call ``func(*args, **kwargs)`` on a worker and return a future of the result at once.
+
+    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
+    uncopied where possible: do not change an argument before the call has ended. The function runs
+    at most once, in a thread of the worker. Callbacks of the future (``then``) run in a thread of
+    this worker, and may make calls and wait for them.
+
+    Blocks while more than a megabyte of earlier calls waits for the worker to read it.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+
+    Returns:
+        The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
+        worker as its cause; ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``.
+
+    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
+    worker that is known to be gone.
+    """
+    request = _request(to, func, args, kwargs, timeout)
+    return polled(request[0].caller.call(*request[1:]))
+
+
+def remote(
+    to: Worker,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Timeout | None = None,
+) -> RRef[T]:
+    """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
+
+    Returns at once. The result lives as long as somebody refers to it. What the call fails with is
+    raised where the reference is used: what ``func`` raises, ``RpcTimeoutError``,
+    ``WorkerLostError``, ``RpcConnectionError``; elsewhere than here, ``RRefLostError`` for the
+    latter ones.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call, a class as well; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+
+    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
+    worker that is known to be gone.
+    """
+    return create(*_request(to, func, args, kwargs, timeout))
+
+
+def _request(
+    to: Worker,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    timeout: Timeout | None,
+) -> tuple[LocalWorker, int, Callable[..., Any], tuple[Any, ...], dict[str, Any], float | None]:
+    """Return the calling worker, and the checked arguments of its call."""
+    worker = current_worker()
+    seconds = seconds_of(timeout)
+    if not callable(func):
+        raise TypeError(f"func must be callable, got {func!r}")
+    return worker, worker.directory.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """Return the worker called ``worker_name``, this one for None.
+
+    Raises ValueError for a name that no worker has, RuntimeError where RPC is not initialised.
+    """
+    worker = current_worker()
+    rank = worker.rank if worker_name is None else worker.directory.find(worker_name)
+    return worker.workers[rank]
+
+
+def get_worker_infos() -> tuple[WorkerInfo, ...]:
+    """Return all workers, by rank."""
+    return current_worker().workers
+
+
+def get_rpc_timeout() -> float:
+    """Return the seconds that a call may take which says nothing else (0: no end)."""
+    return current_worker().caller.timeout
+
+
+def cancelled() -> bool:
+    """Return whether the call that this thread serves is in vain: its caller is gone, the
+    connection to it broke, or the deadline has passed. False outside of remote calls.
+
+    A function that takes long looks at this now and then, and returns.
+    """
+    call = current_worker().execution.current
+    return call is not None and call.cancelled is not None
+
+
+def add_carrier(name: str, carrier: Carrier) -> None:
+    """Have every call take along what ``carrier`` sends; see ``Carrier``.
+
+    Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
+    name that there is.
+    """
+    current_worker().carriers.add(name, carrier)
+
+
+def pickled_for() -> int | None:
+    """Return the rank of the worker for which the calling thread pickles a call's arguments or
+    result, None if it does not: for the ``__reduce__`` of what only means something there.
+    """
+    worker = find_worker()
+    return None if worker is None else worker.references.pickled_for
+
+
+def differentiate_by(make: Callable[[], Differentiating]) -> None:
+    """Have the workers of this process keep gradients by what ``make()`` returns, from ``init_rpc``
+    on. The package that keeps gradients calls it when it is imported.
+    """
+    keep_gradients_by(make)
+    if find_worker() is not None:
+        differentiate(make)
+
+
+def differentiate(make: Callable[[], Differentiating]) -> Differentiating:
+    """Return this worker's keeper of gradients, which goes with all calls: ``make()``, where there
+    is none yet. See ``parallel.rpc.dist_autograd``, which is the one.
+
+    Raises RuntimeError where RPC is not initialised.
+    """
+    worker = current_worker()
+    found = worker.carriers.differentiate(make)
+    for rank in list(worker.directory.lost):
+        found.lose(rank)
+    return found

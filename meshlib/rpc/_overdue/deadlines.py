@@ -1,0 +1,102 @@
+"""The deadlines of one worker's calls."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from meshlib._calls.future import Future
+from meshlib.rpc._calls import OutgoingCall
+from meshlib.rpc._errors import RpcTimeoutError
+from meshlib.rpc._overdue.timer import TimerThread
+
+STATE_SECONDS = 0.5
+"""A callee gets this long to say what an overdue call does."""
+_WRITE_SECONDS = 1.0
+"""Flight records are written no more often than this."""
+
+
+class PendingCalls(Protocol):
+    """The calls of one worker: its ``Caller``."""
+
+    def pending(self) -> Sequence[OutgoingCall]:
+        """Return the calls that wait for their replies."""
+        ...
+
+    def ask(self, to: int, *what: object, seconds: float) -> Future[Any]:
+        """Ask the worker of rank ``to``; return the future of its answer."""
+        ...
+
+    def abandon(self, call: OutgoingCall, error: Exception) -> None:
+        """End ``call`` with ``error``, without its reply."""
+        ...
+
+
+class Deadlines:
+    """Ends calls at their deadlines, in ``timer``'s thread.
+
+    ``write_record()`` writes this worker's flight record.
+    """
+
+    def __init__(self, timer: TimerThread, write_record: Callable[[], None]) -> None:
+        self._timer = timer
+        self._write_record = write_record
+        self._lock = threading.Lock()
+        self._next = math.inf
+        self._written = -math.inf
+        self._to_write = False
+
+    def watch(self, due: float) -> None:
+        """Have overdue calls ended at ``due`` (monotonic seconds)."""
+        if due < self._next:
+            with self._lock:
+                self._next = min(self._next, due)
+            self._timer.call_at(due)
+
+    def request_record(self) -> None:
+        """Have the flight record written: this worker makes or serves an overdue call."""
+        self._to_write = True
+        self._timer.notify()
+
+    def tick(self, caller: PendingCalls, describe: Callable[[int], str]) -> float:
+        """End overdue calls of ``caller``; return the moment of the next deadline.
+
+        ``describe(rank)`` names a worker. For the timer.
+        """
+        now = time.monotonic()
+        if self._to_write and now - self._written >= _WRITE_SECONDS:
+            self._to_write, self._written = False, now
+            self._write_record()
+        if now >= self._next:
+            # A call that is made meanwhile is either pending already, or is watched afterwards.
+            self._next = math.inf
+            found = math.inf
+            for call in caller.pending():
+                if call.due > now:
+                    found = min(found, call.due)
+                elif not call.late:
+                    call.late = True
+                    self._find_out_why(caller, call, describe(call.to))
+            with self._lock:
+                self._next = min(self._next, found)
+        return self._next
+
+    def _find_out_why(self, caller: PendingCalls, call: OutgoingCall, who: str) -> None:
+        """Ask the callee what an overdue call does, and end it."""
+
+        def end(said: str) -> None:
+            text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {said}"
+            caller.abandon(call, RpcTimeoutError(text))
+
+        def on_answer(done: Future[Any]) -> None:
+            silent = f"{who} does not answer at all"
+            end(silent if done.failure is not None else done.outcome)
+
+        if call.is_question:
+            end("")
+            return
+        self.request_record()
+        caller.ask(call.to, "where", call.number, seconds=STATE_SECONDS).at_once(on_answer)

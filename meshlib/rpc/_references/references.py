@@ -1,0 +1,327 @@
+"""The references of one worker, and its objects that others refer to."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from meshlib._arrays import pickling
+from meshlib._arrays.pickling import Payload
+from meshlib._calls.future import Future
+from meshlib.rpc._calls import OutgoingCall, RpcFuture, settle
+from meshlib.rpc._errors import RRefLostError
+from meshlib.rpc._execution import Execution
+from meshlib.rpc._membership.directory import WorkerDirectory
+from meshlib.rpc._overdue.timer import TimerThread
+from meshlib.rpc._references.counting import ObjectId, ReferenceCounts
+from transport._channel.channel import Channel
+from transport._channel.connection import Connection
+from transport._errors import DistBackendError
+
+ASK_AGAIN_SECONDS = 0.05
+"""A question about a dead worker waits for its last messages; they are looked for this often."""
+
+
+Passed = Sequence[tuple[int, ObjectId]]
+"""The references in a request: the owner and object of each."""
+_REMEMBERED = 4096
+
+
+class _Pickled(threading.local):
+    """The worker for which the calling thread pickles, and the references that it passes."""
+
+    def __init__(self) -> None:
+        self.to: int | None = None
+        self.passed = list[tuple[int, ObjectId]]()
+        self.taken: list[tuple[int, ObjectId]] | None = None
+        """The references in the request that the thread unpickles."""
+
+
+class References:
+    """Counts references: as a holder tells their owners, as an owner frees objects. Any thread."""
+
+    def __init__(
+        self,
+        directory: WorkerDirectory,
+        channel: Channel,
+        execution: Execution,
+        timer: TimerThread,
+    ) -> None:
+        self._directory = directory
+        self._channel = channel
+        self._execution = execution
+        self._timer = timer
+        self._rank = directory.rank
+        self._losses = LostRequests(self._is_settled)
+        self._lock = threading.RLock()
+        self._objects = ReferenceCounts(lambda oid: RpcFuture(execution, oid), directory.size)
+        self._here = _Pickled()
+        # Each reference that came (1) or went (-1): its owner, object and giver.
+        self._changes: deque[tuple[int, ObjectId, int, int]] = deque()
+        self._woken = False
+        # Only the thread of ``tick``: the references that this worker has from others.
+        self._held: Counter[tuple[int, ObjectId, int]] = Counter()
+        self._questions: list[tuple[int, int, list[ObjectId]]] = []
+
+    # ------------------------------------------------------------------ as a holder
+
+    def dump(
+        self, value: object, to: int | None, passed: list[tuple[int, ObjectId]] | None = None
+    ) -> Payload:
+        """Pickle ``value`` for worker ``to``. References in it are granted first.
+
+        None: for any worker; ``value`` must have no references. They are appended to ``passed``.
+        """
+        here = self._here
+        passed = list[tuple[int, ObjectId]]() if passed is None else passed
+        before = here.to, here.passed
+        here.to, here.passed = to, passed
+        try:
+            payload = pickling.dump(value)
+        finally:
+            here.to, here.passed = before
+        for owner, oid in passed:
+            self._tell(owner, ("grant", oid, to))
+        return payload
+
+    def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
+        """Unpickle a request, and remember the references in it."""
+        here = self._here
+        here.taken = taken = list[tuple[int, ObjectId]]()
+        try:
+            return pickling.load(data, buffers)
+        finally:
+            here.taken = None
+            if taken:
+                self._losses.arrived(caller, number, taken)
+
+    def lose(self, to: int, calls: Iterable[OutgoingCall]) -> None:
+        """Tell a worker which requests with references have failed to reach it: their connection
+        broke, or it could not unpickle them.
+        """
+        if lost := [(call.number, call.passed) for call in calls if call.passed]:
+            self._tell(to, ("lost", lost))
+
+    @property
+    def pickled_for(self) -> int | None:
+        """The rank of the worker for which the calling thread pickles, None if it does not."""
+        return self._here.to
+
+    def pass_on(self, owner: int, oid: ObjectId) -> int:
+        """Note that a reference is being pickled; return the rank of its giver.
+
+        Raises RuntimeError outside of calls.
+        """
+        here = self._here
+        if here.to is None:
+            raise RuntimeError(
+                "an RRef can only be pickled as part of a remote call's arguments or result:"
+                " its owner has to know who holds it"
+            )
+        here.passed.append((owner, oid))
+        return self._rank
+
+    def take(self, owner: int, oid: ObjectId, giver: int) -> None:
+        """Note that a reference has arrived."""
+        taken = self._here.taken
+        if taken is not None:
+            taken.append((owner, oid))
+        self._changes.append((owner, oid, giver, 1))
+
+    def drop(self, owner: int, oid: ObjectId, giver: int) -> None:
+        """Note that a reference is gone. Takes no lock: for ``__del__``."""
+        self._changes.append((owner, oid, giver, -1))
+        if not self._woken:
+            self._woken = True
+            self._timer.notify()
+
+    def give_up(self, owner: int, oid: ObjectId, why: str) -> None:
+        """Tell the owner that an object will not be made: the request was lost, or is too late."""
+        self._tell(owner, ("void", oid, why))
+
+    def tick(self) -> float | None:
+        """Tell owners of the references that are gone, and answer their questions. Returns the
+        seconds until the next tick, None if none is needed. For the timer.
+        """
+        with self._lock:
+            # Before the changes are counted: an answer covers all that came from the dead worker.
+            over = {giver for _, giver, _ in self._questions if self._is_over(giver)}
+            ready = [asked for asked in self._questions if asked[1] in over]
+            self._questions = [asked for asked in self._questions if asked[1] not in over]
+            waits = bool(self._questions)
+        self._release_dropped()
+        for giver, passed in self._losses.settle():
+            for owner, oid in passed:
+                self._tell(owner, ("release", [(oid, giver)]))
+        for owner, giver, oids in ready:
+            said = [(oid, self._held[owner, oid, giver]) for oid in oids]
+            self._tell(owner, ("held", giver, said))
+        return ASK_AGAIN_SECONDS if waits or self._losses else None
+
+    def _release_dropped(self) -> None:
+        self._woken = False
+        by_owner: dict[int, list[tuple[ObjectId, int]]] = {}
+        while self._changes:
+            owner, oid, giver, by = self._changes.popleft()
+            if giver != self._rank:
+                self._held[owner, oid, giver] += by
+                if not self._held[owner, oid, giver]:
+                    del self._held[owner, oid, giver]
+            if by < 0:
+                by_owner.setdefault(owner, []).append((oid, giver))
+        for owner, released in by_owner.items():
+            self._tell(owner, ("release", released))
+
+    def _tell(self, owner: int, notice: object) -> None:
+        if owner == self._rank:
+            self.hear(owner, notice)
+        else:
+            self._channel.post(owner, pickling.dump(notice).data)
+
+    def _is_over(self, rank: int) -> bool:
+        """Whether a worker is dead, and all that came from it was unpickled."""
+        if rank not in self._directory.lost:
+            return False
+        connected = any(one.peer == rank for one in self._channel.connections())
+        return not connected and self._execution.has_begun_all_of(rank)
+
+    def _is_settled(self, rank: int, number: int) -> bool:
+        """Whether a request whose connection broke was unpickled, or never will be."""
+        drained = self._channel.is_drained(rank)
+        return drained and self._execution.has_begun((rank, number))
+
+    # ------------------------------------------------------------------ as an owner
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._objects)
+
+    def create(self, oid: ObjectId) -> Future[Any]:
+        """Return the future of a new object's value. Its creator holds the first reference."""
+        with self._lock:
+            return self._objects.create(oid).value
+
+    def value_of(self, oid: ObjectId) -> Future[Any]:
+        """Return the future of an object's value. Raises ``RRefLostError``."""
+        with self._lock:
+            return self._objects.find(oid).value
+
+    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+        """Act on what the connection's peer tells about references."""
+        notice = pickling.load(data)
+        if notice[0] == "lost":
+            self._channel.end_earlier(connection)
+        self.hear(connection.peer, notice)
+
+    def hear(self, rank: int, notice: Any) -> None:
+        """Act on what a worker tells about references."""
+        freed: list[object] = []  # their finalizers run without the lock
+        match notice:
+            case ("grant", oid, to):
+                with self._lock:
+                    freed.append(self._objects.grant(oid, rank, to))
+                self._ask()
+            case ("release", released):
+                with self._lock:
+                    for oid, giver in released:
+                        freed.append(self._objects.release(oid, giver, rank))
+            case ("whose", giver, oids):
+                with self._lock:
+                    self._questions.append((rank, giver, oids))
+                self._timer.notify()
+            case ("lost", lost):
+                self._losses.told(rank, lost)
+                self._timer.notify()
+            case ("held", giver, said):
+                with self._lock:
+                    for oid, count in said:
+                        freed.append(self._objects.answer(oid, giver, rank, count))
+            case ("void", oid, why):
+                with self._lock:
+                    found = self._objects.void(oid)
+                if found is not None:
+                    settle(found.value, None, RRefLostError(why))
+            case _:
+                raise DistBackendError(f"expected news of references, got {notice!r}")
+
+    def forget_worker(self, rank: int, how: str) -> None:
+        """Drop the references of a worker, which is dead."""
+        with self._lock:
+            orphans = self._objects.forget_worker(rank, how)
+        who = self._directory.describe(rank)
+        for orphan in orphans:
+            why = f"the object was never made: {who}, which asked for it, {how}"
+            settle(orphan.value, None, RRefLostError(why))
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask other workers which references they have from dead ones."""
+        if not self._objects.questions:
+            return
+        with self._lock:
+            questions, self._objects.questions = self._objects.questions, []
+        grouped: dict[tuple[int, int], list[ObjectId]] = {}
+        for worker, giver, oid in questions:
+            grouped.setdefault((worker, giver), []).append(oid)
+        for (worker, giver), oids in grouped.items():
+            self._tell(worker, ("whose", giver, oids))
+
+
+class LostRequests:
+    """Releases references in requests that were lost with their connection, while both workers
+    live, or that could not be unpickled. Any thread.
+
+    The owner was told of the grant. Only the receiver knows whether the reference arrived, so the
+    giver tells it which requests have failed. It releases the references that never came, as if it
+    had dropped them at once. If the giver dies before, the owner asks for what is left of its
+    grants; if the receiver dies, nothing is.
+
+    ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
+    """
+
+    def __init__(self, is_settled: Callable[[int, int], bool]) -> None:
+        self._is_settled = is_settled
+        self._lock = threading.Lock()
+        self._arrived: dict[int, OrderedDict[int, Passed]] = {}
+        self._forgotten: dict[int, int] = {}
+        self._told: list[tuple[int, int, Passed]] = []
+
+    def arrived(self, caller: int, number: int, taken: Passed) -> None:
+        """Note the references in a request that has arrived."""
+        with self._lock:
+            arrived = self._arrived.setdefault(caller, OrderedDict())
+            arrived[number] = taken
+            if len(arrived) > _REMEMBERED:
+                first, _ = arrived.popitem(last=False)
+                self._forgotten[caller] = max(first, self._forgotten.get(caller, 0))
+
+    def told(self, caller: int, lost: Sequence[tuple[int, Passed]]) -> None:
+        """Note that requests of a worker, by number, have failed."""
+        with self._lock:
+            self._told += [(caller, number, passed) for number, passed in lost]
+
+    def settle(self) -> list[tuple[int, Passed]]:
+        """Return the references that never will arrive, by giver; each once."""
+        with self._lock:
+            found: list[tuple[int, Passed]] = []
+            left: list[tuple[int, int, Passed]] = []
+            for caller, number, passed in self._told:
+                if not self._is_settled(caller, number):
+                    left.append((caller, number, passed))
+                elif missing := self._missing(caller, number, passed):
+                    found.append((caller, missing))
+            self._told = left
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
+    def _missing(self, caller: int, number: int, passed: Passed) -> Passed:
+        # Forgotten requests count as arrived: better to keep an object too long than to free it.
+        if number <= self._forgotten.get(caller, 0):
+            return []
+        left = Counter(passed)
+        left.subtract(self._arrived.get(caller, {}).get(number, ()))
+        return [*left.elements()]

@@ -1,0 +1,258 @@
+"""``RRef``: a reference to an object on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from meshlib._calls.future import Future
+from meshlib.rpc._calls import OutgoingCall, polled, seconds_of
+from meshlib.rpc._errors import RemoteTraceback, describe, without_frames
+from meshlib.rpc._membership.directory import WorkerInfo
+from meshlib.rpc._references.counting import ObjectId
+from meshlib.rpc._serving import Later
+from meshlib.rpc._worker import LocalWorker, current_worker
+from meshlib.rpc.functions import future_of, is_async
+from transport._deadline import Timeout
+
+T = TypeVar("T")
+
+
+class RRef(Generic[T]):
+    """A reference to an object that lives on one worker, its owner: ``RRef(value)`` makes one to an
+    object of this worker, ``remote`` one to what a function returns elsewhere.
+
+    It may be passed in calls, as an argument or in a result, to any worker; the object lives until
+    nobody holds a reference any more. Raises RuntimeError where it is pickled for anything else.
+    ``type_hint`` is accepted for c10d's sake.
+    """
+
+    _worker: LocalWorker
+    _owner: int
+    _oid: ObjectId
+    _giver: int
+    _made: Future[Any] | None = None
+
+    def __init__(self, value: T, type_hint: Any = None) -> None:
+        worker = current_worker()
+        oid = worker.rank, worker.caller.next_number()
+        future = worker.references.create(oid)
+        self._set(worker, worker.rank, oid, worker.rank)
+        future.set_result(value)
+
+    def _set(self, worker: LocalWorker, owner: int, oid: ObjectId, giver: int) -> None:
+        self._worker, self._owner, self._oid, self._giver = worker, owner, oid, giver
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        giver = self._worker.references.pass_on(self._owner, self._oid)
+        return _received, (self._owner, self._oid, giver)
+
+    def __del__(self) -> None:
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            worker.references.drop(self._owner, self._oid, self._giver)
+
+    def __repr__(self) -> str:
+        return f"<RRef to object {self._oid} of {self._worker.directory.describe(self._owner)}>"
+
+    def owner(self) -> WorkerInfo:
+        """Return the worker on which the object lives."""
+        return self._worker.workers[self._owner]
+
+    def owner_name(self) -> str:
+        """Return the name of that worker."""
+        return self._worker.directory.name_of(self._owner)
+
+    def is_owner(self) -> bool:
+        """Return whether the object lives on this worker."""
+        return self._owner == self._worker.rank
+
+    def confirmed_by_owner(self) -> bool:
+        """Return whether the owner is known to have the object: at once, but where ``remote`` made
+        it and has not returned there.
+        """
+        return self._made is None or (self._made.done() and self._made.exception() is None)
+
+    def local_value(self) -> T:
+        """Return the object itself, on its owner; waits until it is made.
+
+        Raises RuntimeError on any other worker, what making it raised, ``RRefLostError``.
+        """
+        if not self.is_owner():
+            here = self._worker.directory.describe(self._worker.rank)
+            raise RuntimeError(
+                f"local_value() of {self!r} was called on {here};"
+                " expected on its owner (to_here() gives a copy anywhere)"
+            )
+        return _local(self._worker, self._oid)
+
+    def to_here(self, timeout: Timeout | None = None) -> T:
+        """Return the object on its owner, a copy of it elsewhere; waits until it is made.
+
+        ``timeout`` (seconds, None and -1: the default of calls, 0: no end) bounds the wait. Raises
+        what making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
+        """
+        self._check_made()
+        if self.is_owner():
+            return _local(self._worker, self._oid, _bound(self._worker, timeout))
+        seconds = seconds_of(timeout)
+        call = self._worker.caller.call(
+            self._owner, _fetch, (self._oid,), {}, seconds, kept=self, what="RRef.to_here"
+        )
+        return call.wait()
+
+    def rpc_sync(self, timeout: Timeout | None = None) -> Any:
+        """Return a proxy: ``rref.rpc_sync().method(...)`` calls the object's method on its owner
+        and waits for the result.
+        """
+        return _Proxy(self, timeout, lambda *a, **named: _call(*a, **named).wait())
+
+    def rpc_async(self, timeout: Timeout | None = None) -> Any:
+        """Return a proxy whose methods are called on the owner, and return futures."""
+        return _Proxy(self, timeout, lambda *a, **named: polled(_call(*a, **named)))
+
+    def remote(self, timeout: Timeout | None = None) -> Any:
+        """Return a proxy whose methods are called on the owner, and return RRefs to the results."""
+        return _Proxy(self, timeout, create)
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Compute gradients from the object, the result of recorded calls, on its owner.
+
+        As ``dist_autograd.backward(context_id, [value], retain_graph)`` does there; see
+        ``parallel.rpc``. -1 is the calling thread's context. With ``retain_graph``, another pass
+        may follow.
+
+        Raises RuntimeError where there is no context, ValueError for one that there is not, what
+        making the object failed with, and what ``backward`` raises.
+        """
+        gradients = self._worker.carriers.gradients
+        current = None if gradients is None else gradients.current()
+        context_id = current if dist_autograd_ctx_id == -1 else dist_autograd_ctx_id
+        if gradients is None or context_id is None:
+            raise RuntimeError(
+                f"backward() of {self!r} was called outside of any autograd context; expected it"
+                " inside of `with dist_autograd.context()` (parallel.rpc), or with that one's id"
+            )
+        if self.is_owner():
+            gradients.backward(context_id, self.local_value(), retain_graph)
+            return
+        self._check_made()
+        sent = (self._oid, context_id, retain_graph)
+        self._worker.caller.call(
+            self._owner, _backward, sent, {}, kept=self, what="RRef.backward"
+        ).wait()
+
+    def creation(self) -> Future[Any]:
+        """Return the future of the call that makes the object, done at once elsewhere."""
+        if self._made is not None:
+            return self._made
+        done = Future()
+        done.set_result(None)
+        return done
+
+    def _check_made(self) -> None:
+        """Raise what making the object failed with, as far as is known."""
+        if self._made is not None and self._made.done():
+            self._made.wait()
+
+
+class _Proxy:
+    """Calls methods of the object behind an RRef; ``begin`` makes the call and what is returned."""
+
+    def __init__(self, rref: RRef[Any], timeout: Timeout | None, begin: Callable[..., Any]) -> None:
+        self._rref = rref
+        self._seconds = seconds_of(timeout)
+        self._begin = begin
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        rref = self._rref
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            worker, owner, oid = rref._worker, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
+            sent = (oid, name, args, kwargs)
+            what = f"RRef.{name}"
+            return self._begin(
+                worker, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what
+            )
+
+        return method
+
+
+def _call(worker: LocalWorker, *request: Any, kept: RRef[Any], what: str) -> OutgoingCall:
+    kept._check_made()  # pyright: ignore[reportPrivateUsage]
+    return worker.caller.call(*request, kept=kept, what=what)
+
+
+def create(
+    worker: LocalWorker, owner: int, *call: Any, kept: object = None, what: str = ""
+) -> RRef[Any]:
+    """Have ``owner`` call a function, and return a reference to what that returns.
+
+    ``call`` are function, arguments and timeout, as for ``Caller.call``.
+    """
+    number = worker.caller.next_number()
+    oid = worker.rank, number
+    rref: RRef[Any] = RRef.__new__(RRef)
+    made = worker.caller.call(owner, *call, kept=kept, number=number, what=what)
+    rref._set(worker, owner, oid, worker.rank)  # pyright: ignore[reportPrivateUsage]
+    rref._made = made  # pyright: ignore[reportPrivateUsage]
+    polled(made)
+
+    def note(done: Future[Any]) -> None:
+        error = done.failure
+        # The owner knows of its own errors, not of a request that was lost or timed out.
+        if error is not None and not isinstance(error.__cause__, RemoteTraceback):
+            who = worker.directory.describe(worker.rank)
+            worker.references.give_up(owner, oid, f"{who} gave up its creation: {describe(error)}")
+
+    made.add_done_callback(note)
+    return rref
+
+
+def _received(owner: int, oid: ObjectId, giver: int) -> RRef[Any]:
+    """Return the reference that came with a message."""
+    worker, rref = current_worker(), RRef[Any].__new__(RRef)
+    worker.references.take(owner, oid, giver)
+    rref._set(worker, owner, oid, giver)  # pyright: ignore[reportPrivateUsage]
+    return rref
+
+
+def _bound(worker: LocalWorker, timeout: Timeout | None) -> float | None:
+    seconds = seconds_of(timeout)
+    return (worker.caller.timeout if seconds is None else seconds) or None
+
+
+def _local(worker: LocalWorker, oid: ObjectId, seconds: float | None = None) -> Any:
+    """On the owner: return the object when it is made. Raises what making it raised."""
+    value = worker.references.value_of(oid)
+    value.block(seconds, lambda: f"the object {oid}")
+    if value.failure is not None:
+        raise without_frames(value.failure)
+    return value.wait()
+
+
+def _fetch(oid: ObjectId) -> Later:
+    """On the owner: answer with the object when it is made."""
+    return Later(current_worker().references.value_of(oid))
+
+
+def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
+    """On the owner: compute gradients from the object when it is made."""
+    worker = current_worker()
+    value = _local(worker, oid)
+    if worker.carriers.gradients is None:
+        raise ValueError(f"there is no autograd context {context_id} on this worker")
+    worker.carriers.gradients.backward(context_id, value, retain_graph)
+
+
+def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On the owner: call a method of the object when it is made."""
+    worker = current_worker()
+    method = getattr(_local(worker, oid), name)
+    call = worker.execution.current
+    if call is not None:
+        call.func = method
+    result = method(*args, **kwargs)
+    return Later(future_of(method, result)) if is_async(method) else result

@@ -1,0 +1,158 @@
+"""Checks of the parts that a global array is made of: those of this rank alone, or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from meshlib._groups.agreement import gather_or_raise
+from meshlib.sharding._local import Array, array_module
+from meshlib.sharding._sharding import Sharding
+from transport._checks import to_whole_number, to_whole_numbers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from meshlib._mesh.device_mesh import DeviceMesh
+
+
+def own_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the global shape, as ``DArray.from_local`` finds it without asking other ranks."""
+    check_sharding(sharding)
+    _check_part(local)
+    sharding.check_shape(local.shape)
+    if shape is None:
+        sizes = sharding.mesh.shape
+        lengths = tuple(
+            length * prod(sizes[i] for i in sharding.split_of(d))
+            for d, length in enumerate(local.shape)
+        )
+    else:
+        lengths = tuple(to_whole_numbers(shape, "shape"))
+    expected = sharding.local_shape(lengths)
+    if tuple(local.shape) != expected:
+        raise ValueError(
+            f"local has shape {tuple(local.shape)}, but of {lengths} in {sharding} rank"
+            f" {sharding.mesh.get_rank()} has {expected}"
+        )
+    return lengths
+
+
+def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the global shape that the parts of all ranks make up.
+
+    Raises ValueError on all of them when they make up none.
+    """
+    check_sharding(sharding)
+    mesh = sharding.mesh
+
+    def tell() -> dict[str, Any]:
+        try:
+            _check_part(local)
+            given = None if shape is None else tuple(to_whole_numbers(shape, "shape"))
+        except TypeError as error:
+            raise ValueError(f"rank {mesh.get_rank()}: {error}") from None
+        own = {"local": tuple(local.shape), "dtype": str(local.dtype)}
+        return {"sharding": repr(sharding), "shape": given, **own}
+
+    answers = _agreed(mesh, tell, ("dtype", "sharding", "shape"))
+    shape = answers[0]["shape"]
+    ranks = mesh.process_group.ranks
+    locals_ = [answer["local"] for answer in answers]
+    for rank, own in zip(ranks, locals_, strict=True):
+        if len(own) != len(locals_[0]) or len(own) < len(sharding.dims):
+            raise ValueError(
+                f"rank {rank}: local has shape {own}, which does not fit {locals_[0]} of rank"
+                f" {ranks[0]} in {sharding}"
+            )
+    lengths = _summed(locals_, sharding) if shape is None else tuple(shape)
+    for rank, own in zip(ranks, locals_, strict=True):
+        expected = sharding.local_shape(lengths, rank)
+        if own != expected:
+            raise ValueError(
+                f"rank {rank}: local has shape {own}, but of {lengths} in {sharding} it has"
+                f" {expected}"
+            )
+    return lengths
+
+
+def agreed_source(
+    array: Any, sharding: Sharding, src_data_rank: Any
+) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """Return the group rank that has the values of ``distribute_array``, their shape and dtype.
+
+    Raises on all ranks what is wrong with the arguments of one.
+    """
+    mesh, rank = sharding.mesh, sharding.mesh.get_rank()
+
+    def tell() -> dict[str, Any]:
+        src = to_whole_number(src_data_rank, "src_data_rank")
+        told: dict[str, Any] = {"sharding": repr(sharding), "src_data_rank": src}
+        if not 0 <= src < mesh.size():
+            raise ValueError(f"src_data_rank is {src}; expected 0 to {mesh.size() - 1}, in {mesh}")
+        if mesh.process_group.rank() == src:
+            if array_module(array) is None:
+                raise TypeError(
+                    f"array is a {type(array).__name__} on rank {rank}; expected a NumPy or CuPy"
+                    " array"
+                )
+            sharding.check_shape(array.shape)
+            told["array"] = tuple(array.shape), array.dtype
+        return told
+
+    answers = _agreed(mesh, tell, ("sharding", "src_data_rank"))
+    src = answers[0]["src_data_rank"]
+    return src, *answers[src]["array"]
+
+
+def _agreed(
+    mesh: DeviceMesh, tell: Callable[[], dict[str, Any]], same: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return what each rank of ``mesh`` does ``tell``, in the order of its group.
+
+    Raises on all of them what one raises, and ValueError where ``same`` entries differ.
+    """
+    if mesh.coordinate_of(mesh.get_rank()) is None:
+        raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
+    ranks = mesh.process_group.ranks
+    answers = gather_or_raise(mesh.process_group, tell)
+    first = answers[0]
+    for rank, answer in zip(ranks, answers, strict=True):
+        for what in same:
+            if answer[what] != first[what]:
+                raise ValueError(
+                    f"rank {rank} has {what} {answer[what]}, but rank {ranks[0]} {first[what]};"
+                    f" expected the same on all ranks of {mesh}"
+                )
+    return answers
+
+
+def check_sharding(sharding: Any) -> None:
+    """Raise TypeError unless it is a Sharding; without one there is no mesh to tell others over."""
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"sharding is {sharding!r}; expected a Sharding, such as Sharding(mesh, P('dp'))"
+        )
+
+
+def _check_part(local: Any) -> None:
+    """Raise TypeError unless ``local`` is an array that may be a part."""
+    if array_module(local) is None:
+        raise TypeError(
+            f"local is a {type(local).__module__}.{type(local).__qualname__}; expected a NumPy or"
+            " CuPy array (for jax.Array there is DArray.from_jax)"
+        )
+
+
+def _summed(shapes: Sequence[tuple[int, ...]], sharding: Sharding) -> tuple[int, ...]:
+    """Return the lengths of the parts along each dim, added up; the ranks are in mesh order."""
+    sizes = sharding.mesh.shape
+    strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    lengths: list[int] = []
+    for d in range(len(shapes[0])):
+        places = [0]
+        for i in sharding.split_of(d):
+            places = [place + at * strides[i] for place in places for at in range(sizes[i])]
+        lengths.append(sum(shapes[place][d] for place in places))
+    return tuple(lengths)

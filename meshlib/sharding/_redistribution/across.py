@@ -1,0 +1,179 @@
+"""The plan from one mesh to another: messages from ranks that have a part to those that need it.
+
+Both meshes may share ranks or not. What is partial is reduced first, on the source's mesh. A rank
+never sends itself anything, and receives each byte once. Where the target's mesh has replicas, each
+of them receives a part and they gather the rest among themselves, unless its ranks have so much of
+the array already that it takes fewer bytes to send each what it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from meshlib.sharding._blocks import blocks
+from meshlib.sharding._local import Box, intersection, shape_of
+from meshlib.sharding._redistribution.plan import POINT_TO_POINT, Step, held_bytes
+from meshlib.sharding._redistribution.search import steps_within
+from meshlib.sharding._sharding import Sharding
+
+
+def steps_across(
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int
+) -> list[Step]:
+    """Return the steps from ``source`` to ``target``, which are on different meshes.
+
+    Raises ValueError when one of the meshes is a slice of a larger one, which has an array for each
+    of its slices.
+    """
+    for sharding in (source, target):
+        if sharding.mesh.slice_count > 1:
+            raise ValueError(
+                f"{sharding.mesh} has {sharding.mesh.slice_count} slices, each with an array of its"
+                " own; from one mesh to another expected meshes with one (make a DeviceMesh of it)"
+            )
+    shape = tuple(shape)
+    reduced = spread(source, shape, [i for i, _ in source.partial_dims], keep=source.dims)
+    arrived = target.reduced()
+    before = steps_within(source, reduced, shape, itemsize)
+    ways: list[tuple[int, int, list[Step]]] = []
+    for number, landing in enumerate(
+        (spread(arrived, shape, arrived.replicated_dims, keep=arrived.dims), arrived)
+    ):
+        nbytes = held_bytes(landing, shape, itemsize) - _at_home(reduced, landing, shape, itemsize)
+        message = Step(POINT_TO_POINT, reduced, landing, (), None, nbytes)
+        steps = [message, *steps_within(landing, target, shape, itemsize)]
+        ways.append((sum(step.wire_bytes for step in steps), number, steps))
+    return [*before, *min(ways)[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The part ``box`` of the global array, on its way between this rank and ``peer`` (global)."""
+
+    peer: int
+    box: Box
+
+
+def messages_to(
+    source: Sharding, target: Sharding, shape: Sequence[int], rank: int
+) -> list[Message]:
+    """Return what ``rank`` receives of its part of ``target``; from itself: what it keeps."""
+    coordinate = target.mesh.coordinate_of(rank)
+    return [] if coordinate is None else list(_providers(source, target, tuple(shape), rank))
+
+
+def messages_from(
+    source: Sharding, target: Sharding, shape: Sequence[int], rank: int
+) -> list[Message]:
+    """Return what ``rank``, which has a part of ``source``, sends; to itself: what it keeps."""
+    if source.mesh.coordinate_of(rank) is None:
+        return []
+    mine = source.slices(shape, rank)
+    sent: list[Message] = []
+    for place in range(target.mesh.size()):
+        other = target.mesh.rank_at(place)
+        if intersection(mine, target.slices(shape, other)) is None:
+            continue
+        providers = _providers(source, target, tuple(shape), other)
+        sent += [Message(other, message.box) for message in providers if message.peer == rank]
+    return sent
+
+
+@lru_cache(maxsize=4096)
+def _providers(
+    source: Sharding, target: Sharding, shape: tuple[int, ...], rank: int
+) -> tuple[Message, ...]:
+    """Return which rank gives ``rank`` each part of what it is to have: itself where it can.
+
+    The other receivers of the same part ask other replicas, as far as there are some.
+    """
+    box = target.slices(shape, rank)
+    own = None
+    if source.mesh.coordinate_of(rank) is not None:
+        own = source.slices(shape, rank)
+    chosen = _copy_for(source, target, rank)
+    found: list[Message] = []
+    for coordinate, part in _parts_of(source, shape, box):
+        keeps = own is not None and part == intersection(own, box)
+        for i, at in chosen.items():
+            coordinate[i] = at
+        place = int(np.ravel_multi_index(coordinate, source.mesh.shape))
+        found.append(Message(rank if keeps else source.mesh.rank_at(place), part))
+    return tuple(found)
+
+
+def _copy_for(source: Sharding, target: Sharding, rank: int) -> dict[int, int]:
+    """Return the coordinates along the source's replicated dims of the copy that ``rank`` reads."""
+    coordinate = target.mesh.coordinate_of(rank)
+    assert coordinate is not None, "a receiver is in the target's mesh"
+    number = int(np.ravel_multi_index(coordinate, target.mesh.shape)) % source.replica_count
+    result: dict[int, int] = {}
+    for i in reversed(source.replicated_dims):
+        number, result[i] = divmod(number, source.mesh.shape[i])
+    return result
+
+
+def _parts_of(
+    sharding: Sharding, shape: Sequence[int], box: Box
+) -> Iterator[tuple[list[int], Box]]:
+    """Yield the parts of ``box`` that lie on different ranks, with the ranks' coordinates.
+
+    Coordinates along mesh dims that do not split anything are 0.
+    """
+    sizes = sharding.mesh.shape
+    along: list[list[tuple[tuple[int, ...], slice]]] = []
+    for d, (length, wanted) in enumerate(zip(shape, box, strict=True)):
+        split = [sizes[i] for i in sharding.split_of(d)]
+        starts, stops = blocks(length, split)
+        hits: list[tuple[tuple[int, ...], slice]] = []
+        for at in product(*map(range, split)):
+            low, high = max(int(starts[at]), wanted.start), min(int(stops[at]), wanted.stop)
+            if low < high:
+                hits.append((at, slice(low, high)))
+        along.append(hits)
+    for chosen in product(*along):
+        coordinate = [0] * len(sizes)
+        for d, (at, _) in enumerate(chosen):
+            for i, value in zip(sharding.split_of(d), at, strict=True):
+                coordinate[i] = value
+        yield coordinate, tuple(part for _, part in chosen)
+
+
+def spread(
+    sharding: Sharding,
+    shape: Sequence[int],
+    mesh_dims: Sequence[int],
+    keep: Sequence[tuple[int, ...]],
+) -> Sharding:
+    """Return ``sharding``, with the array dims split as ``keep`` has them and nothing partial, and
+    ``mesh_dims`` splitting the array dim that has the longest parts.
+    """
+    sizes = sharding.mesh.shape
+    dims = [keep[d] if d < len(keep) else () for d in range(len(shape))]
+    if shape and mesh_dims:
+        lengths = [
+            length / prod(sizes[i] for i in dim) for length, dim in zip(shape, dims, strict=True)
+        ]
+        longest = lengths.index(max(lengths))
+        dims[longest] = (*dims[longest], *mesh_dims)
+    return Sharding.of_positions(sharding.mesh, dims)
+
+
+def _at_home(source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int) -> int:
+    """Return the bytes of ``target`` that its ranks have in ``source`` already."""
+    kept = 0
+    small, large = sorted((source.mesh, target.mesh), key=lambda mesh: mesh.size())
+    for place in range(small.size()):
+        rank = small.rank_at(place)
+        if large.coordinate_of(rank) is None:
+            continue
+        both = intersection(source.slices(shape, rank), target.slices(shape, rank))
+        if both is not None:
+            kept += prod(shape_of(both))
+    return kept * itemsize

@@ -1,0 +1,285 @@
+"""What one rank does in each collective of a plan: lay out what it sends, call, put what came.
+
+The three are apart because of when they may run: on the CPU all of them at the call's turn; on a
+GPU, where a call is only put on a stream, the first and the last in the caller's thread.
+
+Parts that do not lie in one piece, where they come from or where they go, are read and written
+there by the communicator where it can: over shared memory. Else they travel in rounds of a few MiB
+by way of buffers: no rank then needs the memory of a second array for what it packs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from meshlib.sharding._local import (
+    Array,
+    Box,
+    array_module,
+    flat_source,
+    flat_target,
+    intersection,
+    relative,
+    shape_of,
+)
+from meshlib.sharding._redistribution.plan import ALL_GATHER, Step
+from transport._call import Call
+from transport._communicators.base import Communicator
+from transport._operands.reduce_op import Flat, ReduceOp
+
+ROUND_BYTES = 4 << 20
+"""What a rank sends to all others in a round, about. In smaller ones the ranks wait for each other
+more often, which takes longer than the caches save.
+"""
+
+MOST_MEMBERS_IN_ROUNDS = 64
+"""Larger groups, few members of which are within a host, exchange all at once."""
+
+
+class Part(Protocol):
+    """This rank's part in one collective, or in several that make up one."""
+
+    elements: int
+    """How many elements the call is over, the same on all members (0: each has others)."""
+
+    def prepare(self, local: Array, *, gaps: bool) -> int:
+        """Take this rank's array; return the number of rounds, the same on all members.
+
+        On a GPU, and where the communicator takes arrays with ``gaps``, there is one.
+        """
+        ...
+
+    def pack(self, number: int) -> None:
+        """Lay out what is sent in a round."""
+        ...
+
+    def call(self, communicator: Communicator, call: Call) -> None:
+        """Make the call of the round."""
+        ...
+
+    def unpack(self, number: int) -> Array:
+        """Put what came in a round to its place; return this rank's array after the step."""
+        ...
+
+
+class Members:
+    """Which parts of the global array the members of a step's group have before and after it.
+
+    What ``sender`` has for ``receiver`` (group ranks) is ``sends[sender][receiver]``.
+    """
+
+    def __init__(self, step: Step, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+        mesh = step.source.mesh
+        self.before: list[Box] = []
+        self.after: list[Box] = []
+        # Of equal parts a rank takes that of the member with its own coordinates.
+        replicated = [i for i in step.source.replicated_dims if i in step.mesh_dims]
+        self._copies: list[tuple[int, ...]] = []
+        for rank in ranks:
+            at = mesh.coordinate_of(rank)
+            assert at is not None, "members of a mesh's group are in the mesh"
+            self.before.append(step.source.slices_at(shape, at))
+            self.after.append(step.target.slices_at(shape, at))
+            self._copies.append(tuple(at[i] for i in replicated))
+        self._is_gather = step.kind == ALL_GATHER
+        self._rounds: dict[int, int] = {}
+
+    def sent(self, sender: int, receiver: int) -> Box | None:
+        """Return what ``sender`` has for ``receiver`` (group ranks), None if that is nothing."""
+        if self._copies[sender] != self._copies[receiver]:
+            return None
+        return intersection(self.before[sender], self.after[receiver])
+
+    def rounds(self, itemsize: int) -> int:
+        """Return how many rounds an exchange takes: 1 where all parts lie in one piece."""
+        if itemsize not in self._rounds:
+            self._rounds[itemsize] = self._count_rounds(itemsize)
+        return self._rounds[itemsize]
+
+    def _count_rounds(self, itemsize: int) -> int:
+        size = len(self.before)
+        if size > MOST_MEMBERS_IN_ROUNDS:
+            return 1
+        most, scattered = 1, False
+        for sender in range(size):
+            # A gather sends one thing to all.
+            for receiver in range(size):
+                box = self.sent(sender, receiver)
+                if box is None or sender == receiver:
+                    continue
+                leads = self._is_gather or _leads(box, self.before[sender])
+                scattered = scattered or not (leads and _leads(box, self.after[receiver]))
+                most = max(most, -(-(box[0].stop - box[0].start) // self.rows(box, itemsize)))
+        return most if scattered else 1
+
+    def rows(self, box: Box, itemsize: int) -> int:
+        """Return how many rows of dim 0 of a message travel in a round."""
+        others = 1 if self._is_gather else max(len(self.before) - 1, 1)
+        row = prod(shape_of(box)[1:]) * itemsize
+        return max(ROUND_BYTES // others // max(row, 1), 1)
+
+
+@lru_cache(maxsize=1024)
+def members_of(step: Step, shape: tuple[int, ...], ranks: tuple[int, ...]) -> Members:
+    """Return the ``Members`` of a step whose group has the global ``ranks``, in that order."""
+    return Members(step, shape, ranks)
+
+
+class Exchange:
+    """Every member has something for each: an all_to_all, or, of one thing for all, an all_gather.
+
+    What stays on this rank is copied once: by a communicator that takes gaps, else past the call.
+    """
+
+    def __init__(self, step: Step, members: Members, own: int) -> None:
+        self._members, self._own = members, own
+        self._is_gather = step.kind == ALL_GATHER
+        self.elements: int = prod(shape_of(members.after[own])) if self._is_gather else 0
+
+    def prepare(self, local: Array, *, gaps: bool) -> int:
+        members, own = self._members, self._own
+        module, peers = array_module(local), range(len(members.before))
+        before, after = members.before[own], members.after[own]
+        self._result = result = module.empty(shape_of(after), local.dtype)
+        self._gaps = gaps
+        kept = members.sent(own, own)
+        if kept is not None and not gaps:
+            result[relative(kept, after)] = local[relative(kept, before)]
+        rounds = members.rounds(local.dtype.itemsize) if module is np and not gaps else 1
+        nothing = module.empty(0, local.dtype)
+
+        def message(box: Box | None, array: Array, within: Box) -> _Message:
+            if box is None:
+                return _Message(nothing, 0, gaps)
+            rows = members.rows(box, local.dtype.itemsize) if rounds > 1 else 0
+            return _Message(array[relative(box, within)], rows, gaps)
+
+        if self._is_gather:
+            self._out = [message(before, local, before)]
+        else:
+            out = [None if p == own and not gaps else members.sent(own, p) for p in peers]
+            self._out = [message(box, local, before) for box in out]
+        come = [None if p == own and not gaps else members.sent(p, own) for p in peers]
+        self._in = [message(box, result, after) for box in come]
+        return rounds
+
+    def pack(self, number: int) -> None:
+        self._sources = [message.packed(number) for message in self._out]
+        self._targets = [message.room(number) for message in self._in]
+        if self._is_gather and not self._gaps:
+            # Its own place has been filled; the call wants one all the same.
+            self._targets[self._own] = self._sources[0]
+
+    def call(self, communicator: Communicator, call: Call) -> None:
+        if self._is_gather:
+            communicator.all_gather(call, self._targets, self._sources[0])
+        else:
+            communicator.all_to_all(call, self._targets, self._sources)
+
+    def unpack(self, number: int) -> Array:
+        for message in self._in:
+            message.place()
+        return self._result
+
+
+class _Message:
+    """What one member sends another: a part of an array, in rounds of ``rows``, or whole (0).
+
+    ``gaps``: it is for a communicator that takes it as it lies.
+    """
+
+    __slots__ = ("_array", "_buffer", "_from_buffer", "_gaps", "_rows")
+
+    def __init__(self, array: Array, rows: int, gaps: bool) -> None:
+        self._array, self._rows, self._gaps = array, rows, gaps
+        self._buffer: Array = None
+        self._from_buffer: tuple[Array, Array] | None = None
+
+    def packed(self, number: int) -> Flat:
+        """Return what is sent in a round, in one piece."""
+        part = self._of(number)
+        if part.flags.c_contiguous:
+            return _flat(part)
+        if self._gaps and part.ndim > 1:
+            return part
+        room = self._room(part)
+        room[...] = part
+        return _flat(room)
+
+    def room(self, number: int) -> Flat:
+        """Return where what comes in a round is to go, in one piece."""
+        part = self._of(number)
+        self._from_buffer = None
+        if part.flags.c_contiguous:
+            return _flat(part)
+        if self._gaps and part.ndim > 1:
+            return part
+        room = self._room(part)
+        self._from_buffer = (part, room)
+        return _flat(room)
+
+    def place(self) -> None:
+        """Put what has come to its place, if ``room`` was not that."""
+        if self._from_buffer is not None:
+            part, room = self._from_buffer
+            part[...] = room
+
+    def _of(self, number: int) -> Array:
+        rows = self._rows
+        return self._array[number * rows : (number + 1) * rows] if rows else self._array
+
+    def _room(self, part: Array) -> Array:
+        """Return memory of the shape of ``part``: the same in every round."""
+        if self._buffer is None:  # the first is the largest
+            self._buffer = array_module(part).empty(part.size, part.dtype)
+        return self._buffer[: part.size].reshape(part.shape)
+
+
+class Reduction:
+    """The members' arrays are reduced, and each has the result, or keeps a part of it."""
+
+    def __init__(self, members: Members, own: int, op: ReduceOp, scatter: bool) -> None:
+        self._members, self._own, self._op, self._scatter = members, own, op, scatter
+        self.elements: int = prod(shape_of(members.before[own]))
+
+    def prepare(self, local: Array, *, gaps: bool) -> int:
+        self._local = local
+        return 1
+
+    def pack(self, number: int) -> None:
+        local, module = self._local, array_module(self._local)
+        if not self._scatter:
+            self._result = module.array(local, order="C")
+        else:
+            before, after = self._members.before[self._own], self._members.after
+            self._result = module.empty(shape_of(after[self._own]), local.dtype)
+            self._sources = [flat_source(local[relative(box, before)]) for box in after]
+        self._target = flat_target(self._result)
+
+    def call(self, communicator: Communicator, call: Call) -> None:
+        if self._scatter:
+            sources = [source.flat for source in self._sources]
+            communicator.reduce_scatter(call, self._target.flat, sources, self._op)
+        else:
+            communicator.all_reduce(call, self._target.flat, self._op)
+
+    def unpack(self, number: int) -> Array:
+        self._target.finish()
+        return self._result
+
+
+def _leads(box: Box, within: Box) -> bool:
+    """Whether ``box`` lies in one piece in a C-ordered array that is ``within``."""
+    inner, outer = shape_of(box), shape_of(within)
+    split = [d for d in range(len(inner)) if inner[d] != outer[d]]
+    return not split or prod(inner[: split[-1]]) == 1
+
+
+def _flat(array: Array) -> Flat:
+    """Return a C-contiguous array as the buffer that a communicator takes."""
+    # Without the adapter's checks: there are many rounds.
+    return array.reshape(-1) if type(array) is np.ndarray else flat_target(array).flat

@@ -1,0 +1,296 @@
+"""Carries out a plan on this rank's part of an array. The only place of sharding that communicates.
+
+Where the caller does not wait, every collective of the plan is issued at once, and takes at its
+turn what the one before has left: so all ranks issue theirs in one order, whatever else a program
+calls meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from meshlib._arrays.checks import check_op
+from meshlib._calls.future import after
+from meshlib._calls.spec import CallSpec
+from meshlib._calls.work import Message, Work
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.current import current_world
+from meshlib.sharding._local import (
+    Array,
+    Box,
+    array_module,
+    flat_source,
+    flat_target,
+    module_for,
+    neutral,
+    relative,
+    shape_of,
+)
+from meshlib.sharding._redistribution.across import messages_from, messages_to
+from meshlib.sharding._redistribution.exchange import Exchange, Part, Reduction, members_of
+from meshlib.sharding._redistribution.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    POINT_TO_POINT,
+    REDUCE_SCATTER,
+    SLICE,
+    Plan,
+    Step,
+)
+from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._spec import REDUCTIONS
+from transport._call import Call, Kind, dtype_code
+from transport._communicators.base import Communicator
+from transport._operands.reduce_op import ReduceOp
+
+Value = Callable[[], Array | None]
+"""Gives a rank's array after a step, None on a rank that has none; may wait for it."""
+
+_KINDS = {
+    ALL_GATHER: Kind.ALL_GATHER,
+    ALL_TO_ALL: Kind.ALL_TO_ALL,
+    REDUCE_SCATTER: Kind.REDUCE_SCATTER,
+    ALL_REDUCE: Kind.ALL_REDUCE,
+}
+_TAG = 0xD157A44A
+"""Of messages from one mesh to another; they travel in a group of their own."""
+
+
+def carry_out(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Any:
+    """Return ``finish`` of what this rank has after ``plan``; ``local`` is what it has before.
+
+    None stands for a rank that is not in the mesh. Raises TypeError, before any byte moves, for an
+    op that does not apply to the dtype.
+    """
+    return finish(_Run(plan, local, async_op=False).value())
+
+
+def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Work[Any]:
+    """Begin what ``carry_out`` does; ``local`` must not change until the Work is done."""
+    on_gpu = local is not None and array_module(local) is not np
+    # A call on a GPU returns when it is on a stream: there is nothing to wait for.
+    run = _Run(plan, local, async_op=not on_gpu)
+    whole = Work(lambda: f"redistribution of {plan.shape} to {plan.target}")
+
+    def end() -> None:
+        try:
+            whole.finish(finish(run.value()))
+        except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
+            whole.fail(error)
+
+    _when_all_are_done(run.works, end)
+    return whole
+
+
+class _Run:
+    """The steps of a plan, issued; ``value`` gives what is left after the last one."""
+
+    def __init__(self, plan: Plan, local: Array | None, async_op: bool) -> None:
+        self.works: list[Work[Any]] = []
+        self._plan, self._async = plan, async_op
+        self._rank = current_world().rank
+        _check_ops(plan)
+        self.value: Value = lambda: local
+        steps = [step for step in plan.steps if step.kind == POINT_TO_POINT or not _alone(step)]
+        for step in steps:
+            if step.is_local:
+                self.value = self._locally(step, self.value)
+            elif step.kind == POINT_TO_POINT:
+                self.value = self._across(step, self.value)
+            else:
+                self.value = self._collectively(step, self.value)
+        if plan.steps and all(step.is_local or _alone(step) for step in plan.steps):
+            # What is left is a view, and the caller's array stays the caller's.
+            left = self.value
+            self.value = lambda: _copied(left())
+
+    def _coordinate(self, sharding: Sharding) -> list[int] | None:
+        return sharding.mesh.coordinate_of(self._rank)
+
+    def _locally(self, step: Step, ready: Value) -> Value:
+        at = self._coordinate(step.source)
+        if at is None:
+            return ready
+        before = step.source.slices_at(self._plan.shape, at)
+        after = step.target.slices_at(self._plan.shape, at)
+
+        def value() -> Array | None:
+            x = ready()
+            if x is None:
+                return None
+            if step.kind == SLICE:
+                return x[relative(after, before)]
+            keeps = not any(at[i] for i in step.mesh_dims)
+            return x.copy() if keeps else neutral(step.op or "sum", x)
+
+        return value
+
+    # ------------------------------------------------------------------ collectives
+
+    def _collectively(self, step: Step, ready: Value) -> Value:
+        if self._coordinate(step.source) is None:
+            return ready
+        mesh = step.source.mesh
+        group = (mesh if mesh.ndim == 1 else mesh[step.mesh_dims]).process_group
+        part = self._part_of(step, group)
+        dtype = self._plan.dtype
+        op = ReduceOp.SUM if step.op is None else REDUCTIONS[step.op]
+        header: dict[str, Any] = {
+            "elements": part.elements,
+            "dtype": dtype_code(dtype),
+            "op": 0 if step.op is None else op.code,
+            "nbytes": part.elements * dtype.itemsize,
+            "extra": _fingerprint(step, self._plan.shape),
+        }
+        kind = _KINDS[step.kind]
+        if not self._async:
+            x = ready()
+            if array_module(x) is not np:
+                part.prepare(x, gaps=False)
+                part.pack(0)
+                group.issue(CallSpec(kind, part.call, device="cuda", **header))
+                return _given(part.unpack(0))
+            ready = _given(x)
+
+        def run(communicator: Communicator, call: Call) -> Array:
+            result = None
+            for number in range(part.prepare(ready(), gaps=communicator.takes_gaps(call))):
+                part.pack(number)
+                part.call(communicator, call)
+                result = part.unpack(number)
+            return result
+
+        issued = group.issue(CallSpec(kind, run, **header), self._async)
+        if not self._async:
+            return _given(issued)
+        self.works.append(issued)
+        return issued.result
+
+    def _part_of(self, step: Step, group: ProcessGroup) -> Part:
+        members = members_of(step, self._plan.shape, group.ranks)
+        if step.kind in (ALL_GATHER, ALL_TO_ALL):
+            return Exchange(step, members, group.rank())
+        op = REDUCTIONS[step.op or "sum"]
+        return Reduction(members, group.rank(), op, scatter=step.kind == REDUCE_SCATTER)
+
+    # ------------------------------------------------------------------ from mesh to mesh
+
+    def _across(self, step: Step, ready: Value) -> Value:
+        rank, shape = self._rank, self._plan.shape
+        sent = messages_from(step.source, step.target, shape, rank)
+        received = messages_to(step.source, step.target, shape, rank)
+        if not self._async:
+            ready = _given(ready())
+        after: Box = ()
+        result: Array = None
+        if self._coordinate(step.target) is not None:
+            after = step.target.slices(shape, rank)
+            module = module_for(step.target.mesh.device_type)
+            result = module.empty(shape_of(after), self._plan.dtype)
+
+        def part(box: Box) -> Array:
+            x = ready()
+            assert x is not None, "a member of the source's mesh has a part"
+            return x[relative(box, step.source.slices(shape, rank))]
+
+        def send(box: Box, place: int, communicator: Communicator, call: Call) -> None:
+            communicator.send(call, flat_source(part(box)).flat, place, _TAG)
+
+        def receive(box: Box, place: int, communicator: Communicator, call: Call) -> Message:
+            target = flat_target(result[relative(box, after)])
+            communicator.recv(call, target.flat, place, _TAG)
+            target.finish()
+            return Message(None, group.ranks[place])
+
+        works: list[Work[Any]] = []
+        away = [(Kind.RECV, receive, step.target, m) for m in received if m.peer != rank]
+        away += [(Kind.SEND, send, step.source, m) for m in sent if m.peer != rank]
+        if away:
+            meshes = (step.source.mesh, step.target.mesh)
+            ranks = {mesh.rank_at(place) for mesh in meshes for place in range(mesh.size())}
+            # Its messages are counted apart from those of a mesh of the same ranks.
+            members = current_world().registry.group_for(sorted(ranks))
+            group = members.companion("redistribution", "redistribution")
+            for kind, move, sharding, message in away:
+                place = group.group_rank(message.peer)
+                spec = CallSpec(
+                    kind,
+                    partial(move, message.box, place),
+                    prod(shape_of(message.box)),
+                    dtype=dtype_code(self._plan.dtype),
+                    extra=_TAG,
+                    device=sharding.mesh.device_type,
+                    peer=place,
+                )
+                works.append(group.issue(spec, async_op=True))
+        self.works += works
+
+        def finish() -> Array | None:
+            for work in works:
+                work.wait()
+            for message in received:
+                if message.peer == rank:
+                    result[relative(message.box, after)] = part(message.box)
+            return result
+
+        return _once(finish)
+
+
+def _alone(step: Step) -> bool:
+    """Whether a collective is over one rank: the part and the value stay what they are."""
+    if step.is_local or step.kind == POINT_TO_POINT:
+        return False
+    return prod(step.source.mesh.shape[i] for i in step.mesh_dims) == 1
+
+
+def _check_ops(plan: Plan) -> None:
+    for step in plan.steps:
+        if step.op is not None:
+            check_op(REDUCTIONS[step.op], plan.dtype)
+
+
+def _fingerprint(step: Step, shape: tuple[int, ...]) -> int:
+    """Return a number from 1 to 2**32 - 1 that tells redistributions of members apart."""
+    source, target = step.source, step.target
+    told = (shape, source.mesh.shape, source.dims, source.partial_dims)
+    told += (target.mesh.shape, target.dims, target.partial_dims)
+    return crc32(repr(told).encode()) or 1
+
+
+def _given(value: Array | None) -> Value:
+    return lambda: value
+
+
+def _copied(value: Array | None) -> Array | None:
+    return None if value is None else value.copy()
+
+
+def _once(make: Value) -> Value:
+    """Return ``make`` such that it is called once, whoever asks, and its result kept."""
+    lock = threading.Lock()
+    made: list[Array | None] = []
+
+    def value() -> Array | None:
+        with lock:
+            if not made:
+                made.append(make())
+            return made[0]
+
+    return value
+
+
+def _when_all_are_done(works: list[Work[Any]], then: Callable[[], None]) -> None:
+    """Call ``then`` when all of ``works`` have ended, well or not; at once if there are none."""
+    if not works:
+        then()
+    note = after(len(works), then)
+    for work in works:
+        work.get_future().add_done_callback(note)

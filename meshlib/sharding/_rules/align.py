@@ -1,0 +1,194 @@
+"""Operands of one operation, brought into line: the one mechanism below all rules.
+
+Each dim of each operand has a label, and dims with one label run together: those that broadcast
+against each other, those that ``einsum`` gives one letter. A label is split alike in all operands.
+What an operand has whole it can split without a message; anything else is an error that says what
+to redistribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._local import Array, relative
+from meshlib.sharding._sharding import LINEAR, Sharding, dim_key
+
+Label = Hashable
+Split = tuple[int, ...]
+PartialPairs = tuple[tuple[int, str], ...]
+
+
+@dataclass(slots=True)
+class Aligned:
+    """Operands in line: this rank's part of each, and how each label is split."""
+
+    mesh: DeviceMesh
+    locals: list[Array]
+    splits: dict[Label, Split]
+
+    def sharding(
+        self, labels: Sequence[Label], partial: Sequence[tuple[int, str]] = ()
+    ) -> Sharding:
+        """Return the sharding of a result whose dims have ``labels``."""
+        dims = [self.splits.get(label, ()) for label in labels]
+        return Sharding.of_positions(self.mesh, dims, partial)
+
+
+def align(name: str, operands: Sequence[DArray], labels: Sequence[Sequence[Label]]) -> Aligned:
+    """Bring ``operands`` into line without a message.
+
+    Raises ShardingError, naming the operation ``name``, where that is not possible.
+    """
+    mesh = one_mesh(name, operands)
+    lengths: dict[Label, int] = {}
+    splits: dict[Label, Split] = {}
+    for x, own in zip(operands, labels, strict=True):
+        for d, label in enumerate(own):
+            lengths[label] = x.shape[d] if lengths.get(label, 1) == 1 else lengths[label]
+    for number, (x, own) in enumerate(zip(operands, labels, strict=True)):
+        for d, label in enumerate(own):
+            split, known = x.sharding.split_of(d), splits.get(label, ())
+            if split and x.shape[d] != lengths[label]:
+                raise _misfit(name, number, x, f"dim {d}, which is repeated, is split", {d: ()})
+            longer, shorter = (split, known) if len(split) > len(known) else (known, split)
+            if longer[: len(shorter)] != shorter:
+                wanted = {k: splits.get(one, ()) for k, one in enumerate(own)}
+                why = f"dim {d} is split by {_names(mesh, split)}, elsewhere by"
+                raise _misfit(name, number, x, f"{why} {_names(mesh, known)}", wanted)
+            splits[label] = longer
+    _check_each_once(name, mesh, operands, labels, splits)
+    locals_: list[Array] = []
+    for number, (x, own) in enumerate(zip(operands, labels, strict=True)):
+        fits = [x.shape[d] == lengths[label] for d, label in enumerate(own)]
+        dims = [splits[label] if fit else () for label, fit in zip(own, fits, strict=True)]
+        added = {i for dim in dims for i in dim} - {i for dim in x.sharding.dims for i in dim}
+        partial = {i for i, _ in x.sharding.partial_dims}
+        if added & partial:
+            why = "it is partial where others are split"
+            raise _misfit(name, number, x, why, dict(enumerate(dims)))
+        target = Sharding.of_positions(mesh, dims, x.sharding.partial_dims)
+        local = x.local
+        if target != x.sharding:
+            local = local[relative(target.slices(x.shape), x.sharding.slices(x.shape))]
+        locals_.append(local)
+    return Aligned(mesh, locals_, splits)
+
+
+def one_mesh(name: str, operands: Sequence[DArray]) -> DeviceMesh:
+    """Return the mesh that all ``operands`` are on; raise ShardingError when they are not."""
+    mesh = operands[0].mesh
+    for number, x in enumerate(operands[1:], 1):
+        if x.mesh != mesh:
+            raise ShardingError(
+                f"{name}: operand 0 is on {mesh} and operand {number} on {x.mesh};"
+                " redistribute one of them to a Sharding on the other's mesh"
+            )
+    return mesh
+
+
+def stays_partial(x: DArray, op: str, dtype: np.dtype[Any]) -> bool:
+    """Whether the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
+
+    That holds for the same op and dtype: in a wider one, integers that wrapped around would differ.
+    Bools are no sums, and 16-bit floats overflow in parts of which the sum does not.
+    """
+    ops = LINEAR if op == "sum" else {op}
+    wide = dtype.kind in "iu" or (dtype.kind in "fc" and dtype.itemsize >= 4)
+    exact = wide or op in ("max", "min")
+    return exact and x.dtype == dtype and all(own in ops for _, own in x.sharding.partial_dims)
+
+
+def together(operands: Sequence[DArray], stay: bool) -> tuple[list[DArray], PartialPairs]:
+    """Return the operands of one operation, and what of its result is partial.
+
+    Partial values stay if they may ``stay`` and all operands have the same ones; otherwise they are
+    reduced.
+    """
+    partial = operands[0].sharding.partial_dims
+    if stay and all(x.sharding.partial_dims == partial for x in operands):
+        return list(operands), partial
+    return [x.reduced() for x in operands], ()
+
+
+def summed_as(op: str, dtype: np.dtype[Any], split: bool) -> tuple[str, np.dtype[Any]]:
+    """Return how values of ``dtype`` that ``op`` reduces are partial where a dim is ``split``.
+
+    The results are the op and the dtype of the parts. The sum of bools is their "or"; sums of
+    floats of 16 bits or fewer are made in float32 and rounded once.
+    """
+    if dtype == np.bool_:
+        return {"sum": "max", "product": "min"}.get(op, op), dtype
+    narrow = op in ("sum", "product") and dtype.kind in "fV" and dtype.itemsize < 4
+    return op, np.dtype(np.float32) if split and narrow else dtype
+
+
+def check_plain(name: str, value: Any, mesh: DeviceMesh) -> Any:
+    """Return an operand that is no DArray; raise ShardingError unless it is a single value."""
+    if value is None or np.ndim(value) == 0:
+        return value
+    raise belongs_nowhere(name, value, mesh)
+
+
+def belongs_nowhere(name: str, value: Any, mesh: DeviceMesh) -> ShardingError:
+    """Return the error for an operand that should have been a DArray."""
+    return ShardingError(
+        f"{name}: an operand is a {type(value).__name__} of shape {np.shape(value)} that belongs to"
+        f" no mesh, while another is a DArray on {mesh}; use distribute_array(operand,"
+        " Sharding(mesh)), or DArray.from_local if it is a part"
+    )
+
+
+def _check_each_once(
+    name: str,
+    mesh: DeviceMesh,
+    operands: Sequence[DArray],
+    labels: Sequence[Sequence[Label]],
+    splits: dict[Label, Split],
+) -> None:
+    """Raise ShardingError when a mesh dim splits two labels, or one that an operand has twice."""
+    seen: dict[int, Label] = {}
+    for label, split in splits.items():
+        for i in split:
+            if i in seen:
+                shown = _names(mesh, (i,))
+                number = next(
+                    k
+                    for k in reversed(range(len(operands)))
+                    if any(i in dim for dim in operands[k].sharding.dims)
+                )
+                wanted = {
+                    d: tuple(j for j in operands[number].sharding.split_of(d) if j != i)
+                    for d in range(operands[number].ndim)
+                }
+                why = f"mesh dim {shown} splits one of its dims, and another dim of the operation"
+                raise _misfit(name, number, operands[number], why, wanted)
+            seen[i] = label
+    for number, (x, own) in enumerate(zip(operands, labels, strict=True)):
+        twice = [d for d, label in enumerate(own) if list(own).count(label) > 1]
+        if any(splits[own[d]] for d in twice):
+            why = f"dims {twice} run together and are split"
+            raise _misfit(name, number, x, why, dict.fromkeys(twice, ()))
+
+
+def _misfit(name: str, number: int, x: DArray, why: str, wanted: dict[int, Split]) -> ShardingError:
+    dims = [wanted.get(d, x.sharding.split_of(d)) for d in range(x.ndim)]
+    used: set[int] = set()
+    kept: list[Split] = []
+    for dim in dims:
+        kept.append(tuple(i for i in dim if i not in used))
+        used.update(dim)
+    spec = Sharding.of_positions(x.mesh, kept).spec
+    return ShardingError(
+        f"{name}: operand {number} ({x!r}): {why}; nothing is laid out anew silently: call"
+        f" redistribute({spec}) on it, or give the others its sharding"
+    )
+
+
+def _names(mesh: DeviceMesh, split: Split) -> str:
+    return ", ".join(repr(dim_key(mesh, i)) for i in split) or "nothing"

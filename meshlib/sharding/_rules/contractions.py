@@ -1,0 +1,154 @@
+"""Rules for products of arrays: a dim that is summed over and split gives partial sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._local import as_array, dim_of
+from meshlib.sharding._rules.align import (
+    Label,
+    align,
+    belongs_nowhere,
+    one_mesh,
+    stays_partial,
+    summed_as,
+    together,
+)
+
+
+def contract(
+    name: str,
+    function: Callable[..., Any],
+    operands: Sequence[DArray],
+    labels: Sequence[Sequence[Label]],
+    result: Sequence[Label],
+    repeated: Collection[Label] = (),
+) -> DArray:
+    """Return ``function`` of ``operands``, summed over the labels that ``result`` lacks.
+
+    Dims of length 1 with one of the ``repeated`` labels are repeated along longer ones.
+    """
+    one_mesh(name, operands)
+    lengths: dict[Label, int] = {}
+    for x, own in zip(operands, labels, strict=True):
+        for label, length in zip(own, x.shape, strict=True):
+            known = lengths.setdefault(label, length)
+            if known == 1 and label in repeated:
+                lengths[label] = length
+            elif length != known and not (length == 1 and label in repeated):
+                raise ValueError(
+                    f"{name}: shapes {[x.shape for x in operands]} do not fit: {known} and {length}"
+                    " are to run together"
+                )
+    dtype = np.result_type(*(x.dtype for x in operands))
+    # Sums of one operand are made of its parts. Products are not: zero times infinity is no number.
+    single = len(operands) == 1 and stays_partial(operands[0], "sum", dtype)
+    arrays, partial = together(operands, single)
+    aligned = align(name, arrays, labels)
+    summed = [i for label, split in aligned.splits.items() if label not in result for i in split]
+    op, wide = summed_as("sum", dtype, bool(summed))
+    local = as_array(function(*(x.astype(wide, copy=False) for x in aligned.locals)))
+    sharding = aligned.sharding(result, (*partial, *((i, op) for i in summed)))
+    whole = DArray(local, sharding, [lengths[label] for label in result], local.dtype)
+    return whole.astype(dtype, copy=False)
+
+
+def matmul(a: Any, b: Any) -> DArray:
+    """Return ``a @ b``, with NumPy's rules for vectors and stacks of matrices."""
+    a, b = _arrays("matmul", (a, b))
+    if not a.ndim or not b.ndim:
+        raise ValueError("matmul: an operand has no dims; use *")
+    left = ("k",) if a.ndim == 1 else (*_stacked(a.ndim - 2), "m", "k")
+    right = ("k",) if b.ndim == 1 else (*_stacked(b.ndim - 2), "k", "n")
+    stacked = _stacked(max(a.ndim, b.ndim) - 2)
+    result = (*stacked, *(("m",) if a.ndim > 1 else ()), *(("n",) if b.ndim > 1 else ()))
+    return contract("matmul", np.matmul, (a, b), (left, right), result, stacked)
+
+
+def dot(a: Any, b: Any) -> Any:
+    """Return ``np.dot(a, b)``: as ``matmul`` for vectors and matrices, ``*`` for single values."""
+    if np.ndim(a) == 0 or np.ndim(b) == 0:
+        # Unlike ``*``, it takes a Python number for one of NumPy's, with a dtype.
+        first, second = (x if isinstance(x, DArray) else np.asarray(x) for x in (a, b))
+        return np.multiply(first, second)
+    if np.ndim(a) > 2 or np.ndim(b) > 2:
+        raise ShardingError("dot: of more than 2 dims it has no rule; use matmul or einsum")
+    return matmul(a, b)
+
+
+def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
+    """Return ``np.einsum(*operands)``, subscripts as letters, without an ellipsis."""
+    subscripts, *given = operands
+    if not isinstance(subscripts, str) or "." in subscripts:
+        raise ShardingError(
+            f"einsum: {subscripts!r} has no rule; write a letter for each dim, as in 'ij,jk->ik'"
+        )
+    arrays = _arrays("einsum", given)
+    # NumPy checks the letters, on arrays of one element each.
+    np.einsum(subscripts, *(np.ones((1,) * x.ndim) for x in arrays))
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
+    labels = left.split(",")
+    for x, own in zip(arrays, labels, strict=True):
+        if len({*zip(own, x.shape, strict=True)}) > len({*own}):
+            raise ValueError(f"einsum: dims of {x!r} have one letter in {left!r} and other lengths")
+    if not arrow:
+        letters = "".join(labels)
+        right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    whole = f"{left}->{right}"
+    # BLAS adds up the same products where both of two operands have what is summed over.
+    summed = {*left} - {*right, ","}
+    optimize = optimize or (len(labels) == 2 and all(summed <= {*own} for own in labels))
+
+    def function(*locals_: Any) -> Any:
+        return np.einsum(whole, *locals_, optimize=optimize)
+
+    return contract("einsum", function, arrays, labels, right, left)
+
+
+def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
+    """Return ``np.tensordot(a, b, axes)``."""
+    a, b = _arrays("tensordot", (a, b))
+    if np.ndim(axes) == 0:
+        axes = (list(range(-axes, 0)), list(range(axes)))
+    first, second = (
+        [dim_of(one, x.ndim) for one in np.atleast_1d(own).tolist()]
+        for x, own in zip((a, b), axes, strict=True)
+    )
+    if len(first) != len(second) or len({*first}) < len(first) or len({*second}) < len(second):
+        raise ValueError(f"tensordot: axes {axes}; expected as many of one operand, each once")
+    left: list[Label] = [("a", i) for i in range(a.ndim)]
+    right: list[Label] = [("b", j) for j in range(b.ndim)]
+    for i, j in zip(first, second, strict=True):
+        right[j] = left[i]
+    result = [label for label in (*left, *right) if label not in left or label not in right]
+
+    def function(x: Any, y: Any) -> Any:
+        return np.tensordot(x, y, (first, second))
+
+    return contract("tensordot", function, (a, b), (left, right), result)
+
+
+def vdot(a: Any, b: Any) -> DArray:
+    """Return the sum of the products of the elements of ``a``, conjugated, and ``b``."""
+    a, b = _arrays("vdot", (a, b))
+    if a.shape != b.shape:
+        a, b = np.ravel(a), np.ravel(b)
+    dims = range(a.ndim)
+    return contract("vdot", np.vdot, (a, b), (dims, dims), ())
+
+
+def _stacked(count: int) -> tuple[int, ...]:
+    return tuple(range(-count, 0)) if count > 0 else ()
+
+
+def _arrays(name: str, operands: Sequence[Any]) -> list[DArray]:
+    """Return the operands; raise ShardingError unless all are DArrays."""
+    mesh = next(x.mesh for x in operands if isinstance(x, DArray))
+    for x in operands:
+        if not isinstance(x, DArray):
+            raise belongs_nowhere(name, x, mesh)
+    return list(operands)

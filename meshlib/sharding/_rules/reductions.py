@@ -1,0 +1,161 @@
+"""Rules for reductions: each rank reduces its part, and what was split is partial afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._local import array_module
+from meshlib.sharding._rules.align import stays_partial, summed_as
+from meshlib.sharding._rules.contractions import vdot
+from meshlib.sharding._sharding import Sharding
+
+Axis = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction by NumPy's function, and the op with which its partial values are reduced."""
+
+    function: Callable[..., Any]
+    op: str
+
+
+SUM = Reduction(np.sum, "sum")
+PROD = Reduction(np.prod, "product")
+MAX = Reduction(np.max, "max")
+MIN = Reduction(np.min, "min")
+ANY = Reduction(np.any, "max")
+ALL = Reduction(np.all, "min")
+
+OF_UFUNCS: dict[np.ufunc, Reduction] = {
+    np.add: SUM,
+    np.multiply: PROD,
+    np.maximum: MAX,
+    np.minimum: MIN,
+    np.logical_or: ANY,
+    np.logical_and: ALL,
+}
+
+
+def reduce(
+    rule: Reduction,
+    a: DArray,
+    axis: Axis = None,
+    dtype: Any = None,
+    keepdims: bool = False,
+    initial: Any = None,
+) -> DArray:
+    """Return ``a`` reduced over ``axis``, partial along the mesh dims that split it.
+
+    ``dtype`` is for sums and products, ``initial`` for the greatest and the least.
+    """
+    options = {} if dtype is None else {"dtype": dtype}
+    options |= {} if initial is None else {"initial": initial}
+    for name in options:
+        if rule not in {"dtype": (SUM, PROD), "initial": (MAX, MIN)}[name]:
+            raise ShardingError(f"{rule.function.__name__}: {name}= has no rule for DArrays")
+    # NumPy checks the axis and finds the dtype, on an array of one element, or none as here.
+    one = np.ones([min(length, 1) for length in a.shape], a.dtype)
+    wanted = rule.function(one, axis=axis, **options).dtype
+    axes = _axes(a, axis)
+    split = [i for d in axes for i in a.sharding.split_of(d)]
+    if wanted.kind == "c" and rule in (MAX, MIN) and split:
+        raise ShardingError(
+            f"{rule.function.__name__} of {a!r} over axis {axis}, which is split: complex numbers"
+            " have no order to reduce by; use full_array()"
+        )
+    op, wide = summed_as(rule.op, wanted, bool(split))
+    if not stays_partial(a, op, wanted):
+        a = a.reduced()
+    local, module = a.local, array_module(a.local)
+    if wide != wanted:
+        local, options = local.astype(wanted, copy=False), {"dtype": wide}
+    if rule in (MAX, MIN) and initial is None and any(local.shape[d] == 0 for d in axes):
+        # This rank has nothing to compare, so what it has must not count.
+        options["initial"] = _bounds(local.dtype)[0 if rule is MAX else 1]
+    result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
+    kept = [d for d in range(a.ndim) if keepdims or d not in axes]
+    dims = [() if d in axes else a.sharding.split_of(d) for d in kept]
+    shape = [1 if d in axes else a.shape[d] for d in kept]
+    partial = (*a.sharding.partial_dims, *((i, op) for i in split))
+    sharding = Sharding.of_positions(a.mesh, dims, partial)
+    return DArray(result, sharding, shape, result.dtype).astype(wanted, copy=False)
+
+
+def mean(a: DArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DArray:
+    """Return the mean over ``axis``: the sum, divided by how many there are."""
+    np.mean(np.ones((1,) * a.ndim), axis)  # which checks the axis
+    made = wide = a.dtype if dtype is None else np.dtype(dtype)
+    if dtype is None and a.dtype.kind in "biu":
+        made = wide = np.dtype(np.float64)
+    elif dtype is None and a.dtype == np.float16:
+        wide = np.dtype(np.float32)
+    total = reduce(SUM, a, axis, wide, keepdims)
+    return cast(DArray, np.true_divide(total, _count(a, axis))).astype(made, copy=False)
+
+
+def var(
+    a: DArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
+) -> DArray:
+    """Return the variance over ``axis``, by way of the mean."""
+    if dtype is not None and np.dtype(dtype).kind in "biu":
+        raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float's")
+    if dtype is None and a.dtype.kind in "biu":
+        dtype = np.float64
+    a = a.reduced()
+    apart = cast(DArray, a - mean(a, axis, dtype, keepdims=True))
+    total = _squares(apart, lambda x: reduce(SUM, np.square(x), axis, dtype, keepdims))
+    return cast(DArray, np.true_divide(total, max(_count(a, axis) - ddof, 0)))
+
+
+def std(
+    a: DArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
+) -> DArray:
+    """Return the standard deviation over ``axis``."""
+    return cast(DArray, np.sqrt(var(a, axis, dtype, ddof, keepdims)))
+
+
+def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DArray:
+    """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
+    np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # which checks both
+    vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
+    if x.dtype.kind in "biu":
+        x = x.astype(float)  # whose squares do not overflow
+    if ord == np.inf and vectors:
+        return reduce(MAX, cast(DArray, np.abs(x)), axis, keepdims=keepdims, initial=0)
+    if not (ord is None or (ord == 2 and vectors)):
+        raise ShardingError(f"linalg.norm: ord={ord!r} of {x!r} has no rule; use full_array()")
+    if axis is not None:
+        return cast(
+            DArray, np.sqrt(_squares(x, lambda x: reduce(SUM, np.square(x), axis, None, keepdims)))
+        )
+    whole = cast(DArray, np.sqrt(_squares(x, lambda x: vdot(x, x))))
+    return whole.reshape((1,) * x.ndim) if keepdims else whole
+
+
+def _axes(a: DArray, axis: Axis) -> tuple[int, ...]:
+    """Return the dims that ``axis`` means: those of length 1 once NumPy has reduced over it."""
+    left = np.any(np.empty((0,) * a.ndim, bool), axis=axis, keepdims=True).shape
+    return tuple(d for d, length in enumerate(left) if length)
+
+
+def _count(a: DArray, axis: Axis) -> int:
+    return prod(a.shape[d] for d in _axes(a, axis))
+
+
+def _squares(x: DArray, total: Callable[[Any], DArray]) -> DArray:
+    """Return the sum of the squared magnitudes, given how a real array's is made."""
+    return total(np.real(x)) + total(np.imag(x)) if x.dtype.kind == "c" else total(x)
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the greatest value of ``dtype``."""
+    if dtype.kind == "b":
+        return False, True
+    return (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-np.inf, np.inf)

@@ -1,0 +1,251 @@
+"""Rules for what rearranges an array and computes nothing: each rank rearranges its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from operator import index as to_int
+from typing import Any
+
+import numpy as np
+
+from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._local import array_module, dim_of
+from meshlib.sharding._rules.align import align, together
+from meshlib.sharding._sharding import Sharding
+
+
+def moved(function: Callable[..., Any]) -> Callable[..., DArray]:
+    """Return the rule of a function of NumPy's that moves whole dims, or adds some of length 1."""
+
+    def rule(a: DArray, **options: Any) -> DArray:
+        # NumPy checks the arguments, and moves dims whose lengths are their numbers, from 2.
+        numbered = np.broadcast_to(np.empty((), bool), range(2, a.ndim + 2))
+        came = [length - 2 for length in function(numbered, **options).shape]
+        dims = [a.sharding.split_of(d) if d >= 0 else () for d in came]
+        lengths = [a.shape[d] if d >= 0 else 1 for d in came]
+        return _like(a, function(a.local, **options), dims, lengths)
+
+    return rule
+
+
+def squeeze(a: DArray, axis: Any = None) -> DArray:
+    """Return ``a`` without dims of length 1: all of them, or those at ``axis``."""
+    np.squeeze(np.broadcast_to(np.empty((), bool), a.shape), axis)  # which checks the axis
+    if axis is None:
+        gone = {d for d, length in enumerate(a.shape) if length == 1}
+    else:
+        gone = {one % a.ndim for one in (axis if isinstance(axis, tuple) else (axis,)) if a.ndim}
+    for d in gone:
+        if a.sharding.split_of(d):
+            raise _split("squeeze", a, d)
+    kept = [d for d in range(a.ndim) if d not in gone]
+    local = a.local.reshape([a.local.shape[d] for d in kept])
+    return _like(a, local, [a.sharding.split_of(d) for d in kept], [a.shape[d] for d in kept])
+
+
+def reshape(a: DArray, shape: Any, order: str = "C") -> DArray:
+    """Return ``a`` in another ``shape``, where each part of it is a part of the result.
+
+    Dims that become one, or come of one, may be split in the outermost of them alone, and evenly.
+    """
+    if order != "C":
+        raise ShardingError(f"reshape: order={order!r} has no rule; only C order has")
+    # NumPy checks the lengths, and finds the one that is left out.
+    wanted = np.broadcast_to(np.empty((), bool), a.shape).reshape(shape).shape
+    dims: list[tuple[int, ...]] = [()] * len(wanted)
+    for olds, news in _runs(a.shape, wanted):
+        # Dims of length 1 come and go without changing where an element lies.
+        first = next((d for d in olds if a.shape[d] != 1), olds[0] if olds else None)
+        into = next((k for k in news if wanted[k] != 1), news[0] if news else None)
+        for d in olds:
+            split = a.sharding.split_of(d)
+            if not split:
+                continue
+            n = prod(a.mesh.shape[i] for i in split)
+            same = into is not None and wanted[into] == a.shape[d]
+            even = into is not None and a.shape[d] % n == wanted[into] % n == 0
+            if d == first and into is not None and (same or even):
+                dims[into] = split
+            else:
+                raise ShardingError(
+                    f"reshape: {a!r} to {wanted}: dim {d} is split {n} ways, and the parts are not"
+                    f" parts of the result; redistribute it first so that dim {d} is not split,"
+                    f" such as to {_without(a, d)}"
+                )
+    target = Sharding.of_positions(a.mesh, dims, a.sharding.partial_dims)
+    local = a.local.reshape(target.local_shape(wanted))
+    return DArray(local, target, wanted, a.dtype)
+
+
+def ravel(a: DArray, order: str = "C") -> DArray:
+    """Return ``a`` with one dim; see ``reshape``."""
+    return reshape(a, -1, order)
+
+
+def select(x: DArray, index: Any) -> DArray:
+    """Return ``x[index]``: integers, slices, None and an ellipsis, whole slices where it is split.
+
+    The result has the memory of ``x``, as in NumPy.
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    for entry in entries:
+        if not (entry is None or entry is ... or isinstance(entry, slice)) and _no_integer(entry):
+            raise ShardingError(
+                f"indexing with {entry!r} has no rule; expected integers, slices, None and ..."
+                " (full_array() has the whole of it)"
+            )
+    # NumPy checks the index, and finds the shape.
+    shape = np.broadcast_to(np.empty((), bool), x.shape)[index].shape
+    given = sum(entry is not None and entry is not ... for entry in entries)
+    at = entries.index(...) if ... in entries else len(entries)
+    entries[at : at + 1] = [slice(None)] * (x.ndim - given)
+    dims: list[tuple[int, ...]] = []
+    here: list[Any] = []
+    d = 0
+    for entry in entries:
+        if entry is None:
+            dims.append(())
+            here.append(None)
+            continue
+        split, length = x.sharding.split_of(d), x.shape[d]
+        is_slice = isinstance(entry, slice)
+        is_whole = is_slice and range(*entry.indices(length)) == range(length)
+        if split and not is_whole:
+            raise _split("indexing", x, d)
+        if is_slice:
+            dims.append(split)
+        # All of a dim is all of this rank's part of it.
+        here.append(slice(None) if is_whole else entry)
+        d += 1
+    return _like(x, x.local[(*here, ...)], dims, shape)
+
+
+def assign(x: DArray, index: Any, value: Any) -> None:
+    """Do ``x[index] = value``, with a single value or a DArray that lies alike."""
+    if x.sharding.partial_dims:
+        raise ShardingError(f"assigning to {x!r}, whose values are partial; use reduced() first")
+    part = select(x, index)
+    if isinstance(value, DArray):
+        value = value.reduced()
+        entries = index if isinstance(index, tuple) else (index,)
+        element = not part.ndim and ... not in entries  # which NumPy sets to a single value alone
+        while value.ndim > part.ndim and value.shape[0] == 1 and not element:
+            value = value[0]
+        pairs = zip(value.shape[::-1], part.shape[::-1], strict=False)
+        if value.ndim > part.ndim or any(n not in (1, length) for n, length in pairs):
+            raise ValueError(f"assigning: {value!r} does not fit {part!r}")
+        labels = [range(part.ndim), range(part.ndim - value.ndim, part.ndim)]
+        aligned = align("assigning", [part, value], labels)
+        if aligned.sharding(range(part.ndim)) != part.sharding:
+            raise ShardingError(
+                f"assigning: {value!r} is split where {part!r} is not; redistribute it to"
+                f" {part.sharding.spec}"
+            )
+        value = aligned.locals[1]
+    elif np.ndim(value):
+        raise ShardingError(
+            "assigning: the value is an array that belongs to no mesh; use distribute_array"
+        )
+    part.local[...] = value
+
+
+def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DArray:
+    """Return the arrays joined along ``axis``, which may not be split."""
+    operands = _all_arrays("concatenate", arrays)
+    if axis is None:
+        operands, axis = [ravel(x) for x in operands], 0
+    dtype = np.result_type(*(x.dtype for x in operands))
+    operands, partial = together(operands, all(x.dtype == dtype for x in operands))
+    ndim = operands[0].ndim
+    if not ndim:
+        raise ValueError("concatenate: arrays without dims have none to be joined along")
+    axis = dim_of(axis, ndim)
+    labels: list[list[Any]] = []
+    for number, x in enumerate(operands):
+        if x.ndim != ndim or any(
+            a != b
+            for d, (a, b) in enumerate(zip(x.shape, operands[0].shape, strict=False))
+            if d != axis
+        ):
+            raise ValueError(f"concatenate: shapes {[one.shape for one in operands]} do not fit")
+        if x.sharding.split_of(axis):
+            raise _split("concatenate", x, axis)
+        labels.append([(d, number) if d == axis else d for d in range(ndim)])
+    aligned = align("concatenate", operands, labels)
+    local = array_module(aligned.locals[0]).concatenate(aligned.locals, axis=axis)
+    shape = list(operands[0].shape)
+    shape[axis] = sum(x.shape[axis] for x in operands)
+    return DArray(local, aligned.sharding(range(ndim), partial), shape, local.dtype)
+
+
+def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
+    """Return the arrays, of one shape, joined along a new dim."""
+    operands = _all_arrays("stack", arrays)
+    return concatenate(
+        [np.expand_dims(x, axis) for x in operands], dim_of(axis, operands[0].ndim + 1)
+    )
+
+
+def _like(x: DArray, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> DArray:
+    sharding = Sharding.of_positions(x.mesh, dims, x.sharding.partial_dims)
+    return DArray(local, sharding, shape, x.dtype)
+
+
+def _no_integer(entry: Any) -> bool:
+    if isinstance(entry, (bool, np.bool_)) or np.ndim(entry):
+        return True
+    try:
+        to_int(entry)
+    except TypeError:
+        return True
+    return False
+
+
+def _without(x: DArray, array_dim: int) -> Any:
+    dims = [() if d == array_dim else x.sharding.split_of(d) for d in range(x.ndim)]
+    return Sharding.of_positions(x.mesh, dims).spec
+
+
+def _split(name: str, x: DArray, array_dim: int) -> ShardingError:
+    return ShardingError(
+        f"{name}: dim {array_dim} of {x!r} is split; redistribute it first, such as to"
+        f" {_without(x, array_dim)}"
+    )
+
+
+def _all_arrays(name: str, arrays: Sequence[Any]) -> list[DArray]:
+    operands = list(arrays)
+    if not operands or not all(isinstance(x, DArray) for x in operands):
+        raise ShardingError(f"{name}: expected a list of DArrays, got {operands!r}")
+    return operands
+
+
+def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the shortest runs of dims, of ``old`` and ``new``, that have equal products."""
+    if prod(old) == 0:
+        return _runs_of_nothing(old, new)
+    runs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        olds, news = [i] if i < len(old) else [], [j] if j < len(new) else []
+        a, b = prod(old[k] for k in olds), prod(new[k] for k in news)
+        i, j = i + len(olds), j + len(news)
+        while a != b:
+            if a < b:
+                olds.append(i)
+                a, i = a * old[i], i + 1
+            else:
+                news.append(j)
+                b, j = b * new[j], j + 1
+        runs.append((olds, news))
+    return runs
+
+
+def _runs_of_nothing(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The same for arrays without elements: dims that stay, and all others in one run."""
+    same = 0
+    while same < min(len(old), len(new)) and old[same] == new[same]:
+        same += 1
+    rest = (list(range(same, len(old))), list(range(same, len(new))))
+    return [*(([d], [d]) for d in range(same)), *([rest] if rest[0] or rest[1] else [])]

@@ -1,0 +1,181 @@
+"""How people write a sharding: JAX's ``P("dp", None)``, torch's ``[Shard(0), Replicate()]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from meshlib._mesh.names import DimKey
+from transport._checks import to_whole_number
+from transport._operands.reduce_op import RedOpType, ReduceOp
+
+REDUCTIONS: dict[str, ReduceOp] = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.AVG,
+    "product": ReduceOp.PRODUCT,
+    "min": ReduceOp.MIN,
+    "max": ReduceOp.MAX,
+}
+"""What partial values may wait for, by torch's names."""
+
+Entry = DimKey | tuple[DimKey, ...] | None
+
+
+class P(tuple[Entry, ...]):
+    """For each array dim, the mesh dims that split it, as ``jax.sharding.PartitionSpec`` has it.
+
+    An entry is a mesh dim (name or number), a tuple of them, the outermost first, or None for a dim
+    that is not split. Array dims without an entry are not split. ``("dp",)`` is kept as ``"dp"``,
+    ``()`` as None. Raises TypeError for other entries.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *entries: Entry | list[DimKey]) -> Self:
+        """Make a spec of ``entries``, one for each array dim."""
+        return super().__new__(cls, (_entry(entry, entries) for entry in entries))
+
+    def __getnewargs__(self) -> tuple[Entry, ...]:
+        """Return the entries, which pickle makes it again from."""
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        return f"P({', '.join(map(repr, self))})"
+
+
+def _entry(entry: Any, entries: Any) -> Entry:
+    if entry is None:
+        return None
+    keys = tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
+    for key in keys:
+        if not isinstance(key, str) and (isinstance(key, bool) or not hasattr(key, "__index__")):
+            raise TypeError(
+                f"spec {tuple(entries)!r} has {entry!r}; expected a mesh dim's name or number,"
+                " a tuple of them, or None"
+            )
+    keys = tuple(key if isinstance(key, str) else int(key) for key in keys)
+    return None if not keys else keys[0] if len(keys) == 1 else keys
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Array dim ``dim`` is split along the mesh dim in whose place this stands in a list."""
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if to_whole_number(self.dim, "dim") < 0:
+            raise ValueError(f"Shard({self.dim}): count array dims from the first, which is 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """All ranks along the mesh dim in whose place this stands have the same values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The value is what ``reduce_op`` makes of those along the mesh dim in whose place this stands.
+
+    ``reduce_op`` is "sum", "avg", "product", "min" or "max". Raises ValueError for another.
+    """
+
+    reduce_op: str = "sum"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reduce_op", reduction_name(self.reduce_op))
+
+
+Placement = Shard | Replicate | Partial
+
+
+def reduction_name(op: object) -> str:
+    """Return the name in ``REDUCTIONS`` of a name or a ReduceOp; raise ValueError for another."""
+    kind = op.kind if isinstance(op, ReduceOp) else op
+    name = kind.name.lower() if isinstance(kind, RedOpType) else kind
+    if isinstance(name, str) and name in REDUCTIONS:
+        return name
+    raise ValueError(f"partial op {op!r}; expected one of {', '.join(REDUCTIONS)}")
+
+
+def read_spec(spec: Any, mesh_ndim: int) -> tuple[P, dict[DimKey, str]]:
+    """Return a spec in either manner as a ``P`` and the partial mesh dims with their ops.
+
+    A list with a placement in it is torch's: one placement for each mesh dim; where two split one
+    array dim, the first mesh dim is the outer one. Raises TypeError and ValueError for others.
+    """
+    if spec is None:
+        return P(), {}
+    if isinstance(spec, P):
+        return spec, {}
+    # jax.sharding.PartitionSpec has sums that are still to be made apart from the dims.
+    unreduced: dict[DimKey, str] = dict.fromkeys(getattr(spec, "unreduced", ()), "sum")
+    spec = getattr(spec, "partitions", spec)
+    if isinstance(spec, (str, int)) or not isinstance(spec, Iterable):
+        raise TypeError(
+            f"spec is {spec!r}; expected P(...), such as P('dp', None), or a list of placements"
+        )
+    entries = tuple(spec)
+    placed = [isinstance(entry, Placement) for entry in entries]
+    if not any(placed):
+        return P(*entries), unreduced
+    if not all(placed) or len(entries) != mesh_ndim:
+        raise ValueError(
+            f"spec {list(entries)!r}; expected one placement for each of the mesh's {mesh_ndim}"
+            " dims: Shard, Replicate or Partial"
+        )
+    split: dict[int, list[DimKey]] = {}
+    partial: dict[DimKey, str] = {}
+    for position, entry in enumerate(entries):
+        if isinstance(entry, Shard):
+            split.setdefault(entry.dim, []).append(position)
+        elif isinstance(entry, Partial):
+            partial[position] = entry.reduce_op
+    return P(*(split.get(i, []) for i in range(max(split, default=-1) + 1))), partial
+
+
+def parse_spec(text: str) -> tuple[P, dict[DimKey, str]]:
+    """Return what ``"dp, None, (dp2, tp); sum: cp"`` says: a ``P``, and what is partial.
+
+    ``P(...)`` around it and quotes do no harm. Raises ValueError for anything else.
+    """
+    dims, *rest = (
+        re.sub(r"^\s*P\((.*)\)\s*$", r"\1", text).replace("'", "").replace('"', "").split(";")
+    )
+    entries: list[Entry] = []
+    if dims.strip():
+        for part in re.split(r",(?![^()]*\))", dims.strip().removesuffix(",")):
+            inside = re.fullmatch(r"\s*\((.*)\)\s*", part)
+            words = [_word(word, text) for word in (inside[1] if inside else part).split(",")]
+            if inside and None in words:
+                raise _no_spec(text)
+            entries.append(tuple(word for word in words if word is not None))
+    partial: dict[DimKey, str] = {}
+    for part in rest:
+        op, _, names = part.partition(":")
+        for name in names.split(","):
+            word = _word(name, text)
+            if word is None:
+                raise _no_spec(text)
+            partial[word] = reduction_name(op.strip())
+    return P(*entries), partial
+
+
+def _word(word: str, text: str) -> DimKey | None:
+    word = word.strip()
+    if word == "None":
+        return None
+    if word.isdecimal():
+        return int(word)
+    if not word.isidentifier():
+        raise _no_spec(text)
+    return word
+
+
+def _no_spec(text: str) -> ValueError:
+    return ValueError(
+        f"spec {text!r} is not one; expected such as 'dp, None, (dp2, tp)': for each array dim a"
+        " mesh dim, None or several mesh dims; and '; sum: tp' for what is partial along tp"
+    )

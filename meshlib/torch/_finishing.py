@@ -1,0 +1,75 @@
+"""What torch's backends do that meshlib does not, as a step after the call: a ``Finish``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib._calls.future import Future
+from meshlib._calls.work import Work
+from meshlib.torch._tensors import Array
+from transport._operands.reduce_op import ReduceOp
+
+Finish = Callable[[], object]
+"""Changes the outputs of a call that has ended well."""
+
+
+def average_of_integers(
+    op: ReduceOp, inputs: Sequence[Array], outputs: Sequence[Array], size: int
+) -> tuple[ReduceOp, Finish | None]:
+    """Return the op for ``inputs`` and what follows: torch's backends average integers, too.
+
+    Their average of integers is the sum divided by ``size``, rounded towards zero.
+    """
+    if op != ReduceOp.AVG or not any(np.issubdtype(x.dtype, np.integer) for x in inputs):
+        return op, None
+
+    def divide() -> None:
+        for x in outputs:
+            if np.issubdtype(x.dtype, np.integer):
+                np.subtract(x, np.fmod(x, size), out=x)
+                np.floor_divide(x, size, out=x)
+            else:  # coalesced with integers
+                np.divide(x, size, out=x)
+
+    return ReduceOp.SUM, divide
+
+
+def apart(outputs: Sequence[Array]) -> tuple[Sequence[Array], Finish | None]:
+    """Return what a call is to write, and what copies that to ``outputs``: one array may be several
+    of them, ``[buffer] * n``, and keeps the last one's values, as with Gloo.
+    """
+    if len({x.__array_interface__["data"][0] for x in outputs}) == len(outputs):
+        return outputs, None
+    parts = [np.empty_like(x) for x in outputs]
+
+    def copy() -> None:
+        for out, part in zip(outputs, parts, strict=True):
+            out[...] = part
+
+    return parts, copy
+
+
+def finished(work: Work[Any], finish: Finish) -> Work[Any]:
+    """Return a Work that ends when ``finish()`` has run after ``work``, before the next call of the
+    group.
+    """
+    future = work.get_future()
+    whole: Work[Any] = Work(
+        lambda: repr(work), future.exception, future.continuations, blocked=future.is_blocked
+    )
+
+    def end(done: Future[Any]) -> None:
+        try:
+            if done.failure is not None:
+                raise done.failure
+            finish()
+        except BaseException as error:  # noqa: BLE001 (it belongs to the waiting thread)
+            whole.fail(error)
+        else:
+            whole.finish(done.outcome)
+
+    future.at_once(end)
+    return whole

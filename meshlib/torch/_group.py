@@ -1,0 +1,254 @@
+"""``torch.distributed``'s process group over one of meshlib's.
+
+PyTorch lets Python derive from ``ProcessGroup``, not from ``Backend``. C++ calls the methods that
+its trampoline class has (c10d's names of old and new, which are aliases here); Python calls all.
+Tensors on other devices go to a group of PyTorch's own, with the backend that the program named
+for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from meshlib.torch._around import HAS_HOOKS, Around
+from meshlib.torch._collectives import TensorCollectives
+from meshlib.torch._membership import Seat, join, leave
+from meshlib.torch._registration import NAME
+from meshlib.torch._works import Continuations
+
+_c10d: Any = import_module("torch.distributed")
+_module: Any = import_module("torch.distributed.distributed_c10d")
+_torch: Any = import_module("torch")
+
+_NAMELESS = "undefined"
+
+
+class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
+    """The members of one process group of PyTorch, on whose CPU tensors meshlib works.
+
+    ``store`` is torch's, with the group's prefix; ``seat`` is this rank's in meshlib.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = _supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    supports_completion_hooks = HAS_HOOKS
+    supports_abort_hooks = HAS_HOOKS
+
+    def __init__(self, store: Any, seat: Seat, name: str) -> None:
+        _c10d.ProcessGroup.__init__(self, seat.group.rank(), seat.group.size())
+        self._store = store
+        self._seat = seat
+        self._name = name
+        self._desc = _NAMELESS
+        self._others: Any = None
+        self._others_begin = False
+        self.continuations: Continuations = Continuations()
+        self.around: Around = Around()
+        self._abort_hooks: dict[int, Callable[[], object]] = {}
+        seat.group.on_failure(self._call_abort_hooks)
+
+    # ------------------------------------------------------------------ who
+
+    @property
+    def mesh_group(self) -> Any:
+        """meshlib's group of these ranks: all of its collectives, for arrays."""
+        return self._seat.group
+
+    @property
+    def group_name(self) -> str:
+        """What PyTorch calls the group; unique in the process."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for: ``mesh_dp``, say."""
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[Any]:
+        # While PyTorch (2.15) makes the group, it asks which backends of its own its recorder is to
+        # follow: none of this group's.
+        if self not in _module._world.pg_backend_config:
+            return []
+        # Making a backend, PyTorch may ask the default group's others what they are like.
+        kinds = ["cpu"] if self._others_begin else self._backends()
+        return [_torch.device(kind) for kind in kinds]
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return NAME
+
+    def get_group_store(self) -> Any:
+        """Return torch's store, with this group's prefix."""
+        return self._store
+
+    # C++ asks for these by its own names.
+    def getBackendName(self) -> str:
+        return NAME
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, group_name: str) -> None:
+        self._name = group_name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, group_desc: str) -> None:
+        self._desc = group_desc
+        if group_desc != _NAMELESS:
+            self._seat.group.group_desc = group_desc
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    # ------------------------------------------------------------------ other devices
+
+    def _get_backend(self, device: Any) -> Any:
+        device = _torch.device(device)
+        return self if device.type == "cpu" else self.elsewhere(device.type)._get_backend(device)
+
+    def elsewhere(self, device: str) -> Any:
+        """Return PyTorch's own group of these ranks, for tensors on ``device``.
+
+        It is made when first needed, by all members in one call. Raises ValueError where the
+        program named no backend for the device.
+        """
+        backends = self._backends()
+        if device == "cpu" or device not in backends:
+            named = ",".join(f"{kind}:{name}" for kind, name in backends.items())
+            raise ValueError(
+                f"{self._seat.group} has no backend for tensors on {device!r}; it has {named!r}:"
+                f' expected init_process_group("cpu:{NAME},{device}:...")'
+            )
+        if self._others is None:
+            others = ",".join(f"{kind}:{name}" for kind, name in backends.items() if kind != "cpu")
+            self._others_begin = True
+            try:
+                self._others, _ = _module._new_process_group_helper(
+                    self.size(),
+                    self.rank(),
+                    list(self._seat.group.ranks),
+                    others,
+                    self._store,
+                    f"{self._name}/elsewhere",
+                    timeout=self._seat.group.timeout,
+                    group_desc=self._desc,
+                )
+            finally:
+                self._others_begin = False
+            _disown(self._others)
+        return self._others
+
+    def _backends(self) -> dict[str, str]:
+        config = _module._world.pg_backend_config.get(self, f"cpu:{NAME}")
+        return dict(pair.split(":", 1) for pair in config.split(","))
+
+    # ------------------------------------------------------------------ who looks on
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
+        """Call ``hook(PreHookArgs)`` before each call."""
+        self.around.before[hook_id] = hook
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
+        """Call ``hook(PostHookArgs)`` when a call was issued, a synchronous one at its end."""
+        self.around.after[hook_id] = hook
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """Call ``hook()`` when the group breaks, in whichever thread learns of it."""
+        self._abort_hooks[hook_id] = hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Call the hook no more."""
+        self.around.before.pop(hook_id, None)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Call the hook no more."""
+        self.around.after.pop(hook_id, None)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Call the hook no more."""
+        self._abort_hooks.pop(hook_id, None)
+
+    def _call_abort_hooks(self, _: object) -> None:
+        hooks, self._abort_hooks = self._abort_hooks, {}
+        for hook in hooks.values():
+            hook()
+
+    # ------------------------------------------------------------------ the end
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of calls that bring none of their own."""
+        self._seat.group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def abort(self) -> None:
+        """Break the group on all members: their calls raise ``DistBackendError``."""
+        self._seat.group.abort("torch.distributed's abort()")
+
+    def shutdown(self) -> None:
+        """Leave the group, and the job if it began with this group. Idempotent."""
+        if self._others is not None:
+            self._others.shutdown()
+            self._others = None
+        leave(self._seat)
+        self.continuations.close()
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    def method(self: TorchProcessGroup, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{self.mesh_group}: backend {NAME!r} has no {name}()")
+
+    return method
+
+
+_MISSING = (
+    "split_group",
+    "merge_remote_group",
+    "shrink",
+    "reconfigure",
+    "get_reconfigure_handle",
+    "new_window",
+)
+for _name in _MISSING:
+    setattr(TorchProcessGroup, _name, _missing(_name))
+
+
+def _disown(group: Any) -> None:
+    """Have PyTorch forget ``group``, which another one holds, finds and shuts down."""
+    world = _module._world
+    world.pg_map.pop(group)
+    world.pg_backend_config.pop(group)
+    _module._unregister_process_group(world.pg_names.pop(group))
+    for tag in {"", world.pg_to_tag.pop(group)}:
+        if group in world.tags_to_pg.get(tag, ()):
+            world.tags_to_pg[tag].remove(group)
+
+
+def make_group(options: Any, backend_options: Any = None) -> TorchProcessGroup:
+    """Make the process group that ``torch.distributed`` asks for, with its extended arguments.
+
+    Raises ValueError for ``pg_options``: there are none here.
+    """
+    if backend_options is not None:
+        raise ValueError(f"pg_options is {backend_options!r}; expected None for backend {NAME!r}")
+    # Without a list it is the default group, before which PyTorch has no world.
+    ranks: list[int] = list(options.global_ranks_in_group)
+    seat = join(
+        options.store,
+        options.group_rank,
+        ranks or range(options.group_size),
+        _c10d.get_world_size() if ranks else options.group_size,
+        options.timeout,
+        f"torch {options.group_id}",
+    )
+    return TorchProcessGroup(options.store, seat, options.group_id)

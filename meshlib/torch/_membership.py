@@ -1,0 +1,58 @@
+"""The World beneath PyTorch's process groups: made with the first, closed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.current import current_world, find_world
+from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.world import World
+from meshlib.torch._store import claim_world
+
+
+class Seat(NamedTuple):
+    """A group of meshlib's for one of PyTorch's, its World, and whether that was made for it."""
+
+    group: ProcessGroup
+    world: World
+    made_world: bool
+
+
+def join(
+    store: Any, rank: int, ranks: Sequence[int], size: int, timeout: timedelta, desc: str
+) -> Seat:
+    """Return a new group of ``ranks`` of ``size``, in which this process is ``rank``.
+
+    A program that has initialised meshlib itself keeps its World; else all ranks meet through
+    torch's ``store``, if they did not already by ``meshlib://``. Raises ValueError where the ranks
+    of the two do not fit together.
+    """
+    mine = ranks[rank]
+    world = find_world()
+    made_world = world is None or claim_world(store)
+    if world is None:
+        if len(ranks) != size:
+            raise ValueError(
+                f"the first group of backend 'meshlib' has the ranks {list(ranks)} of {size};"
+                " expected the default group, or another one of all ranks"
+            )
+        init_process_group(store=store, rank=mine, world_size=size, timeout=timeout)
+        world = current_world()
+    if (world.rank, world.size) != (mine, size):
+        raise ValueError(
+            f"this process is rank {mine} of {size} for torch.distributed, but rank {world.rank} of"
+            f" {world.size} for meshlib; expected the same"
+        )
+    return Seat(
+        world.registry.new_group(ranks, timeout=timeout, desc=desc, sort=False), world, made_world
+    )
+
+
+def leave(seat: Seat) -> None:
+    """Close the group, and the World if that was made for it. Idempotent."""
+    world = find_world()
+    if world is not None and world is seat.world:
+        destroy_process_group(None if seat.made_world else seat.group)

@@ -1,0 +1,56 @@
+"""Making the backend known to ``torch.distributed``: at ``import meshlib.torch``, or PyTorch's own.
+
+PyTorch calls ``register`` when it is imported (the entry point ``torch.backends``). So nothing else
+is imported here before somebody uses the backend.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from transport import _environment as environment
+
+NAME = "meshlib"
+"""The backend's name, and the rendezvous' scheme."""
+
+
+def register() -> None:
+    """Register the backend ``meshlib`` and the rendezvous ``meshlib://``. Idempotent.
+
+    Where ``meshrun`` has started this process, ``env://`` is ``meshlib://``, as long as the
+    program leaves MASTER_ADDR and MASTER_PORT as they are: its store speaks to meshlib alone.
+    """
+    c10d: Any = import_module("torch.distributed")
+    if not c10d.is_available() or NAME in c10d.Backend.backend_list:
+        return
+    meeting: Any = import_module("torch.distributed.rendezvous")
+    c10d.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
+    meeting.register_rendezvous_handler(NAME, _meet)
+    if environment.AGENT_STORE in os.environ:
+        _take_over(meeting._rendezvous_handlers)
+
+
+def _make_group(*arguments: Any) -> Any:
+    return import_module("meshlib.torch._group").make_group(*arguments)
+
+
+def _meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    return import_module("meshlib.torch._store").meshlib_rendezvous(url, *arguments, **options)
+
+
+def _take_over(handlers: dict[str, Any]) -> None:
+    """Have ``env://`` meet in the launcher's store; PyTorch has no public way to say so."""
+    pytorchs = handlers["env"]
+
+    def meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        host, port = (os.environ.get(name) for name in _MASTER)
+        launchers = os.environ.get(environment.AGENT_STORE) == f"{host}:{port}"
+        return (_meet if launchers else pytorchs)(url, *arguments, **options)
+
+    handlers["env"] = meet
+
+
+_MASTER = (environment.MASTER_ADDR, environment.MASTER_PORT)

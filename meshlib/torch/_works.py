@@ -1,0 +1,177 @@
+"""meshlib's Works as those of ``torch.distributed``, which C++ may hold and continue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from meshlib._calls.call_stream import CallStream
+from meshlib._calls.work import Work
+from meshlib._groups.process_group import ProcessGroup
+
+_c10d: Any = import_module("torch.distributed")
+_futures: Any = import_module("torch.futures")
+
+NO_TIMEOUT = timedelta(0)
+_JOIN_SECONDS = 1.0
+
+
+class Continuations:
+    """Runs what is to be done when calls have ended: in their order, in no stream of a group.
+
+    What follows on a call that was itself made in a continuation runs in another thread, so that
+    a continuation may wait for the calls that it makes.
+    """
+
+    def __init__(self) -> None:
+        self._streams: list[CallStream] = []
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def level(self) -> int:
+        """Return how deep in continuations the calling thread is: 0 for the program's own."""
+        return getattr(self._here, "level", 0)
+
+    def submit(self, level: int, task: Callable[[], None]) -> None:
+        """Run ``task`` after all others that follow on calls made at ``level``."""
+        with self._lock:
+            while len(self._streams) <= level:
+                self._streams.append(CallStream(f"meshlib-torch-then-{len(self._streams)}"))
+            stream = self._streams[level]
+
+        def run() -> None:
+            self._here.level = level + 1
+            task()
+
+        stream.submit(run)
+
+    def close(self) -> None:
+        """Let the threads end as soon as they are idle, and wait a moment for that."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.join(_JOIN_SECONDS)
+
+
+class TorchWork(_c10d.Work):
+    """A call of ``group`` as a Work of PyTorch, whose result is ``tensors``.
+
+    ``work`` is None for one that has ended. ``timeout`` is the deadline of a call that brought its
+    own; ``receives`` says that it is a receive.
+    """
+
+    def __init__(
+        self,
+        work: Work[Any] | None,
+        tensors: Sequence[Any],
+        continuations: Continuations,
+        group: ProcessGroup,
+        *,
+        timeout: timedelta | None = None,
+        receives: bool = False,
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = list(tensors)
+        self._continuations = continuations
+        self._level = continuations.level()
+        self._group = group
+        self._timeout = timeout
+        self._receives = receives
+        self._future: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def timeout(self) -> timedelta:
+        """The deadline of the call."""
+        return self._group.timeout if self._timeout is None else self._timeout
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._work is None or self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Whether the call has ended well."""
+        return self._work is None or self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Return what the call has failed with, or None."""
+        return None if self._work is None else self._work.exception()
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait until the call has ended; return True or raise what it has failed with.
+
+        ``timeout`` bounds this wait, not the call; ``kNoTimeout``, zero, does not.
+        """
+        if self._work is not None:
+            self._work.wait(timeout if timeout > NO_TIMEOUT else None)
+        return True
+
+    def synchronize(self) -> None:
+        """Make the result usable by the caller: the same as ``wait()``."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Have what follows in the caller's stream come after the call: on the CPU, wait for it."""
+        self.wait()
+
+    def result(self) -> list[Any]:
+        """Wait for the end and return the tensors that the call writes."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Wait for a message and return the group rank that has sent it.
+
+        Raises ValueError for a call that is not a receive.
+        """
+        if self._work is None or not self._receives:
+            raise ValueError("source_rank(): only a receive has a source")
+        return self._group.group_rank(self._work.source_rank())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a ``torch.futures.Future`` of the tensors.
+
+        Its continuations run in the order in which the calls ended. Where the call failed, it holds
+        a RuntimeError that names the error: C++ knows no other kind.
+        """
+        with self._lock:
+            if self._future is None:
+                self._future = self._make_future()
+            return self._future
+
+    def get_future_result(self) -> Any:
+        """Return a future of how the call ends: c10d's ``WorkResult`` as a number."""
+        ended = _futures.Future()
+        self._when_ended(lambda: ended.set_result(self._how_it_ended()))
+        return ended
+
+    def _how_it_ended(self) -> int:
+        return 0 if self._work is None else int(self._work.get_future_result().wait())
+
+    def _make_future(self) -> Any:
+        begun = _futures.Future()
+
+        # An exception that is raised in ``then`` is one for C++; of ``set_exception`` it sees none.
+        def end(_: Any) -> list[Any]:
+            error = self.exception()
+            if error is not None:
+                raise error
+            return self._tensors
+
+        ended = begun.then(end)
+        self._when_ended(lambda: begun.set_result(None))
+        return ended
+
+    def _when_ended(self, task: Callable[[], None]) -> None:
+        """Have ``task`` run as a continuation, when the call has ended."""
+        if self._work is None or self._work.is_completed():
+            task()
+        else:
+            level = self._level
+            self._work.get_future().at_once(lambda _: self._continuations.submit(level, task))

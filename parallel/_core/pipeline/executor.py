@@ -1,0 +1,183 @@
+"""The one executor: cuts a batch into microbatches, and runs any table on this rank's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from parallel._arrays import Array
+from parallel._core.pipeline.messages import AHEAD, RankPlan, StageMessages, StageShapes
+from parallel._core.pipeline.simulation import Span
+from parallel._core.pipeline.stage import Stage, check_like, specs_of
+from parallel._core.pipeline.table import Action, Kind
+from parallel._nested import map_leaves
+
+
+def rows_of(array: Any, i: int, count: int, name: str) -> Array:
+    """Return the rows of microbatch ``i`` of ``count``.
+
+    Raises TypeError for what is no array with dims, ValueError where its first dim does not divide.
+    """
+    shape = getattr(array, "shape", None)
+    if not shape:
+        raise TypeError(
+            f"{name} must be an array whose first dim is divided into {count} microbatches, got "
+            f"{type(array).__name__}"
+        )
+    if shape[0] % count or not shape[0]:
+        raise ValueError(
+            f"{name} has {shape[0]} rows, which do not divide into {count} microbatches"
+        )
+    rows = shape[0] // count
+    return array[i * rows : (i + 1) * rows]
+
+
+def cut(args: Sequence[Array], count: int, name: str) -> list[tuple[Array, ...]]:
+    """Return for each of ``count`` microbatches its rows of each of ``args``."""
+    return [
+        tuple(rows_of(array, i, count, f"{name}[{j}]") for j, array in enumerate(args))
+        for i in range(count)
+    ]
+
+
+def cut_kwargs(kwargs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return for each microbatch its rows of the arrays in ``kwargs``; other values are whole."""
+
+    def part(i: int, path: str, leaf: Any) -> Any:
+        has_rows = getattr(leaf, "shape", None)
+        return rows_of(leaf, i, count, f"kwargs{path}") if has_rows else leaf
+
+    return [map_leaves(partial(part, i), dict(kwargs)) for i in range(count)]
+
+
+def cut_target(target: Any, count: int) -> list[Any]:
+    """Return for each microbatch its rows of the arrays in ``target``, however nested."""
+
+    def part(i: int, path: str, leaf: Any) -> Any:
+        return rows_of(leaf, i, count, f"target{path}")
+
+    return [map_leaves(partial(part, i), target) for i in range(count)]
+
+
+@dataclass
+class Microbatches:
+    """What a rank brings to a step, cut into microbatches, and what it gets out of it.
+
+    ``args`` on the rank with the first stage, ``targets`` on that with the last.
+    """
+
+    args: Sequence[tuple[Array, ...]]
+    kwargs: Sequence[dict[str, Any]]
+    targets: Sequence[Any] | None
+    losses: dict[int, float] = field(default_factory=dict[int, float])
+    outputs: dict[int, tuple[Array, ...]] | None = None
+
+
+class PipelineStep:
+    """One step of one rank: the actions of its plan, in their order. ``run`` once.
+
+    ``loss`` is called with the last stage's outputs, where there is one; its gradient is multiplied
+    by ``scale``.
+    """
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        stages: Mapping[int, Stage],
+        shapes: StageShapes,
+        batch: Microbatches,
+        loss: Any,
+        scale: float,
+    ) -> None:
+        self._plan, self._stages = plan, stages
+        self._shapes, self._batch = shapes, batch
+        self._loss, self._scale, self._training = loss, scale, plan.training
+        group = next(iter(stages.values())).group
+        self._messages = StageMessages(plan, group, shapes, stages)
+        self._loss_grads: dict[int, tuple[Array, ...]] = {}
+        self.spans: list[Span] = []
+
+    def run(self) -> None:
+        """Do all actions. Raises what a stage raises, and what the messages do."""
+        row = self._plan.row
+        for place, action in enumerate(row):
+            given = self._given(action)
+            for coming in row[place + 1 : place + AHEAD + 1]:
+                self._messages.expect(coming)
+            begin = monotonic()
+            result = self._do(action, given)
+            self.spans.append(Span(self._plan.rank, action, begin, monotonic()))
+            if result is not None:
+                self._messages.give(action, result)
+        self._messages.finish()
+
+    def _given(self, action: Action) -> tuple[Array | None, ...]:
+        """Return what the action computes with, and waits for."""
+        stage, kind, microbatch = action
+        if kind is Kind.WEIGHT:
+            return ()
+        if kind is Kind.FORWARD and self._stages[stage].is_first:
+            return self._batch.args[microbatch]
+        if kind is not Kind.FORWARD and self._stages[stage].is_last:
+            return self._loss_grads.pop(microbatch)
+        return self._messages.take(action)
+
+    def _do(
+        self, action: Action, given: tuple[Array | None, ...]
+    ) -> tuple[Array | None, ...] | None:
+        stage, last = self._stages[action.stage], action is self._plan.last.get(action.stage)
+        if action.kind is Kind.FORWARD:
+            return self._forward(stage, action.microbatch, given)
+        if action.kind is Kind.WEIGHT:
+            return stage.backward_weight(action.microbatch, last=last)
+        if action.kind is Kind.INPUT:
+            grads = stage.backward_input(action.microbatch, given)
+        else:
+            grads = stage.backward(action.microbatch, given, last=last)
+        return None if stage.is_first else self._checked(stage, grads)
+
+    def _forward(self, stage: Stage, microbatch: int, inputs: Sequence[Any]) -> tuple[Array, ...]:
+        outputs = stage.forward(microbatch, inputs, self._batch.kwargs[microbatch])
+        known = self._shapes.outputs.setdefault(stage.stage_index, specs_of(outputs))
+        check_like(outputs, known, f"the output of {stage!r} for microbatch {microbatch}")
+        if stage.is_last:
+            self._end_forward(stage, microbatch, outputs)
+        return outputs
+
+    def _end_forward(self, stage: Stage, microbatch: int, outputs: tuple[Array, ...]) -> None:
+        if self._batch.outputs is not None:
+            self._batch.outputs[microbatch] = outputs
+        if self._loss is None or self._batch.targets is None:
+            return
+        loss, grads = stage.loss(
+            self._loss,
+            outputs,
+            self._batch.targets[microbatch],
+            self._scale if self._training else None,
+        )
+        self._batch.losses[microbatch] = loss
+        if self._training:
+            self._loss_grads[microbatch] = grads
+
+    def _checked(self, stage: Stage, grads: Sequence[Array | None]) -> tuple[Array | None, ...]:
+        """Return the gradients of the inputs: of those that have one, in their shape and dtype."""
+        specs = self._shapes.inputs[stage.stage_index]
+        if len(grads) != len(specs):
+            raise ValueError(
+                f"backward of {stage!r} returned {len(grads)} gradients for {len(specs)} inputs"
+            )
+        checked: list[Array | None] = []
+        for number, (grad, spec) in enumerate(zip(grads, specs, strict=True)):
+            if not spec.is_trained:
+                checked.append(None)
+            elif grad is None:
+                zeros = stage.empty(spec)
+                zeros[...] = 0
+                checked.append(zeros)
+            else:
+                check_like([grad], (spec,), f"the gradient of input {number} of {stage!r}")
+                checked.append(grad)
+        return tuple(checked)

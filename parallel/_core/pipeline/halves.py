@@ -1,0 +1,172 @@
+"""Schedules that split backward in two: ZB-H1 (and interleaved), ZB-V, DualPipeV."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.whole import check_counts, rounds_of
+
+_F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
+
+
+def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Table:
+    """Return ZB-H1: 1F1B whose gradients of weights wait until there would be a bubble.
+
+    Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. Where the three
+    thirds of the work take the same time, the bubble is a third of that of 1F1B, and each rank
+    holds the activations of p microbatches at most, as rank 0 does in 1F1B. With several stages a
+    rank (r, r+p, r+2p, ...) the bubble is so many times smaller, as in interleaved 1F1B.
+
+    Raises ValueError for counts below 1, and for microbatches that do not divide into rounds (see
+    ``interleaved_1f1b``); TypeError for what is no whole number.
+    """
+    check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
+    rounds = rounds_of(microbatches, ranks, "zero bubble") if stages_per_rank > 1 else None
+    groups = [range(microbatches)] if rounds is None else rounds
+    rows: list[tuple[Action, ...]] = []
+    for rank in range(ranks):
+        own = [rank + ranks * chunk for chunk in range(stages_per_rank)]
+        forwards = deque(Action(s, _F, i) for group in groups for s in own for i in group)
+        inputs = [Action(s, _I, i) for group in groups for s in own[::-1] for i in group]
+        weights = deque(Action(s, _W, i) for s, _, i in inputs)
+        warm = min((stages_per_rank - 1) * len(groups[0]) + ranks - rank - 1, len(forwards))
+        row = [forwards.popleft() for _ in range(warm)]
+        for number, action in enumerate(inputs):
+            if forwards:
+                row.append(forwards.popleft())
+            row.append(action)
+            # The one before had its result later by so many forwards: that is the time there is.
+            if number >= rank:
+                row.append(weights.popleft())
+        rows.append((*row, *weights))
+    return Table(tuple(rows), "ZB-H1" if stages_per_rank == 1 else "interleaved ZB-H1")
+
+
+def zbv(ranks: int, microbatches: int) -> Table:
+    """Return ZB-V: two stages a rank, there and back: rank r has the stages r and 2p-1-r.
+
+    Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362, section 3: the
+    placement; the order is found by running it with thirds that take the same time. The memory of
+    1F1B; the bubble is what it takes to fill the pipeline once.
+
+    Raises ValueError for counts below 1, TypeError for what is no whole number.
+    """
+    check_counts(ranks=ranks, microbatches=microbatches)
+    last = 2 * ranks - 1
+
+    def urgency(action: Action) -> int:
+        if action.kind is _W:
+            return 4
+        back = action.stage >= ranks
+        return int(back) if action.kind is _I else 3 - int(back)
+
+    # Each rank does, at each moment, the most urgent action that is ready, of one unit of time:
+    # forwards as far as memory lets them, gradients of inputs as soon as they can be, gradients of
+    # weights where there would be a bubble (Qi et al., arXiv:2401.10241, section 3.2).
+    running = [_Rank((rank, last - rank)) for rank in range(ranks)]
+    ends: dict[Action, int] = {}
+    total = 3 * microbatches * (last + 1)
+    now = 0
+    while len(ends) < total:
+        for rank in running:
+            ready = [
+                action
+                for (stage, kind), i in rank.next.items()
+                if i < microbatches
+                for action in [Action(stage, kind, i)]
+                if all(ends.get(need, now + 1) <= now for need in action.needs(last, True))
+                and (kind is not _F or rank.held < 2 * ranks)
+            ]
+            if rank.free_at <= now and ready:
+                action = min(ready, key=urgency)
+                rank.row.append(action)
+                rank.next[action.stage, action.kind] += 1
+                ends[action] = rank.free_at = now + 1
+        now += 1
+        assert now <= total + last + 1, "some rank can always go on"
+    return Table(tuple(tuple(rank.row) for rank in running), "ZB-V")
+
+
+class _Rank:
+    def __init__(self, stages: Sequence[int]) -> None:
+        self.stages = stages
+        self.row: list[Action] = []
+        self.next = {(stage, kind): 0 for stage in stages for kind in (_F, _I, _W)}
+        self.free_at = 0
+
+    @property
+    def held(self) -> int:
+        return sum(self.next[stage, _F] - self.next[stage, _W] for stage in self.stages)
+
+
+def dual_pipe_v(ranks: int, microbatches: int) -> Table:
+    """Return DualPipeV: placed as ZB-V; in the middle forwards and backwards come in pairs.
+
+    DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.2.1, for the pairs
+    (DualPipe), each of which a device may run at once; here they run one after the other. The V is
+    Qi et al.'s cut of it in half. Backward is split at both ends, whole in the middle.
+
+    Raises ValueError for fewer microbatches than two a rank, and counts below 1; TypeError for what
+    is no whole number.
+    """
+    check_counts(ranks=ranks, microbatches=microbatches)
+    if microbatches < 2 * ranks:
+        raise ValueError(
+            f"microbatches is {microbatches}; DualPipeV on {ranks} ranks expects at least "
+            f"{2 * ranks}, two a rank"
+        )
+    return Table(
+        tuple(_DualRank(rank, ranks).row(microbatches) for rank in range(ranks)), "DualPipeV"
+    )
+
+
+class _DualRank:
+    """Puts together one rank's row of DualPipeV: its stage there is 0, its stage back is 1."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+        self._stages = rank, 2 * ranks - 1 - rank
+        self._next = {(side, kind): 0 for side in (0, 1) for kind in (_F, _B)}
+        self._row: list[Action] = []
+        self._weights: deque[Action] = deque()
+
+    def row(self, microbatches: int) -> tuple[Action, ...]:
+        """Return all actions, in order."""
+        first, behind = self._rank + 1, self._ranks - self._rank - 1
+        for _ in range(2 * behind):
+            self._do(_F, 0)
+        for _ in range(first):
+            self._do(_F, 0)
+            self._do(_F, 1)
+        for _ in range(behind):
+            self._do(_I, 1)
+            self._row.append(self._weights.popleft())
+            self._do(_F, 1)
+        for _ in range(microbatches - 2 * self._ranks + first):
+            self._do(_F, 0)
+            self._do(_B, 1)
+            self._do(_F, 1)
+            self._do(_B, 0)
+        for _ in range(behind):
+            self._do(_B, 1)
+            self._do(_F, 1)
+            self._do(_B, 0)
+        # From the middle of these on nothing is left that could fill a bubble but weights.
+        for number in range(2 * first):
+            self._do(_B if number < first else _I, 1 - number % 2)
+        for _ in range(behind):
+            if self._weights:
+                self._row.append(self._weights.popleft())
+            self._do(_I, 0)
+        return (*self._row, *self._weights)
+
+    def _do(self, kind: Kind, side: int) -> None:
+        """Add the next action of this kind; after an I, its W is waiting."""
+        counted = _F if kind is _F else _B
+        stage, number = self._stages[side], self._next[side, counted]
+        self._next[side, counted] = number + 1
+        self._row.append(Action(stage, kind, number))
+        if kind is _I:
+            self._weights.append(Action(stage, _W, number))

@@ -1,0 +1,154 @@
+"""The schedules by name, torch's where it has them: each makes its table for the given stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from parallel._checks import check_instance, to_count
+from parallel._core.pipeline.halves import dual_pipe_v, zbv, zero_bubble
+from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
+from parallel._core.pipeline.stage import Stage
+from parallel._core.pipeline.table import Table
+from parallel._core.pipeline.whole import (
+    eager_1f1b,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+)
+
+
+class NamedSchedule(PipelineSchedule):
+    """A schedule whose table follows from the ranks, the stages and the microbatches.
+
+    Args:
+        stages: this rank's stage, or a list of its stages.
+        n_microbatches: into how many parts a batch is cut.
+        loss_fn: the loss of the last stage's output and the target: a ``parallel.nn`` module for
+            stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
+        scale_grads: divide the gradients by the number of microbatches: right for a loss that is a
+            mean.
+
+    Raises:
+        TypeError: for arguments of another type.
+        ValueError: on all ranks, for stages that do not divide by the ranks, a number of
+            microbatches with which the schedule cannot be made, stages that are not those that it
+            gives to a rank, and ranks whose arguments differ.
+    """
+
+    def __init__(
+        self,
+        stages: Stage | Sequence[Stage],
+        n_microbatches: int,
+        loss_fn: Any = None,
+        *,
+        scale_grads: bool = True,
+    ) -> None:
+        listed = as_stages(stages)
+        count = to_count(n_microbatches, "n_microbatches")
+        group, total = listed[0].group, listed[0].num_stages
+        each, rest = divmod(total, group.size())
+        try:
+            if rest or not each:
+                raise ValueError(
+                    f"num_stages is {total}, which does not divide by the {group.size()} ranks of"
+                    f" {group}"
+                )
+            table = self.make_table(group.size(), count, each)
+        except ValueError as error:
+            agree(group, str(error), [])
+            raise
+        super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
+
+    stages_per_rank: ClassVar[int | None] = None
+    """How many stages each rank has; None: any number."""
+
+    _make: ClassVar[Callable[..., Table]]
+    """Makes the table of ranks, microbatches and, where it is any number, stages a rank."""
+
+    @classmethod
+    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table; raise ValueError where there is none."""
+        if cls.stages_per_rank is None:
+            return cls._make(ranks, microbatches, stages_per_rank)
+        table = cls._make(ranks, microbatches)
+        if stages_per_rank != cls.stages_per_rank:
+            has = "one stage" if cls.stages_per_rank == 1 else "two stages"
+            raise ValueError(f"{table.name} has {has} a rank, got {stages_per_rank}")
+        return table
+
+
+class ScheduleGPipe(NamedSchedule):
+    """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
+
+    stages_per_rank: ClassVar[int | None] = 1
+    _make = staticmethod(gpipe)
+
+
+class Schedule1F1B(NamedSchedule):
+    """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
+
+    stages_per_rank: ClassVar[int | None] = 1
+    _make = staticmethod(one_f_one_b)
+
+
+class ScheduleEager1F1B(NamedSchedule):
+    """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
+
+    stages_per_rank: ClassVar[int | None] = 1
+    _make = staticmethod(eager_1f1b)
+
+
+class ScheduleInterleaved1F1B(NamedSchedule):
+    """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
+
+    _make = staticmethod(interleaved_1f1b)
+
+
+class ScheduleInterleavedZeroBubble(NamedSchedule):
+    """ZB-H1, with one stage a rank or several: rank r has r, r+p, ... See ``zero_bubble``."""
+
+    _make = staticmethod(zero_bubble)
+
+
+class ScheduleZBVZeroBubble(NamedSchedule):
+    """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
+
+    stages_per_rank: ClassVar[int | None] = 2
+    _make = staticmethod(zbv)
+
+
+class ScheduleDualPipeV(NamedSchedule):
+    """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
+
+    stages_per_rank: ClassVar[int | None] = 2
+    _make = staticmethod(dual_pipe_v)
+
+
+_CLASSES: dict[str, type[NamedSchedule]] = {
+    one.__name__.removeprefix("Schedule"): one for one in NamedSchedule.__subclasses__()
+}
+
+
+def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
+    """Return the class of a schedule: ``"1F1B"`` or ``"Schedule1F1B"``, in any case.
+
+    Args:
+        schedule_name: GPipe, 1F1B, Eager1F1B, Interleaved1F1B, InterleavedZeroBubble (ZB-H1 with
+            one stage a rank), ZBVZeroBubble or DualPipeV.
+
+    Returns:
+        The class.
+
+    Raises:
+        ValueError: for another name.
+        TypeError: for what is no string.
+    """
+    check_instance(schedule_name, str, "schedule_name", "'1F1B'")
+    folded = {name.casefold(): one for name, one in _CLASSES.items()}
+    found = folded.get(schedule_name.casefold().removeprefix("schedule"))
+    if found is None:
+        raise ValueError(
+            f"schedule_name is {schedule_name!r}; expected one of {', '.join(_CLASSES)}"
+        )
+    return found

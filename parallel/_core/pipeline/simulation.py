@@ -1,0 +1,142 @@
+"""When each action of a table runs, for given costs; and how long ranks idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from parallel._core.pipeline.table import Action, Kind, Table
+
+Costs = Mapping[Kind, float] | Callable[[Action], float]
+"""What an action takes: by its kind, or by itself."""
+
+USUAL_COSTS: dict[Kind, float] = {
+    Kind.FORWARD: 1.0,
+    Kind.BACKWARD: 2.0,
+    Kind.INPUT: 1.0,
+    Kind.WEIGHT: 1.0,
+}
+"""A matrix product forward, and one for each of its two gradients."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action of a rank, from ``begin`` to ``end``."""
+
+    rank: int
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A message: sent by ``source`` at ``begin``, in the hands of ``target`` at ``end``.
+
+    ``lay`` is from when to when it was sent, as far as its source knows, and not yet asked for.
+    """
+
+    source: int
+    target: int
+    nbytes: int
+    begin: float
+    end: float
+    lay: tuple[float, float] | None = None
+
+    @property
+    def on_the_way(self) -> tuple[tuple[float, float], ...]:
+        """From when to when somebody was busy with it, or waited for it."""
+        if self.lay is None:
+            return ((self.begin, self.end),)
+        return ((self.begin, self.lay[0]), (self.lay[1], self.end))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When everything happens: planned (``simulate``) or measured (``PipelineSchedule.timeline``).
+
+    ``transfers`` are the messages between ranks, where they were measured.
+    """
+
+    ranks: int
+    spans: tuple[Span, ...]
+    transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def begin(self) -> float:
+        """When the first rank begins."""
+        return min(span.begin for span in self.spans)
+
+    @property
+    def makespan(self) -> float:
+        """The time from the beginning of the first action to the end of the last."""
+        return max(span.end for span in self.spans) - self.begin
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ranks' time, from 0 to 1, in which they compute nothing."""
+        busy = sum(span.end - span.begin for span in self.spans)
+        return 1 - busy / (self.ranks * self.makespan)
+
+    @property
+    def overlapped(self) -> float:
+        """The share of the messages' time on the way, from 0 to 1, in which their target computes.
+
+        1 if there was no message.
+        """
+        ways = [(t.target, *way) for t in self.transfers for way in t.on_the_way]
+        travelled = sum(end - begin for _, begin, end in ways)
+        hidden = sum(
+            max(0.0, min(span.end, end) - max(span.begin, begin))
+            for target, begin, end in ways
+            for span in self.spans
+            if span.rank == target
+        )
+        return hidden / travelled if travelled else 1.0
+
+    def idle(self, rank: int) -> float:
+        """Return how long one rank computes nothing."""
+        busy = sum(span.end - span.begin for span in self.spans if span.rank == rank)
+        return self.makespan - busy
+
+
+def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> Timing:
+    """Return when each action runs if each rank begins each of its actions as soon as it can.
+
+    Args:
+        table: the schedule.
+        costs: what actions take, by kind or by a function of the action; by default a forward 1, a
+            backward 2, either half of one 1.
+        message: what it takes from the end of an action until another rank has its result.
+
+    Returns:
+        The spans, in the unit of the costs, from 0 on.
+
+    Raises:
+        ValueError: for costs that are not positive.
+    """
+    given = USUAL_COSTS if costs is None else costs
+    ends: dict[Action, float] = {}
+    free = [0.0] * len(table.ranks)
+    spans: list[Span] = []
+    for rank, action in table.in_time():
+        begin = free[rank]
+        for need in table.needs(action):
+            away = table.rank_of[need.stage] != rank
+            begin = max(begin, ends[need] + (message if away else 0.0))
+        takes = given(action) if callable(given) else given[action.kind]
+        if not takes > 0:
+            raise ValueError(f"{table.name}: the cost of {action} is {takes}; expected above 0")
+        ends[action] = free[rank] = begin + takes
+        spans.append(Span(rank, action, begin, free[rank]))
+    return Timing(len(table.ranks), tuple(spans))
+
+
+def most_held(table: Table) -> list[int]:
+    """Return for each rank how many microbatches' activations it holds at most, over its stages.
+
+    From their forward until their backward (or its second half) has ended.
+    """
+    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1}
+    return [max(accumulate(change[a.kind] for a in actions)) for actions in table.ranks]

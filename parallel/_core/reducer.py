@@ -1,0 +1,294 @@
+"""The reducer: averages gradients bucket by bucket while the backward pass still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from meshlib import Future, ProcessGroup, WaitTimeoutError
+from parallel._arrays import Array
+from parallel._core.bucket_set import BucketSet, ReducerOptions
+from parallel._core.buckets import Bucket
+from parallel._core.comm_hooks import allreduce_hook, only
+from parallel._core.grad_bucket import GradBucket, check_like
+from parallel._core.gradients import GradientOwner, GradientSpec
+from parallel._core.replicas import check_same
+from parallel._core.statistics import Stopwatch
+from parallel._core.unused import UnusedParameters
+
+WHAT_TO_DO = (
+    "To go on, on every rank: make a new group if this one is broken (destroy_process_group, then "
+    "init_process_group), wrap the module in a new DistributedDataParallel, and repeat the step or "
+    "resume from a checkpoint."
+)
+
+_LET_GO_SECONDS = 5.0
+"""How long an all-reduce that was broken off may take to let go of its memory."""
+
+Scale = Callable[[ProcessGroup | None], float]
+"""What an average over a group (None: a rank's own gradients) is multiplied by."""
+
+
+class Reducer:
+    """Averages gradients over ``group``, and hands the averages to their ``owner``.
+
+    ``specs`` describe the gradients; a gradient's number is its place there. ``ready(i, array)``
+    tells that gradient i is complete. Once a bucket's gradients are, the bucket is handed to the
+    communication hook, which starts an asynchronous all-reduce. Buckets are always handed over in
+    the order of their index, whatever the order in which they fill up: so the calls match on all
+    ranks.
+
+    One synchronised backward pass is ``begin()``, the calls of ``ready``, ``finish()``; between
+    ``finish`` and the next ``begin`` calls of ``ready`` are ignored, which is what accumulation
+    without synchronisation means.
+
+    Frozen parameters are in no bucket. They may change between passes, on all ranks alike: buckets
+    are then made anew.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[GradientSpec],
+        group: ProcessGroup,
+        options: ReducerOptions,
+        owner: GradientOwner,
+        trained: Sequence[int],
+    ) -> None:
+        self._specs = specs
+        self._group = group
+        self._options = options
+        self._owner = owner
+        self.hook: tuple[Any, Callable[..., Any]] = (None, allreduce_hook)
+        """What buckets are reduced with: its state and itself; what it returns is checked."""
+        self.stopwatch: Stopwatch = Stopwatch()
+        self.failure: str | None = None
+        """Why a pass failed, so that there cannot be another one."""
+        self._active = False
+        self._idle = False
+        self._launched: list[tuple[GradBucket, Future[Any]]] = []
+        """The buckets that were handed over in this pass, the first ones."""
+        self._arrived: dict[int, None] = {}
+        """The gradients that have come, in this order."""
+        self._unused: set[int] = set()
+        self._absent: set[int] = set()
+        """The gradients that came on no rank."""
+        self._rules = UnusedParameters(
+            [spec.name for spec in specs],
+            group,
+            find=options.find_unused_parameters,
+            static=options.static_graph,
+        )
+        self._buckets = BucketSet(specs, group, options)
+        self._trained = list(trained)
+        self._start_over()
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The names of the gradients in each bucket, in the order of reduction."""
+        return [[spec.name for spec in bucket.specs] for bucket in self._buckets.all]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a bucket of the pass has been handed over."""
+        return bool(self._launched)
+
+    def residuals(self) -> dict[int, Array]:
+        """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
+        return self._buckets.residuals()
+
+    def borrowed(self) -> list[int]:
+        """Return the gradients that are reduced in their own memory, in the order of reduction."""
+        return [bucket.numbers[0] for bucket in self._buckets.all if bucket.borrowed]
+
+    # Buckets
+
+    def _start_over(self) -> None:
+        """Make buckets for the parameters that are trained now, with nothing known of them."""
+        # With a graph that may change, the order of the first pass says little about the next.
+        options = self._options
+        self._rebuild_due = not options.find_unused_parameters or options.static_graph
+        self._rebuild_order: list[int] | None = None
+        self._rules.forget()
+        # Gradients tend to come in the reverse of the order in which layers were made.
+        self._build(self._trained[::-1])
+
+    def _follow(self, trained: Sequence[int]) -> None:
+        """Freeze and unfreeze parameters as the owner now has it. A collective."""
+        frozen = set(range(len(self._specs))).difference(trained)
+        names = [f"{s.name}{' (frozen)' if n in frozen else ''}" for n, s in enumerate(self._specs)]
+        check_same(names, self._group)
+        self._trained = list(trained)
+        self._start_over()
+
+    def _build(self, order: Sequence[int]) -> None:
+        self._buckets.build(order)
+        self._owner.rehome({n: v for bucket in self._buckets.all for n, v in bucket.views.items()})
+
+    # One pass
+
+    def begin(self, trained: Sequence[int], unused: Collection[int] = ()) -> None:
+        """Prepare for a backward pass in which the gradients ``trained`` but ``unused`` come.
+
+        Raises RuntimeError when there are ``unused`` ones that were not allowed, and after a pass
+        that failed; ValueError when other ranks train others.
+        """
+        self._prepare(trained)
+        self._unused = set(unused)
+        self._rules.check(self._unused, whole_pass=False)
+        self._active = True
+        # Nothing will come for these: their buckets need not wait for the end of the pass.
+        self._fill_in(self._unused)
+
+    def shadow(self, trained: Sequence[int], scale: Scale) -> None:
+        """Make the calls of a pass of the other ranks, without gradients of this rank's own.
+
+        This rank counts as one with gradients of zero; the owner gets the averages as well.
+        """
+        self._prepare(trained)
+        self._unused = set(trained)
+        self._idle = True
+        for bucket in list(self._buckets.all):
+            for number in bucket.numbers:
+                self._mark_ready(number, self._owner.accumulated(number))
+        self.finish(scale)
+
+    def _prepare(self, trained: Sequence[int]) -> None:
+        if self.failure is not None:
+            raise RuntimeError(
+                f"an earlier backward pass failed on this rank ({self.failure}), so the ranks "
+                f"are no longer in step. {WHAT_TO_DO}"
+            )
+        if list(trained) != self._trained:
+            self._follow(trained)
+        if self._rebuild_order is not None:
+            self._build(self._buckets.agree(self._rebuild_order))
+            self._rebuild_order = None
+        for bucket in self._buckets.all:
+            bucket.pending = len(bucket.numbers)
+        self._launched = []
+        self._arrived = {}
+        self._idle = False
+        self.stopwatch.begin()
+
+    def ready(self, number: int, grad: Array) -> None:
+        """Take the gradient ``number``, which is complete. Ignored outside of a pass.
+
+        Raises RuntimeError for one that has come before in this pass.
+        """
+        if self._active:
+            self._mark_ready(number, grad)
+
+    def arrived(self, number: int) -> bool:
+        """Whether the gradient has come in this pass."""
+        return number in self._arrived
+
+    def finish(self, scale: Scale) -> None:
+        """Wait for all buckets and deliver the averages.
+
+        ``scale(group)`` is what an average over ``group`` is multiplied by.
+
+        Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
+        what the communication raised.
+        """
+        self.seal()
+        self.settle(self._trained, scale)
+        self.close()
+
+    def seal(self) -> None:
+        """End the pass: no gradient will come any more."""
+        if not self._idle:
+            missing = set(self._trained).difference(self._arrived)
+            self._unused |= missing
+            self._rules.check(self._unused, whole_pass=True)
+            self._fill_in(missing)
+            self._rules.learn(self._unused)
+        self._active = False
+        trained = set(self._trained)
+        # A gradient that accumulated in earlier, unsynchronised passes counts as well.
+        present = [
+            n in trained and (n not in self._unused or self._owner.accumulated(n) is not None)
+            for n in range(len(self._specs))
+        ]
+        self._absent = self._rules.absent_everywhere(present, self._specs[0].library)
+
+    def settle(self, numbers: Sequence[int], scale: Scale | None = None) -> None:
+        """Wait for the buckets of the gradients ``numbers``, and deliver what they hold."""
+        buckets = {self._buckets.where[number] for number in numbers}
+        for bucket in sorted(buckets, key=lambda bucket: bucket.index):
+            handed, future = self._launched[bucket.index]
+            self._store(bucket, future)
+            bucket.take_back(self._absent)
+            factor = 1.0 if scale is None else scale(handed.group)
+            if factor != 1.0:
+                bucket.buffer *= factor
+            # What no rank has a gradient for stays as it is.
+            self._owner.deliver({n: v for n, v in bucket.views.items() if n not in self._absent})
+
+    def close(self) -> None:
+        """Note what the pass, all of whose buckets are settled, says about the next."""
+        if self._rebuild_due:
+            # Unused parameters close their buckets last, where they delay nothing.
+            self._rebuild_order = sorted(self._arrived, key=lambda number: number in self._unused)
+            self._rebuild_due = False
+        self._release()
+
+    def fail(self, error: BaseException) -> None:
+        """Give up on the pass under way because of ``error``, and on all later ones."""
+        self._active = False
+        self.failure = f"{type(error).__name__}: {error}"
+
+    def let_go(self) -> None:
+        """Return when no call works on borrowed memory any more; the group has been broken."""
+        for _, future in self._launched:
+            try:
+                future.block(_LET_GO_SECONDS, lambda: "a reduction that was broken off")
+            except WaitTimeoutError:
+                continue
+        self._release()
+
+    def _release(self) -> None:
+        for bucket in self._buckets.all:
+            bucket.release()
+        self._launched = []
+
+    def _fill_in(self, numbers: Collection[int]) -> None:
+        """Complete gradients that do not come: with what earlier passes have accumulated."""
+        for number in sorted(numbers, reverse=True):
+            self._mark_ready(number, self._owner.accumulated(number))
+
+    def _mark_ready(self, number: int, grad: Array | None) -> None:
+        if number in self._arrived:
+            raise RuntimeError(
+                f"the gradient of {self._specs[number].name} was completed twice in one backward "
+                "pass"
+            )
+        self._arrived[number] = None
+        bucket = self._buckets.where[number]
+        bucket.put(number, grad)
+        bucket.pending -= 1
+        while len(self._launched) < len(self._buckets.all):
+            following = self._buckets.all[len(self._launched)]
+            if following.pending:
+                break
+            self._launch(following)
+
+    def _launch(self, bucket: Bucket) -> None:
+        bucket.remember(self._unused)
+        is_last = bucket.index == len(self._buckets.all) - 1
+        handed = GradBucket(bucket, is_last, self._group)
+        state, hook = self.hook
+        future = hook(state, handed)
+        if not isinstance(future, Future):
+            raise TypeError(
+                f"the communication hook must return a Future, got {type(future).__qualname__} "
+                f"for bucket {bucket.index}"
+            )
+        self._launched.append((handed, future))
+        self.stopwatch.watch(future)
+
+    def _store(self, bucket: Bucket, future: Future[Any]) -> None:
+        value = only(future.wait())
+        if value is not bucket.buffer:
+            what = f"the communication hook's result for bucket {bucket.index}"
+            check_like(value, bucket.buffer, what)
+            bucket.buffer[...] = value

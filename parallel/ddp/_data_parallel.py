@@ -1,0 +1,372 @@
+"""``DistributedDataParallel``: the same model on every rank, each with its share of the data."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from meshlib import DeviceMesh, ProcessGroup
+from meshlib.extend import log_of
+from parallel._checks import describe
+from parallel._core.assignment import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
+from parallel._core.bucket_set import ReducerOptions
+from parallel._core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel._core.reducer import WHAT_TO_DO
+from parallel._core.replicas import broadcast_coalesced, told_to_all
+from parallel._core.statistics import PassStatistics
+from parallel._groups import Ranks, resolve, same_dims
+from parallel.ddp._gradients import ParameterGradients
+from parallel.ddp._models import check_same_model
+from parallel.join._context import Join
+from parallel.join._joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
+from parallel.nn._module import Module, others_wait
+from parallel.nn._parameter import Parameter
+from parallel.nn._precision import Casting, MixedPrecision
+from parallel.optim._optimizer import Optimizer
+
+_T = TypeVar("_T")
+
+
+class _Phase(enum.IntEnum):
+    """The parts of a step in which a wrapper communicates."""
+
+    FORWARD = 1
+    BACKWARD = 2
+
+
+class DistributedDataParallel(Module, Joinable):
+    """Trains ``module`` on several ranks as one process would on all their samples.
+
+    The wrapper of a pytree of JAX arrays is ``parallel.jax.DistributedDataParallel``, which has
+    methods of its own.
+
+    Construction compares the parameters' names, shapes and dtypes over the ranks, and copies group
+    rank 0's parameters and buffers to all. Each ``backward`` then averages the gradients over the
+    group, in buckets, each reduced as soon as it is complete, while the rest of the backward pass
+    computes. After ``backward`` returns, ``grad`` of each parameter holds the average. Buckets are
+    in the group's symmetric memory, where it has such: no copy is staged.
+
+    A rank may have one forward pass outstanding when it synchronises. With several microbatches,
+    put all backward passes but the last under ``no_sync``: their gradients accumulate locally, and
+    the last one reduces the sum.
+
+    Parameters may be frozen and unfrozen later (``requires_grad``), on all ranks between the same
+    two steps. After a synchronised backward that failed, the ranks are out of step: every later
+    one raises and says what to do.
+
+    Args:
+        module: the model; its parameters are fixed from here on.
+        process_group: the replicas: ``mesh["dp"]``, any other mesh or group, or None for the
+            default group. Over several mesh dimensions (``mesh["dp", "cp"]``) gradients are
+            averaged over all of them.
+        bucket_cap_mb: the size of buckets in MiB; the first one is 1 MiB, or smaller if this is.
+        broadcast_buffers: copy rank 0's buffers to all ranks before each training forward whose
+            backward synchronises.
+        init_sync: compare the ranks' models and copy rank 0's values at construction. Without it,
+            equal replicas are the caller's promise.
+        find_unused_parameters: parameters may go unused in a step, and other ones on other ranks.
+            Their share counts as zero; what nobody used keeps its gradient as it was. Costs a small
+            all-reduce a step. Without it, an unused parameter is an error that names it.
+        gradient_as_bucket_view: gradients are views of the buckets: saves one copy of all
+            gradients, in memory and in time.
+        static_graph: the same parameters are used in each step. What goes unused in the first one
+            is then allowed, and the small all-reduce is made only once.
+        mixed_precision: compute, or average, in other dtypes than that of the parameters.
+
+    Raises:
+        ValueError: when the ranks' models or options differ (naming the first that does), or for a
+            bucket size that is not positive.
+        TypeError: for arguments of another type.
+        RuntimeError: for a model without trainable parameters.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        process_group: Ranks | None = None,
+        *,
+        bucket_cap_mb: float = 25.0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        mixed_precision: MixedPrecision | None = None,
+    ) -> None:
+        super().__init__()
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
+        with told_to_all(self.process_group if init_sync else None):
+            if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"
+                    " arrays is wrapped by parallel.jax.DistributedDataParallel"
+                )
+            cap = cap_in_bytes(bucket_cap_mb)
+            if not isinstance(mixed_precision, MixedPrecision | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    "mixed_precision must be a MixedPrecision, such as MixedPrecision('float16'),"
+                    f" got {mixed_precision!r}"
+                )
+            precision = mixed_precision or MixedPrecision()
+            named = list(module.named_parameters())
+            if not any(parameter.requires_grad for _, parameter in named):
+                raise RuntimeError("the module has no parameter that requires a gradient")
+        self._precision = precision
+        self.module = module
+        self.training: bool = module.training
+        self._ranks = process_group
+        self.broadcast_buffers = broadcast_buffers
+        self._sync = True
+        self._custom_hook = False
+        if init_sync:
+            check_same_model(
+                module,
+                self.process_group,
+                bucket_cap_mb=float(bucket_cap_mb),
+                broadcast_buffers=broadcast_buffers,
+                find_unused_parameters=find_unused_parameters,
+                static_graph=static_graph,
+                mixed_precision=self._precision,
+            )
+            self._copy_from(0)
+        options = ReducerOptions(
+            first_bytes=min(FIRST_BUCKET_BYTES, cap),
+            cap_bytes=cap,
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            symmetric_memory=True,
+        )
+        self._gradients = ParameterGradients(
+            named, self.process_group, options, as_views=gradient_as_bucket_view
+        )
+        dtype = self._precision.param_dtype
+        self._casting = None if dtype is None else Casting(module, dtype)
+        self._set_hook(None, allreduce_hook)
+        self._average_over_all = True
+        self.statistics: PassStatistics | None = None
+        """The times of the last synchronised step; None before the first."""
+        log_of(self.process_group).info(
+            "DistributedDataParallel on %s: %d parameters, %.1f MiB of gradients in %d buckets; "
+            "bucket_cap_mb=%g broadcast_buffers=%s gradient_as_bucket_view=%s %s %s",
+            self.process_group,
+            len(named),
+            sum(p.data.nbytes for _, p in named if p.requires_grad) / MIB,
+            len(self.buckets),
+            bucket_cap_mb,
+            broadcast_buffers,
+            gradient_as_bucket_view,
+            options,
+            self._precision,
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``module``'s output for this rank's share of the data."""
+        due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
+        if due and any(True for _ in self.module.buffers()):
+            with Join.notify_join_context(self, _Phase.FORWARD) as join:
+                self._broadcast_buffers(0 if join is None else join.first_active)
+        begin = time.perf_counter()
+        if self._casting is None:
+            output, context = self.module(*args, **kwargs), None
+        else:
+            output, context = self._casting.forward(*args, **kwargs)
+        if self.training:
+            self._gradients.reducer.stopwatch.add_forward(begin)
+        self.save_for_backward(context)
+        return output
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``module.backward`` and average the gradients, unless inside ``no_sync``.
+
+        Raises RuntimeError without a matching forward, when other forward passes are outstanding
+        (their gradients would come too late), and for unused parameters.
+        """
+        if self._sync and self.outstanding > 1:
+            raise others_wait(self.outstanding - 1)
+        context = self.saved()
+
+        def compute() -> Any:
+            if self._casting is None:
+                return self.module.backward(*args, **kwargs)
+            return self._casting.backward(context, *args, **kwargs)
+
+        return self._synchronised(compute) if self._sync else self._timed(compute)
+
+    def average_after(self, compute: Callable[[], object]) -> None:
+        """Call ``compute``, which completes gradients of passes under ``no_sync``; average them.
+
+        For a backward in two halves (``Module.deferring``): the last second half is ``compute``.
+        Gradients that are complete already are averaged, too.
+
+        Raises RuntimeError for parameters without a gradient, unless unused ones were allowed.
+        """
+        self._synchronised(compute, accumulated=True)
+
+    def _timed(self, compute: Callable[[], _T]) -> _T:
+        begin = time.perf_counter()
+        result = compute()
+        self._gradients.reducer.stopwatch.add_backward(begin)
+        return result
+
+    def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
+        try:
+            with Join.notify_join_context(self, _Phase.BACKWARD):
+                try:
+                    self._gradients.begin(accumulated=accumulated)
+                    result = self._timed(compute)
+                    self._gradients.reducer.finish(self._scale)
+                except BaseException as error:
+                    if self._gradients.reducer.failure is None:
+                        error.add_note(
+                            "A backward pass of DistributedDataParallel ended here before its "
+                            "gradients were reduced; the other ranks may wait for this one. "
+                            f"{WHAT_TO_DO}"
+                        )
+                        self._gradients.fail(error)
+                    raise
+        finally:
+            # Over are also parts of the forward that the loss did not depend on; and after an
+            # error all of it, so that the module can be wrapped again.
+            self.module.discard_saved()
+        self.statistics = self._gradients.reducer.stopwatch.finish()
+        return result
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Within this context ``backward`` accumulates gradients locally and reduces nothing."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
+
+        The hook gets a ``GradBucket`` and returns a ``Future`` of the flat array to write back; it
+        is responsible for dividing by the number of ranks. One that averages over some of the
+        replicas only says so by ``bucket.set_group``. Raises TypeError when it cannot be
+        called, RuntimeError when a hook was registered before.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
+        if self._custom_hook:
+            raise RuntimeError("a communication hook was registered already; only one can be")
+        self._custom_hook = True
+        self._set_hook(state, hook)
+
+    def apply_optimizer_in_backward(self, optimizer: Optimizer) -> None:
+        """Let each synchronised ``backward`` step ``optimizer``, bucket by bucket.
+
+        A bucket's parameters are updated as soon as it has been reduced, while later buckets are
+        under way, and their gradients are dropped: the loop needs neither ``step`` nor
+        ``zero_grad``. Nothing can look at all gradients at once any more, such as clipping by the
+        global norm. Parameters that the optimizer does not have keep their gradients.
+        """
+
+        def update(parameters: Sequence[Parameter]) -> None:
+            for parameter in optimizer.step_for(parameters):
+                parameter.zero_grad()
+
+        self._gradients.after_bucket = update
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
+
+        All of them call. Nothing of the old group is used again; gradients are dropped. The values
+        of parameters and buffers are the caller's affair, and so is a group that a communication
+        hook of yours has as its state. Raises ValueError when the wrapper was
+        not made over a slice of a mesh with names.
+        """
+        self._ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
+        self.process_group = resolve(self._ranks, "mesh")
+        self.discard_saved()
+        self._gradients.move_to(self.process_group)
+
+    # Uneven inputs
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
+        optimizer: Any = None,
+    ) -> Join:
+        """Return a context in which ranks may run out of inputs at different times; see ``Join``.
+
+        Args:
+            divide_by_initial_world_size: go on dividing by the number of all ranks, so that each
+                sample weighs the same; or else by the number of those that still have inputs.
+            enable: False makes the context do nothing.
+            throw_on_early_termination: raise as soon as one rank is out of inputs.
+            optimizer: one whose state the ranks that stopped early take over in the end, as they
+                do the parameters: needed when training goes on with an optimizer that has state.
+                Or one that takes part itself, ``ZeroRedundancyOptimizer``.
+        """
+        joinables: list[Joinable] = [self]
+        if isinstance(optimizer, Joinable):
+            joinables.append(optimizer)
+        elif optimizer is not None:
+            joinables.append(OptimizerReplica(optimizer, self.process_group))
+        return Join(
+            joinables,
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The group of the replicas."""
+        return self.process_group
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook for one ``Join``; it understands ``divide_by_initial_world_size``."""
+        self._average_over_all = kwargs.get("divide_by_initial_world_size", True)
+        return FunctionsHook(self._shadow, lambda _, source: self._copy_from(source))
+
+    def phase_name(self, phase: int) -> str:
+        """Return what a phase is called in messages."""
+        return _Phase(phase).name.lower()
+
+    def _shadow(self, phase: int) -> None:
+        assert self.join_context is not None
+        if phase == _Phase.FORWARD:
+            self._broadcast_buffers(self.join_context.first_active)
+        else:
+            self._gradients.shadow(self._scale)
+
+    def _copy_from(self, source: int) -> None:
+        broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
+        self._broadcast_buffers(source)
+
+    def _scale(self, group: ProcessGroup | None) -> float:
+        """Return what turns the average over all of ``group`` into the one that is wanted."""
+        if self.join_context is None or self._average_over_all or group is None:
+            return 1.0
+        active = len(self.join_context.active_in(group))
+        return group.size() / active if active else 1.0
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The paths of the parameters in each bucket, in the order of reduction.
+
+        After the first synchronised step buckets are rebuilt, in the order in which gradients
+        came; the second one is the first to use them.
+        """
+        return self._gradients.reducer.buckets
+
+    def _set_hook(self, state: Any, hook: CommHook) -> None:
+        dtype = self._precision.reduce_dtype
+        self._gradients.reducer.hook = (
+            state,
+            hook if dtype is None else compress_wrapper(hook, dtype),
+        )
+
+    def _broadcast_buffers(self, source: int) -> None:
+        buffers = [buffer.data for buffer in self.module.buffers()]
+        broadcast_coalesced(buffers, self.process_group, source)

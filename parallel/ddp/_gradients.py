@@ -1,0 +1,121 @@
+"""The gradients of parameters, averaged by a reducer as backward completes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from meshlib import ProcessGroup
+from parallel._arrays import Array
+from parallel._core.bucket_set import ReducerOptions
+from parallel._core.gradients import GradientSpec
+from parallel._core.reducer import Reducer, Scale
+from parallel.nn._parameter import Parameter, RemovableHandle
+
+
+class ParameterGradients:
+    """Tells a reducer which gradients of ``named`` are complete, and writes the averages back.
+
+    ``as_views``: gradients are views of the buckets.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Parameter]],
+        group: ProcessGroup,
+        options: ReducerOptions,
+        *,
+        as_views: bool,
+    ) -> None:
+        self._parameters = [parameter for _, parameter in named]
+        self._as_views = as_views
+        self.after_bucket: Callable[[Sequence[Parameter]], None] | None = None
+        """Called with a bucket's parameters once their gradients are averages.
+
+        That is at the end of the pass, bucket by bucket, while later buckets are under way.
+        """
+        self._specs = [GradientSpec.of(path, p.data, p) for path, p in named]
+        self._options = options
+        self.reducer: Reducer = Reducer(self._specs, group, options, self, self._trained())
+        self._handles: list[RemovableHandle] = []
+        self._listen()
+
+    def move_to(self, group: ProcessGroup) -> None:
+        """Average over ``group`` from the next pass on. Gradients are dropped."""
+        for parameter in self._parameters:
+            parameter.grad = None
+            parameter.set_grad_home(None)
+            parameter.uses = 0
+        hook = self.reducer.hook
+        self.reducer = Reducer(self._specs, group, self._options, self, self._trained())
+        self.reducer.hook = hook
+        self._listen()
+
+    def begin(self, *, accumulated: bool = False) -> None:
+        """Prepare for a backward pass whose forward has run.
+
+        ``accumulated``: a gradient that is there, and waits for no other use, is complete.
+
+        Raises RuntimeError for parameters that the forward did not use, unless unused parameters
+        were allowed, and after a pass that failed; ValueError when other ranks froze others.
+        """
+        trained = self._trained()
+        idle = [number for number in trained if not self._parameters[number].uses]
+        complete = [n for n in idle if accumulated and self._parameters[n].grad is not None]
+        self.reducer.begin(trained, set(idle).difference(complete))
+        for number in complete[::-1]:
+            self.reducer.ready(number, self._parameters[number].grad)
+
+    def shadow(self, scale: Scale) -> None:
+        """Make the calls of a pass of the other ranks, with gradients of zero."""
+        trained = self._trained()
+        for number in trained:
+            self._parameters[number].grad = None
+        self.reducer.shadow(trained, scale)
+
+    def fail(self, error: BaseException) -> None:
+        """Give up on the pass under way because of ``error``, and on all later ones."""
+        self.reducer.fail(error)
+        self._stop_listening()
+
+    def _listen(self) -> None:
+        self._stop_listening()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_complete, number))
+            for number, parameter in enumerate(self._parameters)
+        ]
+
+    def _stop_listening(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _trained(self) -> list[int]:
+        return [n for n, parameter in enumerate(self._parameters) if parameter.requires_grad]
+
+    def _on_complete(self, number: int, parameter: Parameter) -> None:
+        self.reducer.ready(number, parameter.grad)
+
+    # What the reducer asks of the owner of gradients
+
+    def accumulated(self, number: int) -> Array | None:
+        """Return the parameter's gradient, None if it has none."""
+        return self._parameters[number].grad
+
+    def rehome(self, views: Mapping[int, Array]) -> None:
+        """Let gradients live in their ``views`` of new buckets, if they are to."""
+        if self._as_views:
+            for number, parameter in enumerate(self._parameters):
+                parameter.set_grad_home(views.get(number))
+
+    def deliver(self, averages: Mapping[int, Array]) -> None:
+        """Write a bucket's averages into the gradients."""
+        for number, average in averages.items():
+            parameter = self._parameters[number]
+            if self._as_views:
+                parameter.grad = average
+            elif parameter.grad is None:
+                parameter.grad = average.copy()
+            else:
+                parameter.grad[...] = average
+        if self.after_bucket is not None:
+            self.after_bucket([self._parameters[number] for number in averages])

@@ -1,0 +1,422 @@
+"""``ElasticMesh``: a mesh whose replicas come and go while the others train on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+
+import meshlib as dist
+from meshlib import (
+    CollectiveMismatchError,
+    DeviceMesh,
+    DistError,
+    MeshDimError,
+    ProcessGroup,
+    ReduceOp,
+)
+from meshlib.extend import Change, Job, Timeout, failure_of, to_seconds
+from parallel._checks import check_instance, to_count
+from parallel.elastic._batches import ElasticBatches
+from parallel.elastic._choice import Choice, MemberReport, choose
+from parallel.elastic._interrupt import Interrupter
+from parallel.elastic._state import ManagedState
+from parallel.elastic._step import Step
+from parallel.elastic._transfer import transfer
+
+_NEWS_SECONDS = 1.0
+_FRUITLESS = 3
+Until = int | Callable[[int], bool] | None
+
+
+class ElasticMesh:
+    """A mesh whose replicas, the coordinates of ``dim``, come and go.
+
+        with ElasticMesh(mesh, dim="dp") as elastic:
+            model = DistributedDataParallel(Net(), elastic.mesh["dp"])
+            optimizer = SGD(model.parameters(), lr=0.1)
+            state = {"model": model, "optimizer": optimizer}
+            for step in elastic.steps(state, until=1000, batches=ElasticBatches(60000, 128)):
+                with step as mesh:
+                    train(model, step.share)             # forward and backward
+                    step.on_commit(optimizer.step)
+
+    All ranks run the same program, also those that come later (``meshrun --replace``,
+    ``--spares``). These are the only rank of their mesh until the loop begins; there they wait for
+    a place, get the state, and go on with the others in the middle of their loop.
+
+    Args:
+        mesh: A mesh over all ranks that the job began with, with names; None: the one that it was
+            started with (``meshrun --mesh``).
+        dim: The dim whose coordinates can do without each other.
+        min_size: With fewer replicas the others wait for ranks to come.
+        data_dims: The dims whose ranks read data of their own; by default ``dim`` and, if the mesh
+            has it, ``"dp_shard"``.
+        timeout: The longest that a vote for a step waits, and members that are there are waited for
+            when others are lost; seconds, a timedelta or "30s". By default that of the mesh.
+        join_timeout: The longest that ``min_size`` replicas are waited for.
+        compress: Whether the state is compressed on its way to ranks that come.
+
+    Raises:
+        ValueError: For a mesh without names, or not over all ranks of the job, and for numbers out
+            of range.
+        MeshDimError: For dims that are not there.
+        TypeError: For what is no mesh.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh | None = None,
+        dim: str = "dp_replicate",
+        min_size: int = 1,
+        *,
+        data_dims: tuple[str, ...] | None = None,
+        timeout: Timeout | None = None,
+        join_timeout: Timeout = 300.0,
+        compress: bool = False,
+    ) -> None:
+        mesh = dist.init_device_mesh() if mesh is None else mesh
+        check_instance(mesh, DeviceMesh, "mesh", "init_device_mesh(...)")
+        self._job = job = Job()
+        names = mesh.mesh_dim_names
+        if names is None or mesh.slice_count != 1:
+            raise ValueError(f"mesh is {mesh}; expected one whose dims have names, not a slice")
+        self._full = mesh.size(dim)
+        if dim not in names:
+            raise MeshDimError(f"dim is {dim!r}, flattened; expected one of {', '.join(names)}")
+        self._axis = names.index(dim)
+        self._width = mesh.size() // self._full
+        self.dim = dim
+        self.min_size: int = to_count(min_size, "min_size")
+        if self.min_size > self._full:
+            raise ValueError(f"min_size is {min_size}, but dim {dim!r} has {self._full} ranks")
+        shared = (dim, "dp_shard") if "dp_shard" in names and dim != "dp_shard" else (dim,)
+        self._data_dims = shared if data_dims is None else tuple(data_dims)
+        self._full_readers = mesh[self._data_dims].size()
+        self._timeout = job.timeout if timeout is None else to_seconds(timeout)
+        self._join_timeout = to_seconds(join_timeout, "join_timeout")
+        self._compress = compress
+        self._fresh: bool = job.joining
+        if self._fresh:
+            mesh = mesh.with_ranks(np.full((1,) * mesh.ndim, job.rank))
+        elif set(mesh.mesh.ravel().tolist()) != set(job.epoch.members):
+            raise ValueError(f"mesh is {mesh}; expected all ranks of the job, {job.epoch.members}")
+        self._mesh = mesh
+        self.committed: int = 0
+        """How many steps all members have committed."""
+        self.cursor: int = 0
+        """How many samples they have used up."""
+        self.history: list[Change] = []
+        """What has changed so far, the last one last."""
+        self._state = ManagedState({})
+        self._batches: ElasticBatches | None = None
+        self._restore: Callable[[], object] | None = None
+        self._votes: ProcessGroup | None = None
+        self._interrupter: Interrupter | None = None
+        self._change_due = False
+        self._fruitless = 0
+        self._over = False
+        self._readers = 0, 1
+        """This rank's place among those that read data of their own, and their number."""
+
+    # ------------------------------------------------------------------ asked
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of those who are there now."""
+        return self._mesh
+
+    @property
+    def placed(self) -> bool:
+        """Whether this rank has a place in the mesh; one that waits for it in vain gets none."""
+        return not self._fresh
+
+    @property
+    def size(self) -> int:
+        """The number of replicas that are there now."""
+        return self._mesh.size(self.dim)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the job's epoch: how often the members have changed."""
+        return self._job.epoch.number
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what a checkpoint needs: the steps committed, and the samples used up."""
+        return {"committed": self.committed, "cursor": self.cursor}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from what ``state_dict`` returned: on all members, before the first step."""
+        self.committed, self.cursor = int(state["committed"]), int(state["cursor"])
+
+    # ------------------------------------------------------------------ the loop
+
+    def steps(
+        self,
+        state: MutableMapping[str, Any],
+        until: Until = None,
+        *,
+        batches: ElasticBatches | None = None,
+        restore: Callable[[], object] | None = None,
+    ) -> Iterator[Step]:
+        """Yield a step, again and again, until so many are committed.
+
+        A step that was broken off by the loss of a rank is yielded again, with the same number, to
+        those who are left.
+
+        Args:
+            state: What lasts from step to step: a dict of models, optimizers, arrays, pytrees. The
+                wrappers of this package move to the mesh of those who are there; who comes gets all
+                of it from those who have it.
+            until: How many steps are committed in the end; or ``until(committed)``, which says
+                whether it is enough (alike on all ranks); None: for ever.
+            batches: The samples; ``step.share`` is then this rank's share of a step's.
+            restore: Called by all members when nobody is left that has the state: it loads a
+                checkpoint into ``state``, and this object's part by ``load_state_dict``.
+
+        Raises:
+            ValueError: For a ``state`` of which a lost rank takes a part along: a
+                ``ZeroRedundancyOptimizer``, arrays that are split over the elastic dim.
+            DistError: When the job cannot go on: fewer than ``min_size`` replicas came, this rank
+                is cut off from the store, nobody has the state, or the same happens again and again
+                though nobody is lost.
+        """
+        managed = ManagedState(state)
+        managed.check(self.dim)
+        self._state, self._batches, self._restore = managed, batches, restore
+        try:
+            if self._fresh:
+                self._await_place()
+            else:
+                try:
+                    self._gather()
+                except DistError as error:
+                    self._recover(error)
+            while not self._over and not (self._enough(until) and self._part()):
+                if self._change_due:
+                    self._go_on(None)
+                if self._over or self._enough(until):
+                    continue
+                step = Step(self, self.committed, self._share())
+                yield step
+                if not step.entered:
+                    raise RuntimeError("a step was not computed; expected `with step as mesh:`")
+            if not self._over:
+                self._job.end_joining()
+        finally:
+            self._end_interrupter()
+
+    def end_of(self, step: Step, error: BaseException | None) -> bool:
+        """Vote for ``step``, whose block ended with ``error``; say whether that is dealt with."""
+        if error is None:
+            try:
+                quiet = self._vote(step)
+            except DistError as broken:
+                if isinstance(broken, CollectiveMismatchError):
+                    raise
+                self._recover(broken, step)
+            else:
+                self._commit(step)
+                self._change_due = not quiet
+            return True
+        if not self._is_of_others(error):
+            return False
+        self._recover(error, step)
+        return True
+
+    def _vote(self, step: Step) -> bool:
+        """One small message: all have come to the end of the step; return whether nobody waits."""
+        assert self._votes is not None
+        waiting = self._job.waiting
+        quiet = self.size >= self._full or len(waiting) < self._width
+        step.voted = self._batch() or 1
+        ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
+        self._votes.all_reduce(ballot, ReduceOp.MIN, timeout=self._timeout)
+        return bool(ballot[0])
+
+    def _commit(self, step: Step) -> None:
+        self.committed += 1
+        self.cursor += self._batch()
+        self._fruitless = 0
+        self._job.mark_step(self.committed)
+        step.commit()
+
+    def _batch(self) -> int:
+        return 0 if self._batches is None else self._batches.batch(self._readers[1])
+
+    def _share(self) -> Any:
+        if self._batches is None:
+            return None
+        return self._batches.share(self.cursor, *self._readers, self._full_readers)
+
+    def _enough(self, until: Until) -> bool:
+        if until is None:
+            return False
+        return until(self.committed) if callable(until) else self.committed >= until
+
+    def _part(self) -> bool:
+        """Return True when all members know that the last step is committed.
+
+        Who left before might be the only one that could tell the others.
+        """
+        assert self._votes is not None
+        try:
+            self._votes.barrier(timeout=self._timeout)
+        except DistError as error:
+            self._recover(error)
+            return False
+        return True
+
+    # ------------------------------------------------------------------ failures
+
+    def _is_of_others(self, error: BaseException) -> bool:
+        """Whether ``error`` is what a rank sees when others are lost.
+
+        Out of ``jax.jit`` comes an error of JAX's own, with the text of what has happened inside.
+        """
+        if isinstance(error, CollectiveMismatchError):
+            return False
+        if isinstance(error, DistError):
+            return True
+        if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
+            return isinstance(error, RuntimeError) and self._is_broken(0)
+        return self._is_broken(_NEWS_SECONDS) or "Timeout" in str(error)
+
+    def _is_broken(self, seconds: float) -> bool:
+        return self._votes is not None and failure_of(self._votes, seconds) is not None
+
+    def _break(self, error: BaseException) -> None:
+        """Have all members leave the step, if they have not heard that it failed."""
+        if self._votes is not None and not self._is_broken(0):
+            self._votes.abort(f"its step failed: {error}")
+
+    def _recover(self, error: BaseException, step: Step | None = None) -> None:
+        """Leave the step, all together, and go on with those who are there."""
+        self._break(error)
+        self._go_on(error, step)
+
+    # ------------------------------------------------------------------ epochs
+
+    def _go_on(self, cause: BaseException | None, step: Step | None = None) -> None:
+        """Agree with the others on who goes on, and begin to: until that succeeds."""
+        job = self._job
+        while True:
+            self._end_interrupter()
+            voted = 0 if step is None else step.voted
+            said = MemberReport(self.committed, self.cursor, voted, self._fresh)
+            change = job.agree_on_epoch(
+                said=asdict(said),
+                choose=self._choose,
+                timeout=self._timeout,
+                wait=self._join_timeout,
+            )
+            choice = Choice(**change.chosen["choice"])
+            if step is not None:
+                if voted and choice.committed > self.committed:
+                    self._commit(step)
+                else:
+                    step.drop(self._state)
+                step = None
+            if job.rank not in change.epoch.members:
+                job.stand_by(change.epoch.number)
+                self._await_place()
+                return
+            job.enter(change)
+            try:
+                self._begin(change, choice)
+            except DistError as error:
+                cause = error
+                self._break(error)
+            else:
+                return
+            finally:
+                self._check_progress(change, cause)
+
+    def _check_progress(self, change: Change, cause: BaseException | None) -> None:
+        """Raise ``cause`` when the same happens again and again, and nobody was lost."""
+        known = set(self.history[-2].epoch.members) if len(self.history) > 1 else set[int]()
+        same = known == set(change.epoch.members)
+        self._fruitless = self._fruitless + 1 if same else 0
+        if self._fruitless >= _FRUITLESS and cause is not None:
+            raise cause
+
+    def _choose(self, said: Any, missing: Any) -> Any:
+        del missing
+        waiting, ranks = self._job.waiting, self._mesh.mesh
+        found = choose(ranks, self._axis, self._full, self.min_size, said, waiting)
+        if found is None:
+            return None
+        return {"members": np.ravel(found.ranks).tolist(), "choice": asdict(found)}
+
+    def _gather(self) -> None:
+        """Make what the members need to compute together."""
+        job = self._job
+        self._votes = job.new_group(job.epoch.members, timeout=self._timeout, desc="votes")
+        self._interrupter = Interrupter(job, self._votes)
+        readers = self._mesh[self._data_dims]
+        self._readers = readers.process_group.rank(), readers.size()
+        self._state.move_to(self._mesh)
+
+    def _begin(self, change: Change, choice: Choice) -> None:
+        """Begin the epoch with those who are there; raises DistError when one of them is lost."""
+        started = time.perf_counter()
+        self.history.append(change)
+        self._change_due = False
+        self._mesh = self._mesh.with_ranks(choice.ranks)
+        self._gather()
+        if choice.stateless:
+            self._load()
+        else:
+            group = self._mesh[self.dim].process_group
+            transfer(self._state, group, choice.fresh, compress=self._compress)
+            self.committed, self.cursor = choice.committed, choice.cursor
+        self._fresh = False
+        self._job.log.info(
+            "epoch %d has begun after %.3f s: %s, from step %d; new: %s; gone: %s",
+            change.epoch.number,
+            time.perf_counter() - started,
+            self._mesh,
+            self.committed,
+            list(choice.fresh),
+            dict(change.missing),
+        )
+
+    def _load(self) -> None:
+        if self._restore is None:
+            raise RuntimeError(
+                "no rank is left that has the state of the training; expected steps(restore=...),"
+                " which loads a checkpoint"
+            )
+        self._restore()
+
+    def _await_place(self) -> None:
+        """Wait until the others have a place for this rank, and take it."""
+        self._fresh = True
+        while True:
+            change = self._job.await_place()
+            if change is None:
+                self._over = True
+                return
+            self._job.enter(change)
+            try:
+                self._begin(change, Choice(**change.chosen["choice"]))
+            except DistError as error:
+                self._recover(error)
+            return
+
+    def _end_interrupter(self) -> None:
+        if self._interrupter is not None:
+            self._interrupter.end()
+
+    # ------------------------------------------------------------------ with
+
+    def __enter__(self) -> Self:
+        """Return the mesh itself, whose loop the end of the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what the loop has begun."""
+        self._end_interrupter()

@@ -1,0 +1,159 @@
+"""The layer: a router, experts on several ranks, and shared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel._arrays import Array
+from parallel._checks import check_instance, check_number
+from parallel._core.experts import Score, capacity_of
+from parallel._groups import Ranks, resolve
+from parallel.expert._dispatch import Dispatch
+from parallel.expert._experts import Experts
+from parallel.expert._router import Router
+from parallel.nn._layers.activations import GELU
+from parallel.nn._module import Module
+from parallel.tensor_parallel._regions import reduce
+
+
+class MoE(Module):
+    """A mixture of experts: ``y = sum over the top_k experts e of x of weight_e * e(x)``.
+
+    Each rank of ``ep`` has tokens of its own and ``experts / size`` of the experts; each token's
+    rows travel to its experts and back, in forward and in backward. Computed is what one process
+    computes that has all experts and all tokens (without ``capacity_factor``).
+
+    **Gradients.** The router (and all else) is replicated over ``ep``: average its gradient over
+    ``ep`` and the data-parallel dims. Experts are replicated over the data-parallel dims only:
+    average theirs over these, ``fully_shard(layer.experts, mesh["dp_shard"])``, or
+    ``layer.experts`` in a ``DistributedDataParallel`` of its own. Over ``tp`` nothing is averaged.
+
+    Lepikhin et al., "GShard", arXiv:2006.16668; Fedus et al., "Switch Transformers",
+    arXiv:2101.03961; without dropped tokens: Gale et al., "MegaBlocks", arXiv:2211.15841; shared
+    experts: Dai et al., "DeepSeekMoE", arXiv:2401.06066, section 3.2.
+
+    Args:
+        dim: the size of a token.
+        hidden: that between the two layers of an expert.
+        experts: how many there are, on all ranks of ``ep``.
+        top_k: how many each token goes to.
+        ep: the ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
+        tp: the ranks that each expert is split over, which have the same tokens: ``mesh["tp"]``.
+            None: each is whole.
+        score: "softmax" or "sigmoid", see ``Router``; ``normalize``, ``balance_weight`` and
+            ``balance_over``, too.
+        normalize: see ``score``.
+        balance_weight: see ``score``.
+        balance_over: see ``score``.
+        capacity_factor: each expert takes at most ``ceil(capacity_factor * top_k * n / experts)``
+            rows of the n tokens of a rank, and the rest is dropped: what is computed depends on
+            which rank has which tokens then. None: nothing is dropped.
+        shared: a module that all tokens go through besides; it runs while rows travel.
+        activation: makes the module between an expert's two layers, element by element.
+        rng: draws the router, then the experts; in the same state on all ranks.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: for numbers below 1, experts or hidden features that do not divide by the
+            ranks, more choices than experts, an unknown score, a ``capacity_factor`` that is not
+            positive, or a dtype that is not floating.
+        TypeError: for arguments of another type.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        experts: int,
+        top_k: int,
+        *,
+        ep: Ranks | None = None,
+        tp: Ranks | None = None,
+        score: Score = "softmax",
+        normalize: bool | None = None,
+        balance_weight: float = 0.0,
+        balance_over: Ranks | None = None,
+        capacity_factor: float | None = None,
+        shared: Module | None = None,
+        activation: Callable[[], Module] = GELU,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        if capacity_factor is not None:
+            check_number(capacity_factor, "capacity_factor")
+            if not capacity_factor > 0:
+                raise ValueError(f"capacity_factor must be positive, got {capacity_factor}")
+        if shared is not None:
+            check_instance(shared, Module, "shared")
+        self.router: Router = Router(
+            dim,
+            experts,
+            top_k,
+            score=score,
+            normalize=normalize,
+            balance_weight=balance_weight,
+            balance_over=balance_over,
+            rng=rng,
+            dtype=dtype,
+        )
+        self.experts: Experts = Experts(
+            experts, dim, hidden, ep=ep, tp=tp, activation=activation, rng=rng, dtype=dtype
+        )
+        self.shared = shared
+        self.capacity_factor = capacity_factor
+        self.dropped = 0
+        """How many choices of the last forward no expert took, of the tokens here."""
+        self._ep = None if ep is None else resolve(ep, "ep")
+        self._tp = None if tp is None else resolve(tp, "tp")
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., dim) to the same shape. All ranks of ``ep`` call.
+
+        Raises ValueError for another last dimension, TypeError for what is no array or one of
+        another dtype: before anything is sent.
+        """
+        flat = x.reshape(-1, x.shape[-1]) if getattr(x, "ndim", 0) else x
+        weights, chosen = self.router(flat)
+        experts = self.router.experts
+        capacity = capacity_of(self.capacity_factor, len(flat), self.router.top_k, experts)
+        plan = Dispatch(chosen, experts, self._ep, capacity)
+        self.dropped: int = plan.dropped
+        arriving = plan.send(flat[plan.tokens_of_rows])
+        shared = None if self.shared is None else self.shared(x)
+        rows = plan.send_back(self.experts(arriving(), plan.counts))()
+        terms = plan.by_choice(rows)
+        # Summed up in the order of the choices, wherever the experts were.
+        y = terms[0] * weights[:, :1]
+        for choice in range(1, plan.top_k):
+            y += terms[choice] * weights[:, choice : choice + 1]
+        if self._tp is not None:
+            y = reduce(y, self._tp)
+        self.save_for_backward((plan, rows, weights))
+        y = y.reshape(x.shape)
+        return y if shared is None else y + shared
+
+    def backward(self, grad: Array) -> Array:
+        """Map the output's gradient to the input's. All ranks of ``ep`` call."""
+        plan, rows, weights = self.saved()
+        flat = grad.reshape(-1, grad.shape[-1])
+        tokens = plan.tokens_of_rows
+        of_rows = flat[tokens]
+        weights_grad = plan.by_choice((of_rows * rows).sum(axis=-1, keepdims=True))[..., 0].T.copy()
+        summing = None if self._tp is None else self._tp.all_reduce(weights_grad, async_op=True)
+        weight_of_row = weights.T.reshape(-1)[plan.rows]
+        arriving = plan.send(of_rows * weight_of_row[:, None])
+        shared = None if self.shared is None else self.shared.backward(grad)
+        back = plan.send_back(self.experts.backward(arriving()))
+        if summing is not None:
+            summing.wait()
+        of_router = self.router.backward(weights_grad)
+        input_grad = plan.by_choice(back()).sum(axis=0)
+        if self._tp is not None:
+            input_grad = reduce(input_grad, self._tp)
+        input_grad += of_router
+        input_grad = input_grad.reshape(grad.shape)
+        return input_grad if shared is None else input_grad + shared

@@ -1,0 +1,147 @@
+"""Clipping by the norm of all gradients, wherever their parts lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from zlib import crc32
+
+import numpy as np
+
+from meshlib import ProcessGroup, ReduceOp
+from parallel._arrays import Array, namespace
+from parallel._checks import check_instance, check_nonnegative, describe
+from parallel._core.replicas import check_same, describe_options
+from parallel._groups import Ranks, resolve
+from parallel.nn._parameter import Parameter
+
+_LEAST = 1e-6  # as in torch: keeps the factor finite where the norm is 0
+
+
+def clip_grad_norm_(
+    parameters: Iterable[Parameter] | Parameter,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    *,
+    mesh: Ranks | None = None,
+) -> float:
+    """Scale all gradients, in place, so that their common norm is at most ``max_norm``.
+
+    Each part counts once: of parameters that are split (``fully_shard``, tensor parallel layers
+    on a mesh), the parts of all ranks do, over one small all-reduce for each set of mesh dims; of
+    others this rank's gradients do, which are the same on all ranks. All ranks call.
+
+    Args:
+        parameters: those whose gradients count; without a gradient they count as zero.
+        max_norm: the norm that is not exceeded.
+        norm_type: 2 for the root of the sum of squares, any other positive number, or ``math.inf``.
+        error_if_nonfinite: raise RuntimeError, and scale nothing, when the norm is not finite.
+        mesh: ranks that have other parameters, which count, too: ``mesh["pp"]``.
+
+    Returns:
+        The norm before, the same on all ranks.
+
+    Raises:
+        TypeError: for what is no parameter or number.
+        ValueError: for a negative ``max_norm``, a ``norm_type`` that is not positive. These, and
+            ValueError for options that differ, on all ranks that have parts of the same parameters.
+        RuntimeError: see ``error_if_nonfinite``.
+    """
+    wrong, listed, asked = None, [], []
+    try:
+        listed = [parameters] if isinstance(parameters, Parameter) else list(parameters)
+        for i, parameter in enumerate(listed):
+            check_instance(parameter, Parameter, f"parameters[{i}]", "model.parameters()")
+        check_nonnegative(max_norm=max_norm, norm_type=norm_type)
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be positive, got {describe(norm_type)}")
+        asked = describe_options(
+            max_norm=float(max_norm),
+            norm_type=float(norm_type),
+            error_if_nonfinite=bool(error_if_nonfinite),
+        )
+    except (TypeError, ValueError) as error:  # raised below, where the others come to know of it
+        wrong = error
+    op = ReduceOp.MAX if norm_type == math.inf else ReduceOp.SUM
+    agreed = _Agreed(wrong or asked, op)
+    sums: dict[ProcessGroup | None, float] = {}
+    for parameter in listed:
+        if isinstance(parameter, Parameter):  # pyright: ignore[reportUnnecessaryIsInstance]
+            ranks = _split_over(parameter)
+            own = 0.0 if wrong is not None else _powers(parameter.grad, float(norm_type))
+            sums[ranks] = _joined(op, sums.get(ranks, 0.0), own)
+    total = 0.0
+    for ranks, own in sums.items():
+        total = _joined(op, total, own if ranks is None else agreed.reduced(own, ranks))
+    if mesh is not None:
+        total = agreed.reduced(total, resolve(mesh, "mesh"))
+    if wrong is not None:
+        raise wrong
+    norm = total if norm_type == math.inf else total ** (1 / norm_type)
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise RuntimeError(f"the norm of the gradients is {norm}; expected a finite one")
+    factor = max_norm / (norm + _LEAST)
+    if not factor >= 1:  # also where the norm is no number
+        for parameter in listed:
+            if parameter.grad is not None:
+                parameter.grad *= parameter.grad.dtype.type(factor)
+    return norm
+
+
+def _split_over(parameter: Parameter) -> ProcessGroup | None:
+    """Return the ranks that have other parts of the same values; None where nobody has."""
+    if parameter.global_part is None:
+        return None
+    sharding = parameter.global_part.sharding
+    dims = sorted({i for dim in sharding.dims for i in dim})
+    return sharding.mesh[dims].process_group if dims else None
+
+
+def _powers(grad: Array | None, norm_type: float) -> float:
+    """Return the sum of the elements' absolute values to the power ``norm_type``, or the largest.
+
+    In at least single precision.
+    """
+    if grad is None or not grad.size:
+        return 0.0
+    xp = namespace(grad)
+    flat = xp.abs(grad.reshape(-1))
+    if flat.dtype.itemsize < 4:
+        flat = flat.astype(np.float32)
+    if norm_type == math.inf:
+        return float(flat.max())
+    return float(xp.dot(flat, flat) if norm_type == 2 else (flat**norm_type).sum())
+
+
+def _joined(op: ReduceOp, a: float, b: float) -> float:
+    return float(np.maximum(a, b)) if op is ReduceOp.MAX else a + b
+
+
+class _Agreed:
+    """Reduces numbers, and finds out in the same call whether all ranks were asked for the same.
+
+    ``asked`` are a line for each option, or what is wrong with this rank's arguments.
+    """
+
+    def __init__(self, asked: Sequence[str] | TypeError | ValueError, op: ReduceOp) -> None:
+        self._asked, self._op = asked, op
+        # Small enough for the sum of its squares to be exact; 0: something is wrong.
+        self._mark = 0 if isinstance(asked, Exception) else crc32(repr(asked).encode()) % 0xFFFF + 1
+
+    def reduced(self, value: float, group: ProcessGroup) -> float:
+        """Return ``value``, reduced over the group.
+
+        Raises on all its ranks what is wrong with the arguments of one, and ValueError where they
+        differ.
+        """
+        size, mark = group.size(), self._mark
+        if size == 1:
+            return value
+        other = -mark if self._op is ReduceOp.MAX else mark * mark
+        numbers = group.all_reduce(np.array([value, mark, other], np.float64), self._op).tolist()
+        marks, others = int(numbers[1]), int(numbers[2])
+        same = marks == -others if self._op is ReduceOp.MAX else marks * marks == others * size
+        if not same:
+            check_same(self._asked, group, "what clip_grad_norm_ was asked for")
+        return numbers[0]

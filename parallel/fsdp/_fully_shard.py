@@ -1,0 +1,197 @@
+"""``fully_shard``: parameters, gradients and optimizer states at 1/n each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from meshlib import DeviceMesh, current_mesh
+from meshlib.extend import log_of, to_whole_number
+from parallel._checks import check_instance, describe
+from parallel._core.replicas import check_same, describe_options, told_to_all
+from parallel._groups import check_shard_mesh
+from parallel.ddp._models import describe_parameters
+from parallel.fsdp._group import ParameterGroup
+from parallel.fsdp._module import FSDPModule
+from parallel.fsdp._part import Part
+from parallel.fsdp._state import ModuleState
+from parallel.nn._module import Module
+from parallel.nn._parameter import Parameter
+from parallel.nn._precision import MixedPrecisionPolicy
+
+_M = TypeVar("_M", bound=Module)
+
+
+def fully_shard(
+    module: _M,
+    mesh: DeviceMesh | None = None,
+    *,
+    reshard_after_forward: bool | int | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: Iterable[Parameter] = (),
+) -> _M:
+    """Keep 1/n of each parameter of ``module`` on each of n ranks; gather them when needed.
+
+    The module is changed, and returned: each parameter's ``data`` and ``grad`` are this rank's part
+    from here on (rows, by ceiling division), ``value`` is the whole as a DArray, and so are the
+    entries of ``state_dict``. Forward and backward gather the parameters before they compute, the
+    next module's meanwhile; after backward the averages of the gradients are in ``grad``. An
+    optimizer, whose states are 1/n then, works on the parts. Parameters are gathered and reduced
+    together that are of one module: of ``module`` and all below it, but for those of modules that
+    were fully sharded before. So begin with the layers and end with the whole model::
+
+        for block in model.blocks:
+            fully_shard(block, mesh["dp_shard"])
+        fully_shard(model, mesh["dp_shard"])
+
+    Parameters begin as they are on the ranks that keep them: draw them alike on all ranks, or load
+    a checkpoint. They may be frozen and unfrozen between two steps, shared by modules, and split by
+    tensor parallel layers before, whose mesh and this one are slices of one mesh. A module must not
+    keep ``parameter.data``, nor views of it, from forward to backward: its memory is used again.
+
+    Rajbhandari et al., "ZeRO", arXiv:1910.02054 (stage 3; without ``reshard_after_forward`` about
+    stage 2); Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
+
+    Args:
+        module: a ``parallel.nn.Module``; it becomes an ``FSDPModule``, too.
+        mesh: a slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
+            over the first and sharded over the second, and begin as on the first of the replicas.
+            None: the mesh of the ``with mesh:`` block around the call.
+        reshard_after_forward: give up the whole parameters after forward, and gather them again for
+            backward (True), or keep them (False). A number k that divides the ranks: keep 1/k of
+            them, for a gather over k ranks with consecutive places in the mesh. None: True, but
+            False for the outermost module, whose backward comes at once.
+        mp_policy: dtypes to compute, reduce and return in; by default the parameters'.
+        ignored_params: parameters of ``module`` that stay as they are, and whose gradients nobody
+            reduces: such as experts that no other rank has.
+
+    Returns:
+        The ``module``.
+
+    Raises:
+        TypeError: for what is no mesh; on every rank, for what is no module, number,
+            policy or parameter.
+        ValueError: for a mesh of more dims, or none outside of any ``with mesh:`` block; on every
+            rank, for a number that does not divide its size, a module that was fully sharded
+            before, parameters without dims, and when the ranks' parameters or options differ,
+            naming the first that does.
+        MeshDimError: for tensor parallel layers on a mesh that this one has no common root with.
+    """
+    mesh = current_mesh() if mesh is None else mesh
+    where = check_shard_mesh(mesh)
+    shards = mesh.shape[-1]
+    with told_to_all(mesh.process_group):
+        _check_module(module, where)
+        policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
+        example = "MixedPrecisionPolicy(param_dtype='float16')"
+        check_instance(policy, MixedPrecisionPolicy, f"{where}: mp_policy", example)
+        resharding = _check_resharding(reshard_after_forward, shards, where)
+        ignored = list(ignored_params)
+        for i, parameter in enumerate(ignored):
+            check_instance(parameter, Parameter, f"{where}: ignored_params[{i}]", "layer.weight")
+        own, borrowed = _managed(module, where, set(ignored))
+    check_same(
+        [
+            *describe_options(reshard_after_forward=resharding, mp_policy=policy),
+            *describe_parameters(own),
+        ],
+        mesh.process_group,
+    )
+    group = ParameterGroup([parameter for _, parameter in own], mesh, policy)
+    group.reshard_after_forward = resharding if resharding is None else resharding > 1
+    if own and resharding is not None and 1 < resharding < shards:
+        group.forward_group = _consecutive(mesh, resharding)
+    module.__class__ = cast(Any, _sharded_class(type(module)))
+    sharded = cast(FSDPModule, module)
+    sharded._fsdp = ModuleState(sharded, group, borrowed, policy)  # pyright: ignore[reportPrivateUsage]
+    log_of(mesh.process_group).info(
+        "fully_shard on %s: %s with %d parameters, %d parts of them here; reshard_after_forward=%s"
+        " %s",
+        mesh,
+        type(module).__qualname__,
+        sum(math.prod(part.whole_shape) for part in group.parts),
+        len(own),
+        reshard_after_forward,
+        policy,
+    )
+    return module
+
+
+@cache
+def _sharded_class(kind: type[Module]) -> type[Module]:
+    return type(f"FSDP{kind.__name__}", (FSDPModule, kind), {"__module__": kind.__module__})
+
+
+def _managed(
+    module: Module, where: str, ignored: set[Parameter]
+) -> tuple[list[tuple[str, Parameter]], list[ParameterGroup]]:
+    """Return the parameters that become ``module``'s own, and the groups that it borrows from.
+
+    Those are of modules outside, or of fully sharded ones inside, whose parameters modules that
+    are not fully sharded by themselves use as well.
+    """
+    own: dict[Parameter, str] = {}
+    borrowed: list[ParameterGroup] = []
+    for path, part in _not_sharded(module, ""):
+        for name, parameter in vars(part).items():
+            if not isinstance(parameter, Parameter) or parameter in own or parameter in ignored:
+                continue
+            path_of = f"{path}.{name}" if path else name
+            if isinstance(parameter.global_part, Part):
+                if parameter.global_part.group not in borrowed:
+                    borrowed.append(parameter.global_part.group)
+            elif not parameter.shape:
+                raise ValueError(
+                    f"{where}: parameter {path_of} is a single number, which cannot be split over"
+                    " ranks; expected at least one dim: give it the shape (1,)"
+                )
+            else:
+                own[parameter] = path_of
+    return [(path, parameter) for parameter, path in own.items()], borrowed
+
+
+def _not_sharded(module: Module, path: str) -> Iterator[tuple[str, Module]]:
+    """Yield (path, module) for ``module`` and those below it, without fully sharded ones."""
+    yield path, module
+    for name, child in module.named_children():
+        if not isinstance(child, FSDPModule):
+            yield from _not_sharded(child, f"{path}.{name}" if path else name)
+
+
+def _check_module(module: Any, where: str) -> None:
+    """Raise for what is no module that ``fully_shard`` can be applied to."""
+    if not isinstance(module, Module):
+        raise TypeError(f"{where}: module must be a parallel.nn.Module, got {describe(module)}")
+    if isinstance(module, FSDPModule):
+        raise ValueError(
+            f"{where}: module {type(module).__qualname__} was fully sharded before; expected a"
+            " module to which fully_shard was not applied"
+        )
+
+
+def _check_resharding(value: Any, shards: int, where: str) -> int | None:
+    """Return over how many ranks parameters are sharded between forward and backward."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return shards if value else 1
+    try:
+        number = to_whole_number(value, "reshard_after_forward")
+    except TypeError as error:
+        raise TypeError(f"{where}: {error}") from None
+    if number < 1 or shards % number:
+        raise ValueError(
+            f"{where}: reshard_after_forward is {number}; expected True, False, or a number that"
+            f" divides the {shards} ranks to shard over"
+        )
+    return number
+
+
+def _consecutive(mesh: DeviceMesh, size: int) -> Any:
+    """Return the group of this rank and the ``size`` - 1 others beside it in the last dim."""
+    last = mesh[mesh.ndim - 1]
+    names = last.mesh_dim_names
+    new = None if names is None else [f"{names[0]}_{part}{size}" for part in ("by", "in")]
+    return last.unflatten(0, (-1, size), new)[1].process_group

@@ -1,0 +1,222 @@
+"""The parameters of one ``fully_shard``: gathered together, reduced together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib import DeviceMesh, ProcessGroup
+from parallel._arrays import Array, is_floating, namespace, placement
+from parallel._core.shard_calls import Gather, GradientBuffer, Pool, Reduction
+from parallel._core.shards import rows_of
+from parallel._groups import same_dims
+from parallel.fsdp._part import Part
+from parallel.nn._parameter import Parameter
+from parallel.nn._precision import MixedPrecisionPolicy
+
+
+class ParameterGroup:
+    """Parameters that are sharded over the last dim of ``mesh``, and replicated over the others.
+
+    ``holders`` counts the modules that compute with them at the moment.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        mesh: DeviceMesh,
+        policy: MixedPrecisionPolicy,
+    ) -> None:
+        self._spread(mesh)
+        self.policy = policy
+        self.parts: list[Part] = [Part(parameter, mesh, self) for parameter in parameters]
+        if self.replicas is not None:
+            for part in self.parts:
+                self.replicas.broadcast(part.array, group_src=0)
+        self.reshard_after_forward: bool | None = None
+        self.reshard_after_backward = True
+        self.forward_group: ProcessGroup | None = None
+        """Over which ranks parameters are sharded from forward to backward, if not over all."""
+        self.sync = True
+        self.all_reduce = True
+        self._begin(Pool())
+
+    def _begin(self, pool: Pool) -> None:
+        self.pool: Pool = pool
+        self.holders: int = 0
+        self._gathers: list[tuple[list[int], Gather]] = []
+        """Those under way, with the places in ``parts`` of what they gather."""
+        self._whole = False
+        self._between: list[Array] | None = None
+        self._buffers: list[tuple[list[Part], GradientBuffer]] = []
+        """Where gradients live until they are reduced, with the parts whose they are."""
+        self._reductions: list[tuple[list[Part], Reduction]] = []
+        self._not_averaged: list[Array] | None = None
+
+    def _spread(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        last = mesh.ndim - 1
+        self.shards: ProcessGroup = mesh[last].process_group
+        self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with the ranks of ``mesh``, along the dims that the group has had."""
+        self._spread(same_dims(self._mesh, mesh, "fully_shard"))
+        for part in self.parts:
+            part.move_to(self._mesh)
+
+    # ------------------------------------------------------------------ parameters
+
+    def begin_unshard(self) -> None:
+        """Begin to gather the parameters, unless they are there or on their way."""
+        if self._whole or self._gathers:
+            return
+        between, self._between = self._between, None
+        group = self.shards if between is None else self.forward_group
+        assert group is not None
+        arrays = [part.array for part in self.parts] if between is None else between
+        for dtype, places in self._batches(self._computed_dtype):
+            shapes = [self.parts[i].whole_shape for i in places]
+            gather = Gather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
+            self._gathers.append((places, gather))
+
+    def unshard(self) -> None:
+        """Gather the parameters: they are whole afterwards."""
+        if self._whole:
+            return
+        self.begin_unshard()
+        for places, gather in self._gathers:
+            for i, whole in zip(places, gather.finish(), strict=True):
+                self.parts[i].lend(whole)
+        self._whole = True
+
+    def reshard(self, *, keep_some: bool = False) -> None:
+        """Give up the whole parameters; with ``keep_some``, but for parts on ``forward_group``."""
+        if not self._whole and self._gathers:  # they were on their way, and are not needed
+            for _, gather in self._gathers:
+                gather.finish()
+        if self._whole:
+            if keep_some and self.forward_group is not None:
+                size, rank = self.forward_group.size(), self.forward_group.rank()
+                self._between = [
+                    namespace(part.array).array(
+                        part.parameter.data[rows_of(part.whole_shape, size, rank)], order="C"
+                    )
+                    for part in self.parts
+                ]
+            for part in self.parts:
+                part.take_back()
+        for _, gather in self._gathers:
+            gather.release()
+        self._gathers = []
+        self._whole = False
+
+    def forget_between(self) -> None:
+        """Drop what was kept from forward to backward: the parameters may have changed since."""
+        self._between = None
+
+    # ------------------------------------------------------------------ gradients
+
+    def prepare_backward(self) -> None:
+        """Make place for the gradients of the parameters, which are whole."""
+        if not self._buffers:
+            for dtype, places in self._batches(self._own_dtype, self._trained()):
+                parts = [self.parts[i] for i in places]
+                self._buffers.append((parts, self._new_buffer(parts, dtype)))
+        for parts, buffer in self._buffers:
+            for part, view in zip(parts, buffer.views, strict=True):
+                part.parameter.set_grad_home(view)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all uses in forward have given their gradients, and there are some."""
+        pending = any(part.whole_grad is not None for part in self.parts)
+        return pending and not any(part.parameter.uses for part in self.parts)
+
+    def begin_reduce(self) -> None:
+        """Begin to average the gradients over the ranks."""
+        reduce_dtype = self.policy.dtype("reduce_dtype")
+        for dtype, places in self._batches(self._own_dtype, self._trained()):
+            parts = [self.parts[i] for i in places]
+            wanted = dtype if reduce_dtype is None or not is_floating(dtype) else reduce_dtype
+            offered = [
+                pair for pair in self._buffers if pair[0] == parts and pair[1].flat.dtype == wanted
+            ]
+            if offered:
+                self._buffers.remove(offered[0])
+            buffer = offered[0][1] if offered else self._new_buffer(parts, wanted)
+            buffer.collect([part.whole_grad for part in parts])
+            for part in parts:
+                part.whole_grad = None
+            replicas = self.replicas if self.all_reduce else None
+            self._reductions.append((parts, Reduction(buffer, self.shards, replicas)))
+        self.forget_gradients()
+
+    def _new_buffer(self, parts: Sequence[Part], dtype: Any) -> GradientBuffer:
+        shapes, like = [part.whole_shape for part in parts], parts[0].array
+        return GradientBuffer(shapes, like, self.shards, dtype, self.pool)
+
+    def scattered(self) -> None:
+        """Wait until the averages over the shards are there; begin those over the replicas."""
+        earlier = self._not_averaged or [None] * len(self._reductions)
+        results = [
+            reduction.scattered(before)
+            for (_, reduction), before in zip(self._reductions, earlier, strict=True)
+        ]
+        self._not_averaged = None
+        if self.replicas is not None and not self.all_reduce:
+            self._not_averaged, self._reductions = results, []
+
+    def finish_reduce(self) -> None:
+        """Wait for the averages, and add them to the gradients of the parts."""
+        for parts, reduction in self._reductions:
+            for part, grad in zip(parts, reduction.finish(), strict=True):
+                part.add_grad(grad)
+        self._reductions = []
+
+    def forget_gradients(self) -> None:
+        """Drop gradients of whole parameters that were not reduced, and the place for them."""
+        for part in self.parts:
+            part.whole_grad = None
+            if part.lent:
+                part.parameter.set_grad_home(None)
+        for _, buffer in self._buffers:
+            buffer.release()
+        self._buffers = []
+
+    def abandon(self, pool: Pool) -> None:
+        """Be as before the first forward, after an error: memory that may be in use is let go.
+
+        ``pool`` is what takes its place.
+        """
+        for part in self.parts:
+            if part.lent:
+                part.take_back()
+            part.pending = None
+            part.parameter.uses = 0  # some may have been in the middle of it
+        self._begin(pool)
+
+    # ------------------------------------------------------------------ which
+
+    def _trained(self) -> list[int]:
+        return [i for i, part in enumerate(self.parts) if part.parameter.requires_grad]
+
+    def _own_dtype(self, part: Part) -> np.dtype[Any]:
+        return part.array.dtype
+
+    def _computed_dtype(self, part: Part) -> np.dtype[Any]:
+        own, lower = part.array.dtype, self.policy.dtype("param_dtype")
+        return own if lower is None or not is_floating(own) else lower
+
+    def _batches(
+        self, dtype_of: Any, among: Sequence[int] | None = None
+    ) -> list[tuple[np.dtype[Any], list[int]]]:
+        """Return (dtype, places in ``parts``) for each dtype and device: the same on all ranks."""
+        batches: dict[Any, tuple[np.dtype[Any], list[int]]] = {}
+        for i in range(len(self.parts)) if among is None else among:
+            dtype = dtype_of(self.parts[i])
+            key = dtype.name, placement(self.parts[i].array)
+            batches.setdefault(key, (dtype, []))[1].append(i)
+        return list(batches.values())

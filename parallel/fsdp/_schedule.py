@@ -1,0 +1,216 @@
+"""When groups of parameters are gathered, reduced and given up, in one tree of sharded modules."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from parallel._core.shard_calls import Pool
+from parallel.fsdp._group import ParameterGroup
+from parallel.nn._module import Module, others_wait
+
+if TYPE_CHECKING:
+    from parallel.fsdp._state import ModuleState
+
+
+class Schedule:
+    """What the sharded modules below one root share.
+
+    While one computes, the next one's parameters are gathered: in forward, the one that came next
+    in the forward pass before; in backward, the one that came before in this forward pass; or those
+    that the module names. All ranks run the same program, so their calls have the same order.
+    """
+
+    def __init__(self, root: ModuleState, states: Sequence[ModuleState]) -> None:
+        self._root = root
+        self._states = list(states)
+        pool = Pool()
+        for state in states:
+            if state.schedule is not None:
+                raise RuntimeError(
+                    f"{state} ran a forward pass by itself before {root}, which contains it: it is"
+                    " the root of its own gathers already; run the outermost module first"
+                )
+        for state in states:
+            state.schedule = self
+            for group in state.groups:
+                group.pool = pool
+        if root.own.reshard_after_forward is None:
+            # Its backward comes first: they would be gathered again at once.
+            root.own.reshard_after_forward = False
+        self._depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._outstanding = 0
+        self._order: list[ModuleState] = []
+        self._seen: list[ModuleState] = []
+        self._passed: list[ModuleState] = []
+        self._reducing: deque[ParameterGroup] = deque()
+        self._averaging: list[ParameterGroup] = []
+
+    @contextmanager
+    def _running(self) -> Generator[None]:
+        """Count how deep the call is; after an error at the top, be as before the first forward."""
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            if self._depth == 1:
+                self.abandon()
+            raise
+        finally:
+            self._depth -= 1
+
+    # ------------------------------------------------------------------ forward
+
+    @contextmanager
+    def forward(self, state: ModuleState, *, training: bool) -> Generator[None]:
+        """Within this the module's forward computes: parameters are whole, the next one's come."""
+        with self._running():
+            self._hold(state)
+            self._seen.append(state)
+            place = len(self._seen)
+            following = (
+                self._order[place : place + 1]
+                if place <= len(self._order) and self._order[place - 1] is state
+                else []
+            )
+            _prefetch(following if state.forward_prefetch is None else state.forward_prefetch)
+            yield
+            for group in state.groups:
+                group.holders -= 1
+                if not group.holders and (not training or group.reshard_after_forward is not False):
+                    group.reshard(keep_some=training)
+            if training:
+                self._passed.append(state)
+            if self._depth > 1:
+                return
+            self._order, self._seen = self._seen, []
+            if training:
+                self._outstanding += 1
+            else:
+                self._reshard_all()
+
+    # ------------------------------------------------------------------ backward
+
+    @contextmanager
+    def backward(self, state: ModuleState) -> Generator[None]:
+        """Within this the module's backward computes: the one's before it in forward come.
+
+        Raises RuntimeError when this backward cannot complete the gradients.
+        """
+        if not self._depth and state.own.sync and self._outstanding > 1:
+            raise others_wait(self._outstanding - 1)
+        with self._running():
+            self._hold_for_gradients(state)
+            while state in self._passed and self._passed.pop() is not state:
+                pass
+            before = self._passed[-1:]
+            _prefetch(before if state.backward_prefetch is None else state.backward_prefetch)
+            yield
+            self._let_go(state)
+            if self._depth == 1:
+                self._end_backward()
+
+    @contextmanager
+    def deferred(self, state: ModuleState) -> Generator[None]:
+        """Within this the gradients that backward left for later are computed.
+
+        At the end of all also reduce what was complete before.
+        """
+        with self._running():
+            self._hold_for_gradients(state)
+            yield
+            self._let_go(state)
+            if self._depth == 1:
+                if not self._outstanding:
+                    self._reduce_complete()
+                self._end_reducing()
+
+    def _hold_for_gradients(self, state: ModuleState) -> None:
+        self._hold(state)
+        for group in state.groups:
+            group.prepare_backward()
+
+    def _let_go(self, state: ModuleState) -> None:
+        for group in state.groups:
+            group.holders -= 1
+            if group.sync and group.is_complete:
+                self._reduce(group)
+            if not group.holders and group.reshard_after_backward:
+                group.reshard()
+
+    def _end_backward(self) -> None:
+        self._outstanding = max(self._outstanding - 1, 0)
+        if not self._outstanding:
+            # Over are also parts of the forward that the loss did not depend on.
+            self._passed.clear()
+            Module.discard_saved(self._root.module)
+            self._reduce_complete()
+        self._end_reducing()
+
+    def _reduce_complete(self) -> None:
+        for group in self._groups():
+            if group.sync and group.is_complete:
+                self._reduce(group)
+
+    def _end_reducing(self) -> None:
+        self._finish_reducing()
+        for group in self._averaging:
+            group.finish_reduce()
+        self._averaging.clear()
+        for group in self._groups():
+            if group.reshard_after_backward and not group.holders:
+                group.reshard()
+
+    def _reduce(self, group: ParameterGroup) -> None:
+        # The one before had all of this module's backward for it: the wholes of two gradients at a
+        # time are enough, this one's and the next one's.
+        self._finish_reducing()
+        group.begin_reduce()
+        self._reducing.append(group)
+
+    def _finish_reducing(self) -> None:
+        while self._reducing:
+            group = self._reducing.popleft()
+            group.scattered()
+            self._averaging.append(group)
+
+    def forget_passes(self) -> None:
+        """Forget all outstanding forward passes."""
+        self._outstanding = 0
+        self._passed.clear()
+        self._reshard_all()
+
+    # ------------------------------------------------------------------ both
+
+    def _hold(self, state: ModuleState) -> None:
+        for group in state.groups:
+            group.unshard()
+            group.holders += 1
+
+    def _groups(self) -> Iterable[ParameterGroup]:
+        return (state.own for state in self._states)
+
+    def _reshard_all(self) -> None:
+        for group in self._groups():
+            if not group.holders:
+                group.reshard()
+                group.forget_between()
+
+    def abandon(self) -> None:
+        """Be as before the first forward, after an error."""
+        self._begin()
+        Module.discard_saved(self._root.module)
+        pool = Pool()
+        for group in self._groups():
+            group.abandon(pool)
+
+
+def _prefetch(states: Iterable[ModuleState]) -> None:
+    for state in states:
+        for group in state.groups:
+            group.begin_unshard()

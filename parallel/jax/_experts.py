@@ -1,0 +1,252 @@
+"""Mixtures of experts inside ``jax.jit``, whose experts are split over ``mesh["ep"]``.
+
+    weights, chosen, shares = route(x, params["router"], top_k=2)
+    y = mixture(networks, x, weights, chosen, 8, mesh["ep"])
+
+    def networks(rows, counts):                            # this rank's experts
+        hidden = jax.nn.gelu(grouped_matmul(rows, params["up"], counts))
+        return grouped_matmul(hidden, params["down"], counts)
+
+Each rank of ``ep`` has tokens of its own and the i-th equal part of the experts. Rows travel to
+their experts and back by an uneven all-to-all: as many as there are, with no padding on the wire.
+XLA wants shapes that it knows: an expert's rank has room for all rows that may come, which are
+``size * tokens * min(top_k, experts / size)`` without a capacity.
+
+All but the experts is replicated over ``ep``: average its gradients over ``ep`` and the
+data-parallel dims. Those of the experts have contributions from the tokens of all ranks of ``ep``:
+divide them by its size, and average over the data-parallel dims. Reverse-mode derivatives of the
+first order only, and no ``vmap``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshlib import get_world_size, jit
+from meshlib.extend.jit import host_call
+from parallel._core.experts import (
+    Score,
+    by_arrival,
+    by_expert,
+    capacity_of,
+    choose,
+    load_balance,
+    scores_of,
+)
+from parallel._groups import Ranks, resolve
+
+
+class Routes(NamedTuple):
+    """Where tokens go: see ``route``."""
+
+    weights: jax.Array
+    """(tokens, top_k), the best first."""
+    chosen: jax.Array
+    """The experts, (tokens, top_k), whole numbers."""
+    shares: jax.Array
+    """What the router gave each expert of each token, (tokens, experts); rows sum to 1."""
+
+
+def route(
+    x: jax.Array,
+    weight: jax.Array,
+    top_k: int,
+    *,
+    score: Score = "softmax",
+    normalize: bool | None = None,
+) -> Routes:
+    """Return which experts tokens x (tokens, dim) go to; ``weight`` is (dim, experts).
+
+    Scores are the softmax of ``x @ weight`` or its ``"sigmoid"``. ``normalize``: divide the weights
+    of the chosen by their sum; None: if there are several.
+
+    Raises ValueError, while being traced, for an unknown score and more choices than experts.
+    """
+    experts = weight.shape[-1]
+    if score not in get_args(Score):
+        raise ValueError(f"score must be 'softmax' or 'sigmoid', got {score!r}")
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k is {top_k}; expected 1 to the number of experts, {experts}")
+    scores = scores_of(jnp, x @ weight, score)
+    weights, chosen = choose(jnp, scores, top_k)
+    if top_k > 1 if normalize is None else normalize:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return Routes(weights, chosen, scores / scores.sum(axis=-1, keepdims=True))
+
+
+def balance_loss(routes: Routes, mesh: Ranks | None = None) -> jax.Array:
+    """Return this rank's share of the balance loss of the tokens of all ranks of ``mesh``.
+
+    None: of those here. See ``parallel.expert.load_balance``.
+    """
+    experts = routes.shares.shape[-1]
+    counts = (routes.chosen[..., None] == jnp.arange(experts)).sum(axis=(0, 1))
+    if mesh is not None:
+        counts = jit.all_reduce(counts, group=mesh.process_group)
+    return load_balance(counts, routes.shares)[0]
+
+
+def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
+    """Return ``y``, and let the scalar ``loss`` count for the gradients as well.
+
+    The gradients are those of a sum with the loss. So a layer adds a balance loss that its callers
+    do not know of, in any stage of a pipeline.
+    """
+    return _with_loss(y, loss)
+
+
+@jax.custom_vjp
+def _with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
+    del loss
+    return y
+
+
+def _with_loss_forward(y: jax.Array, loss: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return y, jnp.ones_like(loss)
+
+
+def _with_loss_backward(one: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return grad, one
+
+
+_with_loss.defvjp(_with_loss_forward, _with_loss_backward)
+
+
+def mixture(
+    networks: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    weights: jax.Array,
+    chosen: jax.Array,
+    experts: int,
+    mesh: Ranks | None = None,
+    *,
+    capacity_factor: float | None = None,
+) -> jax.Array:
+    """Return the sum over the chosen experts e of a token of weight_e * e(x), (tokens, dim).
+
+    Args:
+        networks: ``networks(rows, counts)`` is given rows (n, dim), sorted by expert, ``counts[i]``
+            of them for the i-th expert here, and returns as many. Rows of zeros follow, whose
+            results do not matter.
+        x: this rank's tokens, (tokens, dim).
+        weights: of the choices, (tokens, top_k).
+        chosen: which experts they are, (tokens, top_k).
+        experts: how many there are on all ranks.
+        mesh: the ranks that have them: ``mesh["ep"]``. None: all are here.
+        capacity_factor: each expert takes at most ``ceil(capacity_factor * top_k * tokens /
+            experts)`` rows of a rank, and the rest counts as zero. None: nothing is dropped.
+
+    Raises ValueError, while being traced, for shapes that do not fit, and experts that do not
+    divide by the ranks.
+    """
+    x, weights, chosen = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(chosen)
+    size = 1 if mesh is None else get_world_size(mesh.process_group)
+    tokens, top_k = chosen.shape
+    if x.ndim != 2 or len(x) != tokens or weights.shape != chosen.shape:
+        raise ValueError(
+            f"x, weights and chosen have shapes {x.shape}, {weights.shape}, {chosen.shape};"
+            " expected (tokens, dim), (tokens, top_k) and (tokens, top_k)"
+        )
+    here, rest = divmod(experts, size)
+    if rest:
+        raise ValueError(f"experts is {experts}, which does not divide by the {size} ranks")
+    capacity = capacity_of(capacity_factor, tokens, top_k, experts)
+    rows, counts = by_expert(jnp, chosen, experts, capacity)
+    sent = jnp.where((jnp.arange(len(rows)) < counts.sum())[:, None], x[rows % tokens], 0)
+    if mesh is None or size == 1:
+        back = networks(sent, counts)
+    else:
+        outgoing = counts.reshape(size, here).astype(jnp.int32)
+        incoming = jit.all_to_all(outgoing, mesh.process_group)
+        room = tokens * min(top_k, here)
+        room = size * (room if capacity is None else min(room, here * capacity))
+        out_of, into = outgoing.sum(axis=1), incoming.sum(axis=1)
+        arrived = exchange(sent, out_of, into, mesh, room)
+        order = by_arrival(jnp, incoming, room)
+        of_experts = networks(arrived[order], incoming.sum(axis=0))
+        unsorted = jnp.zeros_like(of_experts).at[order].set(of_experts)
+        back = exchange(unsorted, into, out_of, mesh, len(rows))
+    # Rows that no expert took are zero, whatever the networks make of zeros.
+    back = jnp.where((jnp.arange(len(rows)) < counts.sum())[:, None], back, 0)
+    terms = jnp.zeros_like(back).at[rows].set(back).reshape(top_k, tokens, -1)
+    # Summed up in the order of the choices, wherever the experts were.
+    y = terms[0] * weights[:, :1]
+    for choice in range(1, top_k):
+        y += terms[choice] * weights[:, choice : choice + 1]
+    return y
+
+
+def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax.Array:
+    """Return (n, out): expert i's ``counts[i]`` rows of (n, in), times its ``weight[i]``.
+
+    ``weight`` is (experts, in, out). Rows behind those of the experts become zeros.
+    """
+    return jax.lax.ragged_dot(rows, weight, counts.astype(jnp.int32))
+
+
+def exchange(
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+) -> jax.Array:
+    """Send ``out_of[i]`` rows to rank i of ``mesh``, and return those that come, ``into[i]`` of i.
+
+    An all-to-all whose sizes are known when the program runs, not before. Rows to rank 0 come
+    first, then those to rank 1; likewise in the result, which has ``room`` rows: behind those that
+    came are zeros. The derivative is the exchange the other way.
+
+    Args:
+        rows: (n, dim); those behind the sum of ``out_of`` stay here.
+        out_of: whole numbers, (ranks,).
+        into: whole numbers, (ranks,): rank i's ``out_of`` for this one.
+        mesh: the ranks: ``mesh["ep"]``, a process group, or None for the default group.
+        room: the rows of the result.
+
+    When the program runs it ends with the text of a ValueError if more come than there is room for.
+    """
+    return _exchange(rows, out_of, into, mesh, room)
+
+
+def _exchanged(
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+) -> jax.Array:
+    base = resolve(mesh, "mesh")
+    group = base.companion("rows in jit", f"{base.group_desc or base.id} in jit, rows")
+
+    def move(outputs: Sequence[Any], inputs: Sequence[Any], _: object) -> None:
+        (result,), (own, outgoing, incoming) = outputs, inputs
+        sizes, splits = incoming.tolist(), outgoing.tolist()
+        received = sum(sizes)
+        if received > len(result) or sum(splits) > len(own):
+            raise ValueError(
+                f"{group}: {received} rows come and {sum(splits)} go; expected at most"
+                f" {len(result)} and {len(own)}"
+            )
+        group.all_to_all_single(result[:received], own[: sum(splits)], sizes, splits)
+        result[received:] = 0
+
+    spec = jax.ShapeDtypeStruct((room, *rows.shape[1:]), rows.dtype)
+    counts = (out_of.astype(np.int32), into.astype(np.int32))
+    return host_call(move, [spec], rows, *counts, ordered=True, group=group)[0]
+
+
+_exchange: Any = jax.custom_vjp(_exchanged, nondiff_argnums=(3, 4))
+
+
+def _exchange_forward(
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _exchanged(rows, out_of, into, mesh, room), (out_of, into, jnp.zeros((len(rows), 0)))
+
+
+def _exchange_backward(
+    mesh: Ranks | None, room: int, saved: tuple[Any, ...], grad: jax.Array
+) -> tuple[Any, ...]:
+    out_of, into, rows = saved
+    return _exchange(grad, into, out_of, mesh, len(rows)), None, None
+
+
+_exchange.defvjp(_exchange_forward, _exchange_backward)

@@ -1,0 +1,290 @@
+"""Fully sharded training inside ``jax.jit``, by functions on pytrees.
+
+    parts = fsdp.shard(params, mesh["dp_shard"])
+
+    def loss(parts, batch):
+        x = fsdp.gather(parts["embedding"])[batch.tokens]
+        for block in parts["blocks"]:
+            x = fsdp.layer(apply_block)(block, x)
+        ...
+
+    value, grads = jax.value_and_grad(loss)(parts, batch)
+
+Each array becomes a ``Part``, a node of the pytree that holds this rank's rows. ``gather`` returns
+the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
+``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` work on trees of parts as on trees of arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from meshlib import DArray, DeviceMesh, jit
+from parallel._checks import to_floating
+from parallel._core.replicas import told_to_all
+from parallel._groups import check_shard_mesh
+from parallel.jax._gathering import Split, gather_arrays, save_results
+from parallel.jax._paths import leaves_below, map_nodes, path_of
+from parallel.jax._trees import TreeOfParameters, check_same_tree, is_trained
+
+__all__ = [
+    "Part",
+    "ShardedLayer",
+    "Split",
+    "from_global",
+    "gather",
+    "global_norm",
+    "layer",
+    "save_results",
+    "shard",
+    "to_global",
+    "unshard",
+]
+
+Tree = Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["split"])
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of an array: a node of a pytree, whose one leaf is ``array``."""
+
+    array: Any
+    split: Split
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self.split.whole_shape(self.array.shape)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=[])
+@dataclass(frozen=True)
+class ShardedLayer:
+    """A layer of which this rank has ``parts``: a call gathers them, and calls the whole layer."""
+
+    parts: Tree
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return what the layer returns."""
+
+        def call(whole: Any, *inputs: Any, **options: Any) -> Any:
+            return whole(*inputs, **options)
+
+        return layer(call)(self.parts, *inputs, **options)
+
+
+def is_part(node: Any) -> bool:
+    """Whether a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
+    return isinstance(node, Part)
+
+
+def _is_gathered_apart(node: Any) -> bool:
+    return isinstance(node, Part | ShardedLayer)
+
+
+def shard(
+    params: Tree,
+    mesh: DeviceMesh,
+    *,
+    layers: Iterable[str] = (),
+    stacked: Iterable[str] = (),
+    param_dtype: npt.DTypeLike | None = None,
+    reduce_dtype: npt.DTypeLike | None = None,
+    init_sync: bool = True,
+) -> Tree:
+    """Return ``params`` with this rank's ``Part`` in place of each floating point array.
+
+    Arrays are split along their first axis, by ceiling division. Those without axes are on all
+    ranks, and leaves that are no floating point arrays stay what they are. All ranks call.
+
+    Args:
+        params: A pytree, the same on all ranks.
+        mesh: A slice of one dim, over which to shard. Or one of two (HSDP): parameters are
+            replicated over the first and sharded over the second.
+        layers: Paths of layers that are called, such as an equinox model's ``"layers.*"``, where
+            ``*`` stands for one name. Each becomes a ``ShardedLayer``: ``gather`` leaves it alone,
+            and a call gathers its parts.
+        stacked: Paths of layers that are stacked along the first axis for ``jax.lax.scan``, such as
+            ``"blocks"``. Below them arrays are split along their second axis.
+        param_dtype: The dtype to gather and compute in. None: that of each array.
+        reduce_dtype: The dtype to reduce gradients in. None: that of the parts.
+        init_sync: Compare the ranks' trees (paths, shapes, dtypes). Without it an error of one rank
+            is raised on that rank only.
+
+    Raises:
+        TypeError: For ``mesh`` of another type. On every rank: for no dtype, and for a layer that
+            cannot be called.
+        ValueError: For a mesh of more dims or without this rank. On every rank: for a tree without
+            floating point arrays, and for paths that the tree does not have. Also on every rank
+            when trees or options differ, naming the first that does.
+    """
+    where = check_shard_mesh(mesh)
+    with told_to_all(mesh.process_group if init_sync else None):
+        described = TreeOfParameters.of(params)
+        if not described.trained():
+            raise ValueError(
+                f"{where}: params has no array of floating point numbers to train; expected a"
+                f" pytree of parameters, got {type(params).__qualname__}"
+            )
+        below = leaves_below(params, list(stacked), f"{where}: stacked")
+        patterns = list(layers)
+        leaves_below(params, patterns, f"{where}: layers")
+        map_nodes(lambda path, node: _check_layer(path, node, f"{where}: layers"), params, patterns)
+        dtypes = [
+            None if dtype is None else to_floating(dtype, f"{where}: {name}")
+            for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype))
+        ]
+    if init_sync:
+        options = {"param_dtype": dtypes[0], "reduce_dtype": dtypes[1]}
+        check_same_tree(described, mesh.process_group, layers=patterns, stacked=below, **options)
+
+    def part_of(path: Any, leaf: Any) -> Any:
+        if not is_trained(leaf):
+            return leaf
+        first = int(path_of(path) in below)
+        split = first < leaf.ndim
+        axis, length = (first - leaf.ndim, leaf.shape[first]) if split else (None, 0)
+        lies = Split(mesh, axis, length, dtypes[0], dtypes[1])
+        # A copy: a slice of a JAX array on the CPU could keep the whole alive.
+        return Part(jnp.array(lies.part_of(leaf)), lies)
+
+    parts = jax.tree_util.tree_map_with_path(part_of, params)
+    return map_nodes(lambda _, layer: ShardedLayer(layer), parts, patterns)
+
+
+def _check_layer(path: str, layer: Any, what: str) -> None:
+    if not callable(layer):
+        raise TypeError(
+            f"{what}: {path} is a {type(layer).__qualname__}, which cannot be called; expected a"
+            " module. Elsewhere call gather, or layer(fn), where the layer begins"
+        )
+
+
+def gather(parts: Tree, *, after: Any = None) -> Tree:
+    """Return ``parts`` with the whole array in place of each ``Part``. All ranks call.
+
+    The derivative by the parts is this rank's parts of the average over all ranks of the mesh.
+    Small arrays share a call. Under ``jax.checkpoint`` arrays are gathered again in backward.
+    A ``ShardedLayer`` stays what it is.
+
+    Args:
+        parts: A pytree. Other leaves stay what they are.
+        after: An array that is there before the gather begins. Without it XLA may gather the
+            arrays of all layers of a Python loop at once. With the layer's own input one layer is
+            whole at a time. With the input of the layer before two are: XLA may gather the second
+            one while the first one computes.
+    """
+    nodes, structure = jax.tree_util.tree_flatten(parts, is_leaf=_is_gathered_apart)
+    places = [i for i, node in enumerate(nodes) if is_part(node)]
+    arrays = gather_arrays(
+        [nodes[i].array for i in places], [nodes[i].split for i in places], after
+    )
+    for i, whole in zip(places, arrays, strict=True):
+        nodes[i] = whole
+    return jax.tree_util.tree_unflatten(structure, nodes)
+
+
+def unshard(parts: Tree) -> Tree:
+    """Return the tree that ``shard`` was given, with the values that ``parts`` have now.
+
+    A ``ShardedLayer`` becomes the whole layer. All ranks call.
+    """
+
+    def bare(node: Any) -> Any:
+        return node.parts if isinstance(node, ShardedLayer) else node
+
+    return gather(jax.tree_util.tree_map(bare, parts, is_leaf=_is_gathered_apart))
+
+
+def layer(
+    fn: Callable[..., Any], *, policy: Callable[..., bool] | None = save_results
+) -> Callable[..., Any]:
+    """Return a function like ``fn``, of a tree of parts in place of its first argument.
+
+    ``fn(params, *inputs)`` gets whole arrays. They are gathered when the first array of ``inputs``
+    is there, and again in backward. In between ``jax.checkpoint`` saves what ``policy`` says: by
+    default the results of all other operations, with None the inputs only.
+    """
+
+    def gathered(parts: Tree, *inputs: Any, **options: Any) -> Any:
+        return fn(gather(parts, after=_first_array(inputs)), *inputs, **options)
+
+    return functools.wraps(fn)(jax.checkpoint(gathered, policy=policy))  # pyright: ignore[reportUnknownMemberType, reportPrivateImportUsage]
+
+
+def _first_array(inputs: Any) -> Any:
+    for leaf in jax.tree_util.tree_leaves(inputs):
+        if isinstance(leaf, jax.Array) and leaf.size and jnp.issubdtype(leaf.dtype, jnp.number):
+            return leaf
+    return None
+
+
+def global_norm(grads: Tree) -> jax.Array:
+    """Return the norm of the whole arrays of which ``grads`` has the parts. All ranks call.
+
+    For clipping inside ``jit``: multiply by ``jnp.minimum(1, most / norm)``. In at least single
+    precision.
+    """
+    squares: dict[DeviceMesh | None, jax.Array] = {None: jnp.zeros(())}
+    for part in jax.tree_util.tree_leaves(grads, is_leaf=is_part):
+        array, over = (part.array, part.split) if is_part(part) else (part, None)
+        if not is_trained(array):
+            continue
+        key = None if over is None or over.axis is None else over.shards
+        wide = jnp.promote_types(array.dtype, np.float32)
+        square = jnp.sum(jnp.abs(array.astype(wide)) ** 2)
+        squares[key] = squares.get(key, jnp.zeros(())) + square
+    sums = [
+        total if mesh is None else jit.all_reduce(total, group=mesh)
+        for mesh, total in squares.items()
+    ]
+    return jnp.sqrt(functools.reduce(jnp.add, sums))
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def to_global(tree: Tree) -> Tree:
+    """Return DArrays of NumPy arrays for the parts in ``tree``. Not inside ``jit``.
+
+    For checkpoints, of optimizer states, too. An array that is on all ranks becomes a NumPy array.
+    """
+
+    def whole(node: Any) -> Any:
+        if not is_part(node):
+            return node
+        local, split = np.asarray(node.array), node.split
+        if split.axis is None:
+            return local
+        return DArray(local, split.sharding(local.ndim), node.shape, local.dtype)
+
+    return jax.tree_util.tree_map(whole, tree, is_leaf=is_part)
+
+
+def from_global(tree: Tree, like: Tree) -> Tree:
+    """Return the parts of ``to_global``'s result. All ranks call.
+
+    ``like`` is a tree of parts that says how they lie: on another mesh, too. ``tree`` has DArrays
+    in any sharding, or whole arrays.
+    """
+
+    def part(node: Any, value: Any) -> Any:
+        if not is_part(node):
+            return value
+        split = node.split
+        if isinstance(value, DArray):
+            value = value.redistribute(split.sharding(len(value.shape))).local
+        else:
+            value = split.part_of(value)
+        return Part(jnp.array(value), split)
+
+    return jax.tree_util.tree_map(part, like, tree, is_leaf=is_part)

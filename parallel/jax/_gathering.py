@@ -1,0 +1,244 @@
+"""Gathering arrays inside a program, with the derivative that sharded training wants.
+
+Forward gathers, backward averages the gradients and scatters them. Under ``jax.checkpoint`` arrays
+are gathered again in backward, whatever its policy saves. JAX runs an operation with an effect once
+and saves its result, so the gather is a primitive with rules of its own for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from meshlib import DeviceMesh, ProcessGroup, Sharding, jit
+from parallel._core.shards import Layout, row_counts, rows_of
+
+_Arrays = Sequence[jax.Array]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How an array is split over the last dim of ``mesh``; the same on all its ranks.
+
+    The ``axis`` counts from the end, so that it stays what it is when a loop takes layers off a
+    stack of them. It has ``length`` elements in all. None: each rank has the whole array.
+    """
+
+    mesh: DeviceMesh
+    axis: int | None
+    length: int
+    param_dtype: np.dtype[Any] | None = None
+    reduce_dtype: np.dtype[Any] | None = None
+
+    @property
+    def shards(self) -> DeviceMesh:
+        """The ranks that have the parts."""
+        return self.mesh[self.mesh.ndim - 1]
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the array of which a part has ``shape``."""
+        whole = list(shape)
+        if self.axis is not None:
+            whole[self.axis] = self.length
+        return tuple(whole)
+
+    def part_of(self, array: Any) -> Any:
+        """Return this rank's part of the whole ``array``, as a view where that can be."""
+        if self.axis is None:
+            return array
+        shards = self.shards
+        rows = rows_of((self.length,), shards.size(), shards.get_local_rank())
+        index = [slice(None)] * array.ndim
+        index[self.axis] = rows
+        return array[tuple(index)]
+
+    def sharding(self, ndim: int) -> Sharding:
+        """Return how the whole array of ``ndim`` axes lies on the mesh."""
+        dims: list[tuple[int, ...]] = [()] * ndim
+        if self.axis is not None:
+            dims[self.axis] = (self.mesh.ndim - 1,)
+        return Sharding.of_positions(self.mesh, dims)
+
+
+def gather_arrays(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> Any:
+    """Return the whole arrays of ``parts``, in their ``param_dtype``; see ``fsdp.gather``."""
+    anchors = () if after is None else (_anchor(jax.lax.stop_gradient(after)),)
+    return _gather(tuple(splits), tuple(parts), anchors)
+
+
+@jax.custom_batching.custom_vmap
+def _anchor(array: jax.Array) -> jax.Array:
+    """Return an element of ``array``, or none: what depends on it comes after ``array``."""
+    return array.reshape(-1)[:1]
+
+
+@_anchor.def_vmap  # pyright: ignore[reportUntypedFunctionDecorator]
+def _anchor_of_batch(_: int, __: Any, array: jax.Array) -> tuple[jax.Array, bool]:  # pyright: ignore[reportUnusedFunction]
+    # No batch of anchors: the gather would be made for each element of the batch.
+    return _anchor(array), False
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> list[jax.Array]:
+    return _gather_p.bind(*parts, *anchors, splits=splits)
+
+
+def _forward(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> Any:
+    return _gather_p.bind(*parts, *anchors, splits=splits), parts
+
+
+def _backward(splits: tuple[Split, ...], parts: _Arrays, gradients: _Arrays) -> Any:
+    """Average the gradients of the wholes over all ranks; this rank gets those of its parts."""
+    like, wide = [], []
+    for split, part, grad in zip(splits, parts, gradients, strict=True):
+        dtype = split.reduce_dtype or part.dtype
+        like.append(jax.ShapeDtypeStruct(part.shape, dtype))
+        wide.append(grad.astype(dtype))
+
+    def join(*own: jax.Array) -> list[jax.Array]:
+        return _join(own, splits)
+
+    sums: list[jax.Array] = list(jax.linear_transpose(join, *like)(wide))
+    replicas: dict[DeviceMesh, list[int]] = {}
+    for i, split in enumerate(splits):
+        if split.axis is None:  # not summed by the transpose of a gather
+            replicas.setdefault(split.mesh, []).append(i)
+        elif split.mesh.ndim > 1:
+            replicas.setdefault(split.mesh[0], []).append(i)
+    for mesh, places in replicas.items():
+        summed = jit.all_reduce([sums[i] for i in places], group=mesh)
+        for i, total in zip(places, summed, strict=True):
+            sums[i] = total
+    averages = tuple(
+        (total / split.mesh.size()).astype(part.dtype)
+        for total, split, part in zip(sums, splits, parts, strict=True)
+    )
+    return averages, None
+
+
+_gather.defvjp(_forward, _backward)
+
+
+def _call(*operands: jax.Array, splits: tuple[Split, ...]) -> list[jax.Array]:
+    parts, anchors = operands[: len(splits)], operands[len(splits) :]
+    pairs = zip(parts, splits, strict=True)
+    return _join(
+        [part.astype(split.param_dtype or part.dtype) for part, split in pairs], splits, *anchors
+    )
+
+
+def _join(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[jax.Array]:
+    """Return the whole arrays of ``parts``: the calls of each mesh and dtype together."""
+    wholes = list(parts)
+    together: dict[Any, list[int]] = {}
+    for i, split in enumerate(splits):
+        if split.axis is not None and split.shards.size() > 1:
+            together.setdefault((split.shards, parts[i].dtype), []).append(i)
+    for (mesh, _), places in together.items():
+        rows = [jnp.moveaxis(parts[i], splits[i].axis or 0, 0) for i in places]
+        lengths = [splits[i].length for i in places]
+        joined = _join_rows(rows, lengths, mesh.process_group, after)
+        for i, whole in zip(places, joined, strict=True):
+            wholes[i] = jnp.moveaxis(whole, 0, splits[i].axis or 0)
+    return wholes
+
+
+def _join_rows(
+    parts: _Arrays, lengths: Sequence[int], group: ProcessGroup, after: Any
+) -> list[jax.Array]:
+    """Return arrays of ``lengths`` rows of which ``parts`` are this rank's.
+
+    Each has a call of its own, or, if it is small, one with the others.
+    """
+    shapes = [(length, *part.shape[1:]) for part, length in zip(parts, lengths, strict=True)]
+    layout = Layout(shapes, parts[0].dtype.itemsize, group.size())
+    gather = partial(jit.all_gather, group=group, tiled=True, after=after)
+    wholes = list(parts)
+    for i in layout.direct:
+        wholes[i] = gather(parts[i], sizes=row_counts(lengths[i], group.size()))
+    if layout.packed:
+        own = jnp.concatenate([parts[i].reshape(-1) for i in layout.packed])
+        sizes = layout.row_sizes
+        rows = jnp.split(gather(own, sizes=sizes), np.cumsum(sizes)[:-1])
+        found = [dict(layout.in_row(row, rank)) for rank, row in enumerate(rows)]
+        for i in layout.packed:
+            wholes[i] = jnp.concatenate([row[i] for row in found]).reshape(shapes[i])
+    return wholes
+
+
+_gather_p = Primitive("meshlib_gather_parts")
+_gather_p.multiple_results = True
+_program = jax.jit(_call, static_argnames="splits")
+
+
+@_gather_p.def_impl
+def _run(*operands: jax.Array, splits: tuple[Split, ...]) -> list[jax.Array]:  # pyright: ignore[reportUnusedFunction]
+    return _program(*operands, splits=splits)
+
+
+@_gather_p.def_effectful_abstract_eval  # pyright: ignore[reportUntypedFunctionDecorator]
+def _abstract_eval(*operands: Any, splits: tuple[Split, ...]) -> Any:  # pyright: ignore[reportUnusedFunction]
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    traced = jax.make_jaxpr(partial(_call, splits=splits))(*like)
+    return traced.out_avals, traced.effects
+
+
+def _batch(operands: Any, dims: Any, *, splits: tuple[Split, ...]) -> tuple[Any, Any]:
+    """Gather a batch of parts in one call: axes count from the end."""
+    moved = [
+        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)
+    ]
+    wholes = _gather_p.bind(*moved, splits=splits)
+    return wholes, [None if dim is None else 0 for dim in dims[: len(splits)]]
+
+
+def _partial_eval(_: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any) -> Any:
+    """Under ``jax.checkpoint``: gather in forward, save no results, gather again in backward."""
+    many, again = len(eqn.outvars), any(unknown)
+    saved = [x for x, in_backward in zip(eqn.invars, there, strict=True) if not in_backward]
+    return None if again else eqn, eqn, [again] * many, [True] * many, saved
+
+
+def _drop_unused(used: Sequence[bool], eqn: Any) -> Any:
+    """Drop a gather whose arrays nothing uses: all ranks run the same program."""
+    needed = any(used)
+    return [needed] * len(eqn.invars), eqn if needed else None
+
+
+batching.primitive_batchers[_gather_p] = _batch
+mlir.register_lowering(_gather_p, mlir.lower_fun(_call, multiple_results=True))
+pe.partial_eval_jaxpr_custom_rules[_gather_p] = _partial_eval
+pe.dce_rules[_gather_p] = _drop_unused
+
+
+_LAYOUTS = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "expand_dims",
+        "reshape",
+        "rev",
+        "slice",
+        "squeeze",
+        "transpose",
+    }
+)
+
+
+def save_results(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Policy for ``jax.checkpoint``: save what was computed, and not what was only laid out anew.
+
+    So a gathered parameter's transpose does not keep the parameter alive until backward.
+    """
+    return primitive.name not in _LAYOUTS

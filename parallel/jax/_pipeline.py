@@ -1,0 +1,228 @@
+"""``PipelineStage`` for JAX: a stage that is a function of parameters and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parallel._arrays import Array
+from parallel._checks import check_callable
+from parallel._core.pipeline.stage import Spec, Stage, as_tuple
+from parallel._groups import Ranks
+from parallel.jax._trees import TreeOfParameters, is_trained
+
+Tree = Any
+_Trained = list[jax.Array]
+_Inputs = tuple[Array, ...]
+
+
+class _Given(NamedTuple):
+    """The arguments of a stage's program; of its inputs those that are trained are ``floats``."""
+
+    trained: _Trained
+    floats: _Inputs
+    others: _Inputs
+    fixed: list[Any]
+    """The parameters' leaves that are arrays and not trained, None for the other leaves."""
+    kwargs: dict[str, Any]
+
+
+class PipelineStage(Stage):
+    """A function of parameters and arrays, as one stage of a pipeline.
+
+        stage = PipelineStage(layers, params, mesh.get_local_rank("pp"), 4, mesh["pp"])
+        schedule = Schedule1F1B(stage, 8, loss_fn)
+        schedule.step(x, target=y)
+        params = stage.params = update(stage.params, stage.grads)
+
+    ``function(params, *inputs)`` is jitted, its derivative is ``jax.vjp``'s; the schedule runs
+    outside. It returns an array, or a tuple of arrays, which are the next stage's inputs. The loss
+    is a function ``loss(output, target)``, which is jitted, too.
+
+    For schedules with I and W, either half is a program of its own: XLA leaves out what it does not
+    need. W computes the stage's gradients of activations once more, so that both take more time
+    than B; with few layers a stage, little.
+
+    Args:
+        function: the stage.
+        params: a pytree; leaves that are no floating point arrays are passed on as they are.
+        stage_index: which stage it is, from 0.
+        num_stages: how many there are on all ranks.
+        mesh: the ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
+            group.
+
+    Raises:
+        TypeError: for what is no function, number or mesh.
+        ValueError: for a stage that is not there, and when this rank is not in the mesh.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        params: Tree,
+        stage_index: int,
+        num_stages: int,
+        mesh: Ranks | None = None,
+    ) -> None:
+        check_callable(function, "function")
+        super().__init__(stage_index, num_stages, mesh)
+        self.params: Tree = params
+        self.grads: Tree = None
+        """What the steps since ``zero_grad`` have added up, in the structure of ``params``; None
+        at the leaves that are not trained, and before the first step."""
+        self._function = function
+        self._tree = TreeOfParameters.of(params)
+        self._training = True
+        self._kept: dict[int, tuple[Any, list[int], int]] = {}
+        self._later: dict[int, tuple[Any, tuple[jax.Array, ...]]] = {}
+        self._sum: _Trained | None = None
+        self._run = jax.jit(self._apply, static_argnums=(1,))
+        self._run_for_backward = jax.jit(self._with_vjp, static_argnums=(1,))
+        self._derivative = jax.jit(_derivative, static_argnums=(2,))
+        self._add = jax.jit(_sum)
+        self._losses: dict[int, Any] = {}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.grads = self._sum = None
+
+    # ------------------------------------------------------------------ programs
+
+    def _apply(self, given: _Given, where: tuple[bool, ...]) -> tuple[jax.Array, ...]:
+        """Call the function; ``where`` says which of its inputs are ``floats``."""
+        coming, rest = iter(given.floats), iter(given.others)
+        inputs = [next(coming) if is_float else next(rest) for is_float in where]
+        kept = [self._others[i] if leaf is None else leaf for i, leaf in enumerate(given.fixed)]
+        params = self._tree.join(given.trained, kept)
+        output = self._function(params, *inputs, **given.kwargs)
+        return as_tuple(output, f"the output of {self!r}")
+
+    def _with_vjp(
+        self, given: _Given, where: tuple[bool, ...]
+    ) -> tuple[tuple[jax.Array, ...], Any]:
+        def run(trained: _Trained, floats: _Inputs) -> tuple[Any, Any]:
+            outputs = self._apply(given._replace(trained=trained, floats=floats), where)
+            # Of outputs without a gradient none is asked for.
+            return tuple(o for o in outputs if is_trained(o)), outputs
+
+        _, vjp, outputs = jax.vjp(run, given.trained, given.floats, has_aux=True)
+        return outputs, vjp
+
+    # ------------------------------------------------------------------ what the executor asks
+
+    def empty(self, spec: Spec) -> Array:
+        """Return an array on the host, which becomes one of JAX's."""
+        return np.empty(spec.shape, spec.dtype)
+
+    def joined(self, arrays: Sequence[Array]) -> Array:
+        """Return ``arrays`` along dim 0."""
+        return jnp.concatenate(arrays)
+
+    def check_loss(self, function: Any) -> None:
+        """Raise TypeError for what cannot be called."""
+        check_callable(function, "loss_fn")
+
+    def begin(self, training: bool) -> None:
+        """Take the parameters as they are now."""
+        self._training = training
+        self._tree.check(self.params, "params")
+        self._trained, self._others = self._tree.split(self.params)
+        # Arrays are arguments of the programs; what is none (a function, a text) is a part of them.
+        self._fixed = [leaf if hasattr(leaf, "dtype") else None for leaf in self._others]
+
+    def forward(
+        self, microbatch: int, inputs: Sequence[Array], kwargs: dict[str, Any]
+    ) -> tuple[Array, ...]:
+        """Run the program; when training, keep what its derivative needs."""
+        where = tuple(is_trained(array) for array in inputs)
+        floats = tuple(array for array in inputs if is_trained(array))
+        others = tuple(array for array in inputs if not is_trained(array))
+        given = _Given(self._trained, floats, others, self._fixed, kwargs)
+        if not self._training:
+            return jax.block_until_ready(self._run(given, where))
+        outputs, vjp = jax.block_until_ready(self._run_for_backward(given, where))
+        places = [place for place, is_float in enumerate(where) if is_float]
+        self._kept[microbatch] = vjp, places, len(where)
+        return outputs
+
+    def loss(
+        self, function: Any, outputs: Sequence[Array], target: Any, scale: float | None
+    ) -> tuple[float, tuple[Array, ...]]:
+        """Run the program of the loss, and of its gradient."""
+        program = self._losses.get(id(function))
+        if program is None:
+
+            def loss(outputs: tuple[Any, ...], target: Any, scale: float) -> tuple[Any, Any]:
+                value = function(*outputs, target)
+                return value * scale, value
+
+            program = jax.jit(jax.value_and_grad(loss, has_aux=True)), jax.jit(function)
+            self._losses[id(function)] = program
+        if scale is None:
+            return float(program[1](*outputs, target)), ()
+        (_, value), grads = program[0](tuple(outputs), target, scale)
+        return float(value), jax.block_until_ready(grads)
+
+    def backward(
+        self, microbatch: int, grads: Sequence[Array | None], *, last: bool
+    ) -> tuple[Array | None, ...]:
+        """Run the derivative."""
+        vjp, places, count = self._kept.pop(microbatch)
+        given = _present(grads)
+        of_params, of_inputs = jax.block_until_ready(self._derivative(vjp, given, (0, 1)))
+        self._accumulate(of_params)
+        return _spread(of_inputs, places, count)
+
+    def backward_input(
+        self, microbatch: int, grads: Sequence[Array | None]
+    ) -> tuple[Array | None, ...]:
+        """Run the part of the derivative that gives the gradients of the inputs."""
+        vjp, places, count = self._kept.pop(microbatch)
+        present = _present(grads)
+        self._later[microbatch] = vjp, present
+        (of_inputs,) = jax.block_until_ready(self._derivative(vjp, present, (1,)))
+        return _spread(of_inputs, places, count)
+
+    def backward_weight(self, microbatch: int, *, last: bool) -> None:
+        """Run the part of the derivative that gives the gradients of the parameters."""
+        vjp, present = self._later.pop(microbatch)
+        self._accumulate(*jax.block_until_ready(self._derivative(vjp, present, (0,))))
+
+    def end(self, failed: bool) -> None:
+        """Put the gradients into ``grads``."""
+        self._kept.clear()
+        self._later.clear()
+        if self._sum is not None and not failed:
+            self.grads = self._tree.join(self._sum)
+
+    def _accumulate(self, grads: _Trained) -> None:
+        self._sum = grads if self._sum is None else self._add(self._sum, grads)
+
+
+_Vjp = Callable[[tuple[Array, ...]], tuple[_Trained, _Inputs]]
+
+
+def _derivative(vjp: _Vjp, grads: tuple[Array, ...], which: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the gradients of the parameters (0), of the inputs (1), or both."""
+    results = vjp(grads)
+    return tuple(results[i] for i in which)
+
+
+def _sum(a: _Trained, b: _Trained) -> _Trained:
+    return [jnp.add(mine, theirs) for mine, theirs in zip(a, b, strict=True)]
+
+
+def _present(grads: Sequence[Array | None]) -> tuple[Array, ...]:
+    return tuple(grad for grad in grads if grad is not None)
+
+
+def _spread(grads: Sequence[Array], places: Sequence[int], count: int) -> tuple[Array | None, ...]:
+    """Return the gradients of ``count`` inputs, those at ``places``; the others have none."""
+    spread: list[Array | None] = [None] * count
+    for place, grad in zip(places, grads, strict=True):
+        spread[place] = grad
+    return tuple(spread)

@@ -1,0 +1,140 @@
+"""Pytrees of parameters: which leaves are trained, how they are called, whether ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshlib import ProcessGroup
+from parallel._arrays import written
+from parallel._core.replicas import (
+    broadcast_coalesced,
+    check_same,
+    describe_options,
+    first_difference,
+)
+
+
+def is_trained(leaf: Any) -> bool:
+    """Whether ``leaf`` is an array of floating point or complex numbers."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+@dataclass(frozen=True)
+class TreeOfParameters:
+    """The structure of a pytree: what must be the same on all ranks and in all steps."""
+
+    structure: Any
+    paths: tuple[str, ...]
+    specs: tuple[jax.ShapeDtypeStruct | None, ...]
+    """For each leaf its shape and dtype, as JAX computes with it; None if it is not trained."""
+    kept: tuple[str, ...]
+    """For each leaf "" if it is trained, or its dtype and shape if it is an array with dims.
+
+    Numbers have neither: they may be Python's on one rank and arrays on another.
+    """
+
+    @classmethod
+    def of(cls, tree: Any) -> TreeOfParameters:
+        """Describe ``tree``."""
+        leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+        return cls(
+            structure,
+            tuple(jax.tree_util.keystr(path) or "(the tree itself)" for path, _ in leaves),
+            tuple(_spec(leaf) if is_trained(leaf) else None for _, leaf in leaves),
+            tuple("" if is_trained(leaf) else _describe_array(leaf) for _, leaf in leaves),
+        )
+
+    def lines(self) -> list[str]:
+        """Return a line for each leaf: what must be the same in all steps."""
+        return [
+            f"{path} {'not trained' if spec is None else written(spec)}"
+            for path, spec in zip(self.paths, self.specs, strict=True)
+        ]
+
+    def trained(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape and dtype of each trained leaf by its path, in the tree's order."""
+        pairs = zip(self.paths, self.specs, strict=True)
+        return {path: spec for path, spec in pairs if spec is not None}
+
+    def check(self, tree: Any, name: str) -> None:
+        """Raise ValueError, naming the first leaf that differs, when ``tree`` is another one."""
+        other = TreeOfParameters.of(tree)
+        text = first_difference(other.lines(), self.lines())
+        if text is not None:
+            text = text.replace("rank 0", "the wrapper's parameters")
+            raise ValueError(f"{name} differs from the parameters at construction: it {text}")
+        if other.structure != self.structure:
+            raise ValueError(f"{name} has structure {other.structure}; expected {self.structure}")
+
+    def leaves_of(self, gradients: Any, name: str) -> list[Any]:
+        """Return the leaves of ``gradients``: arrays like the trained leaves, in their order.
+
+        Raises ValueError, naming the first leaf that differs.
+        """
+        leaves = jax.tree_util.tree_leaves(gradients)
+        trained = self.trained()
+        if len(leaves) != len(trained):
+            raise ValueError(
+                f"{name} has {len(leaves)} leaves; expected a gradient for each of the "
+                f"{len(trained)} trained leaves of the parameters"
+            )
+        for (path, spec), leaf in zip(trained.items(), leaves, strict=True):
+            if jnp.shape(leaf) != spec.shape or jnp.result_type(leaf) != spec.dtype:
+                raise ValueError(
+                    f"{name}{path} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}; expected "
+                    f"{written(spec)}"
+                )
+        return leaves
+
+    def split(self, tree: Any) -> tuple[list[Any], list[Any]]:
+        """Return the trained leaves, and all leaves with None in their places."""
+        leaves = jax.tree_util.tree_leaves(tree)
+        pairs = list(zip(leaves, self.specs, strict=True))
+        return (
+            [leaf for leaf, spec in pairs if spec is not None],
+            [leaf if spec is None else None for leaf, spec in pairs],
+        )
+
+    def join(self, trained: Sequence[Any], others: Sequence[Any] | None = None) -> Any:
+        """Put together again what ``split`` returned; without ``others`` None is in their place."""
+        leaves = list(others or [None] * len(self.specs))
+        remaining = iter(trained)
+        for place, spec in enumerate(self.specs):
+            if spec is not None:
+                leaves[place] = next(remaining)
+        return jax.tree_util.tree_unflatten(self.structure, leaves)
+
+
+def check_same_tree(tree: TreeOfParameters, group: ProcessGroup, **options: object) -> None:
+    """Raise ValueError, on every rank, naming the first leaf or option in which a rank differs."""
+    pairs = zip(tree.lines(), tree.kept, strict=True)
+    leaves = [f"parameter {line}{kept}" for line, kept in pairs]
+    check_same([*describe_options(**options), *leaves], group)
+
+
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    # Where double precision is off, a NumPy array of float64 is one of float32 to JAX.
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _describe_array(leaf: Any) -> str:
+    shape = getattr(leaf, "shape", ())
+    return f" ({leaf.dtype}{list(shape)})" if shape and hasattr(leaf, "dtype") else ""
+
+
+def copies_of_rank_0(arrays: Sequence[Any], group: ProcessGroup) -> list[jax.Array]:
+    """Return group rank 0's values of ``arrays`` on every rank, as new JAX arrays."""
+    hosts = [np.array(array) for array in arrays]
+    broadcast_coalesced(hosts, group)
+    return [
+        jax.device_put(host, array.sharding)
+        if isinstance(array, jax.Array) and array.committed
+        else jnp.asarray(host)
+        for host, array in zip(hosts, arrays, strict=True)
+    ]

@@ -1,0 +1,275 @@
+"""``Join``: ranks without inputs make the others' calls until all are done."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+from meshlib import ProcessGroup
+from meshlib.extend import CallHeader, Job, Kind, Members, Run, observe
+from parallel._checks import check_instance, describe
+from parallel.join._attendance import Attendance, Event, global_ranks
+from parallel.join._joinable import Joinable, JoinHook
+from parallel.join._shadow import among_active, check_shadowable, shadow_call
+
+_USERS_CALL = 0  # in an event; joinables are numbered from 1
+_EVENT_LENGTH = 8
+_OWN_GROUP = 0  # at the end of a call's event; else what stands for the group
+
+
+class Join:
+    """Lets each rank loop over inputs of its own number.
+
+        with Join([model]):
+            for x, y in my_inputs:        # 10 on one rank, 12 on another
+                ...
+
+    A rank whose loop has ended stays at the end of the block and takes part in the calls of those
+    that go on, without contributing, until none is left. Calls that it takes part in:
+
+    - those of the joinables: ``DistributedDataParallel`` (also under ``no_sync``, with any
+      communication hook and all options), ``ZeroRedundancyOptimizer``, or a ``Joinable`` of yours;
+    - the user's own, on the joinables' group (``mesh["dp"].all_reduce(loss)``) or another that has
+      all its ranks (the whole mesh): all_reduce and reduce (a rank without inputs counts as zero in
+      a sum, as infinity in a minimum …, and not at all in an average), broadcast (from a rank that
+      has inputs) and barrier.
+
+    Before each of these, ranks tell each other in a small all-reduce who has inputs and what comes;
+    that is the cost. A call on a group that has no other rank of the joinables' one, such as
+    ``mesh["tp"]``, needs nobody here; its members run out of inputs together. One on a group with
+    some of the ranks raises RuntimeError, and so does one of another thread, such as inside
+    ``jax.jit``.
+
+    Args:
+        joinables: what communicates in the loop, all over the same group, in the same order on all
+            ranks.
+        enable: False makes the context do nothing, for inputs that are known to be even.
+        throw_on_early_termination: instead of going on without a rank, raise RuntimeError on all
+            ranks as soon as one is out of inputs.
+        kwargs: passed to each joinable's ``join_hook``.
+
+    Raises ValueError for no joinables, or joinables with different groups, TypeError for what is no
+    ``Joinable``. Raises RuntimeError for calls that the others cannot be told of (see above), and
+    on all ranks where they do not do the same.
+    """
+
+    def __init__(
+        self,
+        joinables: Sequence[Joinable],
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(joinables, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"joinables must be a list, such as [model], got {describe(joinables)}")
+        if not joinables:
+            raise ValueError("joinables is empty; Join needs at least one")
+        for i, joinable in enumerate(joinables):
+            check_instance(joinable, Joinable, f"joinables[{i}]")
+        groups = [joinable.join_process_group for joinable in joinables]
+        for joinable, group in zip(joinables, groups, strict=True):
+            if group is not groups[0]:
+                raise ValueError(
+                    f"joinables must share one group: {type(joinables[0]).__name__} has "
+                    f"{groups[0]}, {type(joinable).__name__} has {group}"
+                )
+        self._joinables = list(joinables)
+        self._group = groups[0]
+        self._enable = enable
+        self._throw = throw_on_early_termination
+        self._kwargs = kwargs
+        self._attendance = Attendance(self._group, _EVENT_LENGTH)
+        self._hooks: list[JoinHook] = []
+        self._announced = False
+        self._thread = 0
+        self._leaving = ExitStack()
+
+    @property
+    def num_active(self) -> int:
+        """How many ranks had inputs at the last announcement."""
+        return len(self._attendance.active)
+
+    @property
+    def first_active(self) -> int:
+        """The lowest group rank that had inputs at the last announcement."""
+        return self._attendance.active[0]
+
+    def active_in(self, group: ProcessGroup) -> list[int]:
+        """Return the group ranks in ``group`` that had inputs at the last announcement.
+
+        All its ranks are among the context's own.
+        """
+        active = set(global_ranks(self._group, self._attendance.active))
+        return [place for place, rank in enumerate(group.ranks) if rank in active]
+
+    def __enter__(self) -> Self:
+        """Begin: from now on calls are announced.
+
+        Raises ValueError for a joinable that is in another context, RuntimeError for a group whose
+        calls somebody observes already, TypeError for a ``join_hook`` that returns something else.
+        """
+        if not self._enable:
+            return self
+        for joinable in self._joinables:
+            if joinable.join_context is not None:
+                raise ValueError(f"this {type(joinable).__name__} is in another Join already")
+        self._attendance = Attendance(self._group, _EVENT_LENGTH)
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            stack.enter_context(observe(self._group, self._on_call))
+            for joinable in self._joinables:
+                joinable.join_context = self
+                stack.callback(setattr, joinable, "join_context", None)
+            self._hooks = [joinable.join_hook(**self._kwargs) for joinable in self._joinables]
+            for joinable, hook in zip(self._joinables, self._hooks, strict=True):
+                check_instance(hook, JoinHook, f"what {type(joinable).__name__}.join_hook returns")
+            self._leaving = stack.pop_all()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Take part in the others' calls until they are done; after an error, just leave."""
+        if not self._enable:
+            return
+        try:
+            if error is None:
+                self._announced = True
+                self._shadow_the_others()
+        finally:
+            self._announced = False
+            self._leaving.close()
+
+    @staticmethod
+    @contextmanager
+    def notify_join_context(joinable: Joinable, phase: int = 0) -> Generator[Join | None]:
+        """Announce that ``joinable`` begins ``phase``, and make its calls inside this context.
+
+        Gives the context that it takes part in, or None, in which case nothing is done.
+        """
+        join = joinable.join_context
+        if join is None:
+            yield None
+            return
+        join._announce((join._joinables.index(joinable) + 1, phase, *(0,) * (_EVENT_LENGTH - 2)))
+        join._announced = True
+        try:
+            yield join
+        finally:
+            join._announced = False
+
+    # ------------------------------------------------------------------ ranks with inputs
+
+    def _on_call(self, group: Members, header: CallHeader, device: str, run: Run) -> Run:
+        """Announce a call that is about to be made if others are needed for it.
+
+        Nothing is to be said in a phase, which was announced itself. Returns what to run.
+        """
+        if self._announced:
+            return run
+        lacking = sorted(set(self._group.ranks) - set(group.ranks))
+        if len(lacking) == self._group.size() - 1:
+            return run
+        what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
+        if lacking:
+            raise RuntimeError(
+                f"{what}: the group has some ranks of {self._group}, but not {lacking}, so they "
+                "cannot be told what to do when they are out of inputs. Use a group with all of "
+                "them, or none but this one"
+            )
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                f"{what}: it comes from another thread than the loop's (inside jax.jit it always "
+                "does), so ranks that are out of inputs cannot know when. Make it in the loop"
+            )
+        self._check_shadowable(group, header, device)
+        self._announce(self._event(group, header))
+        # Again: the source of a broadcast may have been missed just now.
+        self._check_shadowable(group, header, device)
+        return among_active(run, header, self._group.size() / self.num_active)
+
+    def _check_shadowable(
+        self, group: Members | ProcessGroup, header: CallHeader, device: str
+    ) -> None:
+        absent = global_ranks(self._group, self._attendance.absent)
+        active = [place for place, rank in enumerate(group.ranks) if rank not in absent]
+        check_shadowable(header, device, active, group)
+
+    def _announce(self, event: Event) -> None:
+        self._announced = True
+        try:
+            self._attendance.exchange(event, self._describe)
+        finally:
+            self._announced = False
+        self._check_all_here()
+
+    def _check_all_here(self) -> None:
+        absent = self._attendance.absent
+        if self._throw and absent:
+            raise RuntimeError(
+                f"ranks {global_ranks(self._group, absent)} of {self._group} are out of inputs and "
+                "others are not (throw_on_early_termination)"
+            )
+
+    # ------------------------------------------------------------------ ranks without
+
+    def _shadow_the_others(self) -> None:
+        last = True
+        while True:
+            event = self._attendance.exchange(None, self._describe)
+            if event is None:
+                break
+            last = False
+            self._check_all_here()
+            if event[0] == _USERS_CALL:
+                group, header = self._group_of(event), _header(event)
+                self._check_shadowable(group, header, "cpu")
+                shadow_call(header, group)
+            else:
+                self._hooks[event[0] - 1].main_hook(event[1])
+        for hook in self._hooks:
+            hook.post_hook(last, self.first_active)
+
+    def _describe(self, event: Event) -> str:
+        if event[0] == _USERS_CALL:
+            text = str(_header(event)).partition(" ")[2].partition(" ")[2]
+            return text if event[-1] == _OWN_GROUP else f"{text} on {self._group_of(event)}"
+        joinable = self._joinables[event[0] - 1]
+        return f"{joinable.phase_name(event[1])} of {type(joinable).__name__}"
+
+    def _event(self, group: Members, header: CallHeader) -> Event:
+        return (
+            _USERS_CALL,
+            int(header.kind),
+            header.elements,
+            header.root,
+            header.dtype,
+            header.op,
+            header.extra,
+            _OWN_GROUP if group.id == self._group.id else _tag(group),
+        )
+
+    def _group_of(self, event: Event) -> ProcessGroup:
+        """Return the group of a call of the user's."""
+        if event[-1] == _OWN_GROUP:
+            return self._group
+        for group in Job().groups():
+            if _tag(group) == event[-1]:
+                return group
+        raise RuntimeError(
+            f"inside Join, ranks {global_ranks(self._group, self._attendance.active)} call "
+            f"{Kind(event[1]).name.lower()} on a group that rank {self._group.global_rank} "
+            "has not used so far; it is out of inputs and has to take part. Make a call on that "
+            "group before the loop"
+        )
+
+
+def _tag(group: Members | ProcessGroup) -> int:
+    """Return a number that stands for ``group`` on all its members; its square fits 64 bits."""
+    return zlib.crc32(group.id.encode()) % (1 << 24) + 1
+
+
+def _header(event: Event) -> CallHeader:
+    _, kind, elements, root, dtype, op, extra, _ = event
+    return CallHeader(0, elements, root, Kind(kind), dtype, op, extra=extra)

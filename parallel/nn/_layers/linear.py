@@ -1,0 +1,151 @@
+"""The affine layer, and how its weights begin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel._arrays import Array, is_floating, written
+from parallel._checks import describe, to_count, to_floating, to_generator
+from parallel.nn._module import Module
+from parallel.nn._parameter import Parameter
+
+
+def uniform_init(
+    shape: tuple[int, ...], bound: float, rng: np.random.Generator, dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
+    """Return an array drawn uniformly from [-bound, bound).
+
+    Drawn in float64 and rounded, so that all dtypes get the same values from one ``rng``.
+    """
+    return rng.uniform(-bound, bound, shape).astype(dtype)
+
+
+class Linear(Module):
+    """``y = x @ weight.T + bias``.
+
+    Args:
+        in_features: the size of the last dimension of the input, (..., in_features).
+        out_features: the size of the last dimension of the output.
+        bias: whether there is one.
+        rng: draws the initial values: both weight, (out_features, in_features), and bias,
+            (out_features,), uniformly within 1/sqrt(in_features). None: from NumPy's global random
+            state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike
+            (``fully_shard``, ``parallelize``) need equal generators or seeds.
+        dtype: of the parameters, and so of the input.
+
+    Raises:
+        ValueError: for sizes below 1, or a dtype that is not floating.
+        TypeError: for arguments of another type.
+    """
+
+    bias: Parameter | None
+    input_grad: bool = True
+    """Whether backward returns the gradient of the input, half of its work. False suits a model's
+    first layer: nobody learns from its batch. A layer that is split over ranks has it regardless.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rng: np.random.Generator | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        in_features = to_count(in_features, "in_features")
+        out_features = to_count(out_features, "out_features")
+        rng = to_generator(rng)
+        dtype = to_floating(dtype, "dtype")
+        bound = 1 / math.sqrt(in_features)
+        self.weight: Parameter = Parameter(
+            uniform_init((out_features, in_features), bound, rng, dtype)
+        )
+        self.bias = Parameter(uniform_init((out_features,), bound, rng, dtype)) if bias else None
+
+    @classmethod
+    def holding(cls, weight: Array, bias: Array | None) -> Self:
+        """Return a layer of these arrays: weight (out_features, in_features), bias or None.
+
+        Raises TypeError for what is no array.
+        """
+        layer = cls.__new__(cls)
+        Module.__init__(layer)
+        layer.weight = Parameter(weight)
+        layer.bias = None if bias is None else Parameter(bias)
+        return layer
+
+    @property
+    def in_features(self) -> int:
+        """The size of the last dimension of the input."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """The size of the last dimension of the output."""
+        return self.weight.shape[0]
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., in_features) to (..., out_features).
+
+        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
+        dtype would make the output another than the parameters'.
+        """
+        check_input(x, self.weight, self.in_features, type(self).__qualname__)
+        self.save_for_backward(x)
+        return self.affine(x)
+
+    def backward(self, grad: Array) -> Any:
+        """Map (..., out_features) to (..., in_features), or to None without ``input_grad``.
+
+        The parameters come first: their reduction can start while the input's gradient is
+        computed.
+        """
+        x = self.saved()
+        self.defer(lambda: self.accumulate(x, grad))
+        return grad @ self.weight.data if self.input_grad else None
+
+    def affine(self, x: Array) -> Array:
+        """Return ``x @ weight.T + bias``: a new array, and nothing is kept for backward."""
+        y = x @ self.weight.data.T
+        if self.bias is not None:
+            y += self.bias.data
+        return y
+
+    def accumulate(self, x: Array, grad: Array) -> None:
+        """Add the parameters' gradients for the input ``x`` and the output's gradient."""
+        flat = grad.reshape(-1, grad.shape[-1])
+        if self.bias is not None:
+            self.bias.accumulate_grad(flat.sum(axis=0))
+        self.weight.accumulate_matmul(flat.T, x.reshape(-1, x.shape[-1]))
+
+
+def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
+    """Raise what ``check_last`` does, and TypeError for a dtype that ``weight`` cannot learn from.
+
+    The gradient would come out in another dtype than the parameter's, in backward: too late for
+    the ranks that wait for it.
+    """
+    check_last(x, features, layer)
+    if not weight.takes(x.dtype):
+        own = weight.data.dtype.name
+        other = f", or a layer made with dtype={x.dtype.name!r}" if is_floating(x.dtype) else ""
+        raise TypeError(
+            f"{layer} has parameters of {own}, got an input x of {written(x)};"
+            f" expected {own}: x.astype({own!r}){other}"
+        )
+
+
+def check_last(x: Array, features: int, layer: str) -> None:
+    """Raise TypeError unless ``x`` is an array, ValueError unless its last size is ``features``."""
+    shape = getattr(x, "shape", None)
+    if not shape or shape[-1] != features:
+        expected = f"{layer} expects an input of shape (..., {features}), got"
+        if shape is None:
+            raise TypeError(f"{expected} {describe(x)}")
+        raise ValueError(f"{expected} {list(shape)}")

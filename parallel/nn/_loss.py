@@ -1,0 +1,133 @@
+"""Losses: softmax cross-entropy and the mean square error."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from parallel._arrays import Array, is_floating, namespace, written
+from parallel._checks import check_array, check_share
+from parallel.nn._module import Module
+
+Reduction = Literal["mean", "sum"]
+
+
+class CrossEntropyLoss(Module):
+    """The cross-entropy between softmax(logits) and class indices.
+
+    Args:
+        reduction: "mean" over the samples, or their "sum". With data parallel training "mean"
+            is right when all ranks have equally many samples: averages of equal shares average
+            to the whole.
+        label_smoothing: the share of the target that is spread over all classes (Szegedy et al.,
+            arXiv:1512.00567, section 7).
+
+    Raises ValueError for another reduction or a share outside [0, 1], TypeError for a share that is
+    no number.
+    """
+
+    def __init__(self, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        _check_reduction(reduction)
+        check_share(label_smoothing, "label_smoothing", whole=True)
+        self.reduction: Reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Array, targets: Array) -> float:
+        """Return the loss of logits (..., classes) for integer targets (...).
+
+        Raises ValueError for targets of another shape or dtype, or outside [0, classes), and for
+        no samples; TypeError for what is no array.
+        """
+        xp = namespace(logits, "logits")
+        classes = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
+        index = check_targets(logits, targets, classes)
+        flat = logits.reshape(-1, classes)
+        # Subtracting the maximum leaves softmax unchanged and keeps exp from overflowing.
+        shifted = flat - flat.max(axis=-1, keepdims=True)
+        exp = xp.exp(shifted)
+        total = exp.sum(axis=-1, keepdims=True)
+        log_softmax = shifted - xp.log(total)
+        rows = xp.arange(len(index))
+        smooth = self.label_smoothing
+        loss = -(1 - smooth) * log_softmax[rows, index].sum()
+        if smooth:
+            loss -= smooth * log_softmax.mean(axis=-1).sum()
+        if self.training:
+            # exp becomes the gradient: softmax minus the target's distribution.
+            exp /= total
+            exp -= smooth / classes
+            exp[rows, index] -= 1 - smooth
+            self.save_for_backward(exp.reshape(logits.shape))
+        return float(loss) / (len(index) if self.reduction == "mean" else 1)
+
+    def backward(self, grad: float = 1.0) -> Array:
+        """Return the gradient of the logits; ``grad`` is the gradient of the loss, a scale."""
+        logits_grad = self.saved()
+        samples = logits_grad.size // logits_grad.shape[-1]
+        logits_grad *= grad / (samples if self.reduction == "mean" else 1)
+        return logits_grad
+
+
+class MSELoss(Module):
+    """The square error of predictions, ``(predictions - targets) ** 2``.
+
+    Args:
+        reduction: "mean" over all elements, or their "sum". With data parallel training "mean" is
+            right when all ranks have equally many: averages of equal shares average to the whole.
+
+    Raises ValueError for another reduction.
+    """
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        _check_reduction(reduction)
+        self.reduction: Reduction = reduction
+
+    def forward(self, predictions: Array, targets: Array) -> float:
+        """Return the loss of floating predictions (...) for targets of the same shape.
+
+        Raises ValueError for another shape, for predictions that are not floating, and for no
+        elements; TypeError for what is no array.
+        """
+        namespace(predictions, "predictions")
+        check_array(targets, "targets")
+        if not is_floating(predictions.dtype) or predictions.shape != targets.shape:
+            raise ValueError(
+                f"predictions are {written(predictions)} and targets {written(targets)}; expected"
+                " floating predictions, and targets of the same shape"
+            )
+        if not predictions.size:
+            raise ValueError("predictions hold no element; a loss needs at least one")
+        error = predictions - targets.astype(predictions.dtype, copy=False)
+        if self.training:
+            self.save_for_backward(error)
+        return float((error * error).sum()) / (error.size if self.reduction == "mean" else 1)
+
+    def backward(self, grad: float = 1.0) -> Array:
+        """Return the gradient of the predictions; ``grad`` is the gradient of the loss, a scale."""
+        error = self.saved()
+        return error * (2 * grad / (error.size if self.reduction == "mean" else 1))
+
+
+def _check_reduction(reduction: object) -> None:
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+
+
+def check_targets(logits: Array, targets: Array, classes: int) -> Array:
+    """Return the targets of logits (..., classes, or a part of them) as one dimension.
+
+    Raises what the losses raise.
+    """
+    check_array(targets, "targets")
+    if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"targets must be integers of shape {list(logits.shape[:-1])}, got {written(targets)}"
+        )
+    if not targets.size:
+        raise ValueError("logits hold no sample; a loss needs at least one")
+    if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        raise ValueError(
+            f"targets must lie in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"
+        )
+    return targets.reshape(-1)

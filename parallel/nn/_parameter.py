@@ -1,0 +1,247 @@
+"""Parameters, their gradients, and the hooks that fire when a gradient is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshlib.sharding import DArray
+from parallel._arrays import Array, is_floating, namespace, written
+from parallel._checks import check_array, check_callable
+from parallel.nn._global_part import GlobalPart, kept_part
+
+GradHook = Callable[["Parameter"], None]
+"""``hook(parameter)``: called when the gradient of the parameter has been accumulated."""
+
+
+class RemovableHandle:
+    """What registering a hook returns: ``remove()`` unregisters it, once or more often."""
+
+    def __init__(self, hooks: dict[object, GradHook], key: object) -> None:
+        self._hooks = hooks
+        self._key = key
+
+    def remove(self) -> None:
+        """Unregister the hook. Idempotent."""
+        self._hooks.pop(self._key, None)
+
+
+class Parameter:
+    """An array that is trained, and its gradient.
+
+    ``data`` is the array; ``grad`` is None or an array of its shape and dtype, to which each
+    backward pass adds. ``requires_grad=False`` freezes the parameter: gradients given to it are
+    dropped. ``name`` is a label for messages; paths come from ``Module.named_parameters``.
+
+    **When a gradient is complete.** A module announces, in forward, each use of a parameter
+    (``expect_grad``), and pays each use back in backward with one ``accumulate_grad``. The
+    gradient is complete, and post-accumulate hooks fire, when no announced use is left. So a
+    parameter that two modules share, or a module that is called twice in one forward pass, fires
+    its hooks once, after the last contribution; with several forward passes outstanding they fire
+    once as well, in the last backward pass.
+
+    Raises TypeError for ``data`` that is no array.
+    """
+
+    global_part: GlobalPart | None = None
+    """Of what global array ``data`` is this rank's part; None: each rank has all of it."""
+
+    on_contribution: Callable[[Array], Array] | None = None
+    """Called with each contribution to the gradient; returns the array to add. None: itself."""
+
+    trained_dtype: Any = None
+    """The dtype of gradients, where it is not that of ``master``."""
+
+    def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
+        namespace(data, "data")  # refuses what is not an array
+        self.data: Array = data
+        self.grad: Array | None = None
+        self.requires_grad = requires_grad
+        self.name = name
+        self.uses: int = 0
+        """How many uses in forward still wait for their contribution in backward."""
+        self._master: Array | None = None
+        self.grad_home: Array | None = None
+        """Where gradients live (``set_grad_home``), None: in arrays of their own."""
+        self._hooks: dict[object, GradHook] = {}
+
+    def __repr__(self) -> str:
+        label = f"{self.name}: " if self.name else ""
+        frozen = "" if self.requires_grad else ", frozen"
+        return f"Parameter({label}{written(self.data)}{frozen})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``data``."""
+        return tuple(self.data.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(self.data.size)
+
+    @property
+    def master(self) -> Array:
+        """The array that modules were given: ``data`` is a substitute for it, or itself."""
+        return self.data if self._master is None else self._master
+
+    def substitute(self, data: Array | None) -> Array | None:
+        """Let modules compute with ``data`` in place of ``master``; None: with ``master`` again.
+
+        Returns the substitute that was there, None if there was none: pass it to go back. Raises
+        ValueError for another shape.
+        """
+        if data is not None and data.shape != self.data.shape:
+            raise ValueError(f"{self!r}: a substitute must have its shape, got {list(data.shape)}")
+        master = self.master
+        before = None if self._master is None else self.data
+        self._master = None if data is None else master
+        self.data = master if data is None else data
+        return before
+
+    @property
+    def value(self) -> Array | DArray:
+        """The array that is trained: where ``fully_shard`` keeps parts, the global one."""
+        part = kept_part(self)
+        return self.master if part is None else part.as_global(part.array)
+
+    def takes(self, dtype: Any) -> bool:
+        """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
+
+        It has the dtype of ``data`` then; while gradients have another dtype, any floating one.
+        """
+        own = self.data.dtype
+        if dtype == own:
+            return True
+        try:
+            together = np.result_type(dtype, own)
+        except TypeError:  # they have nothing in common
+            return False
+        return together == own or (self._in_other_precision and is_floating(together))
+
+    @property
+    def grad_dtype(self) -> Any:
+        """The dtype of gradients: that of what is trained."""
+        return self.master.dtype if self.trained_dtype is None else self.trained_dtype
+
+    @property
+    def _in_other_precision(self) -> bool:
+        """Whether modules compute in another dtype than that of what is trained."""
+        return self.grad_dtype != self.data.dtype
+
+    def expect_grad(self) -> None:
+        """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
+        self.uses += 1
+
+    def forget_uses(self, count: int = 1) -> None:
+        """Take back ``count`` announced uses whose backward will not run. Fires no hook."""
+        self.uses = max(self.uses - count, 0)
+
+    def accumulate_grad(self, contribution: Array) -> None:
+        """Add ``contribution`` to ``grad``; fire the hooks when it was the last one expected.
+
+        It has the shape and dtype of ``data`` (any floating dtype while ``grad_dtype`` is another);
+        ``grad`` has the dtype ``grad_dtype``. The parameter takes the array over: the caller must
+        not use its memory again. Raises ValueError for another shape or dtype, RuntimeError when
+        no use was announced.
+        """
+        # What is computed in lower precision may have been promoted on the way: bfloat16 is.
+        fits = contribution.dtype == self.data.dtype or (
+            self._in_other_precision and is_floating(contribution.dtype)
+        )
+        if contribution.shape != self.data.shape or not fits:
+            raise ValueError(
+                f"gradient of {self!r} must have its shape and dtype, got {written(contribution)}"
+            )
+        if self.requires_grad:
+            contribution = contribution.astype(self.grad_dtype, copy=False)
+            if self.on_contribution is not None:
+                contribution = self.on_contribution(contribution)
+            if self.grad is not None:
+                self.grad += contribution
+            elif self.grad_home is not None:
+                self.grad_home[...] = contribution
+                self.grad = self.grad_home
+            else:
+                self.grad = contribution
+        self._pay_back()
+
+    def accumulate_matmul(self, left: Array, right: Array) -> None:
+        """Do ``accumulate_grad(left @ right)``, straight into the gradient's home if it has one."""
+        if (
+            self.requires_grad
+            and self.grad is None
+            and self.grad_home is not None
+            and self.on_contribution is None
+            and not self._in_other_precision
+        ):
+            namespace(self.data).matmul(left, right, out=self.grad_home)
+            self.grad = self.grad_home
+            self._pay_back()
+        else:
+            self.accumulate_grad(left @ right)
+
+    def _pay_back(self) -> None:
+        if self.uses == 0:
+            raise RuntimeError(f"{self!r} got a gradient in backward for no use in forward")
+        self.uses -= 1
+        if self.uses == 0 and self.requires_grad:
+            for hook in list(self._hooks.values()):
+                hook(self)
+
+    def register_post_accumulate_grad_hook(self, hook: GradHook) -> RemovableHandle:
+        """Call ``hook(parameter)`` each time the gradient is complete (see the class).
+
+        Hooks run in the order of registration, inside the backward pass. A hook may use, change
+        or clear ``grad``. It must leave ``data`` alone: the module may not be done with it. Raises
+        TypeError for what cannot be called.
+        """
+        check_callable(hook, "hook")
+        # Not the handle itself, which refers to the hooks: they would outlive the parameter.
+        key = object()
+        self._hooks[key] = hook
+        return RemovableHandle(self._hooks, key)
+
+    def set_grad_home(self, home: Array | None) -> None:
+        """Make gradients live in ``home`` from now on; what ``grad`` holds moves there.
+
+        ``home`` is an array of the shape and dtype of gradients, for example a view of a larger
+        buffer. While ``grad`` is None its content has no meaning. None ends the arrangement.
+        Raises ValueError for another shape or dtype, TypeError for what is no array.
+        """
+        if home is not None:
+            check_array(home, "home")
+        if home is not None and (home.shape != self.shape or home.dtype != self.grad_dtype):
+            raise ValueError(f"home of {self!r} must have its shape and dtype, got {written(home)}")
+        if self.grad is not None and self.grad is not home:
+            if home is None:
+                self.grad = self.grad.copy()
+            else:
+                home[...] = self.grad
+                self.grad = home
+        self.grad_home = home
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradient, or fill it with zeros in place."""
+        if set_to_none:
+            self.grad = None
+        elif self.grad is not None:
+            self.grad.fill(0)
+
+
+class Buffer:
+    """An array that belongs to a module's state but is not trained, such as a running mean.
+
+    ``persistent=False`` keeps it out of ``state_dict``. Raises TypeError for ``data`` that is no
+    array.
+    """
+
+    def __init__(self, data: Array, *, persistent: bool = True) -> None:
+        namespace(data, "data")
+        self.data: Array = data
+        self.persistent = persistent
+
+    def __repr__(self) -> str:
+        return f"Buffer({written(self.data)})"

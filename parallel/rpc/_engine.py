@@ -1,0 +1,153 @@
+"""Backward passes over the workers.
+
+A pass goes through the graph twice. *Mark*: from the roots back through each worker's part, and by
+calls to the workers that values came from, so that each node knows how many gradients it gets.
+*Propagate*: each node runs once they are there, on its worker; gradients of values that came from
+elsewhere are sent there. A call ends when all calls have that it led to, so the first ones' end is
+the end of all. (``torch.distributed.autograd``'s FAST mode has no first half: it takes for granted
+that each value that was sent gets a gradient. Its notes call this one SMART mode.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from meshlib import rpc
+from parallel._checks import describe
+from parallel.rpc._contexts import Context, Keeper, keeper
+from parallel.rpc._graph import Edge, Node, Pass, PassKey, Received, Recorded
+
+Arrival = tuple[Edge, Any]
+
+
+def backward(keeper: Keeper, context_id: int, roots: Sequence[object], retain: bool) -> None:
+    """See ``dist_autograd.backward``."""
+    context = keeper.find(context_id)
+    arrivals: list[Arrival] = []
+    for i, root in enumerate(roots):
+        if not isinstance(root, Recorded):
+            raise TypeError(
+                f"roots[{i}] must be a recorded value, which dist_autograd.forward() or a recorded"
+                f" call returns, got {describe(root)}"
+            )
+        if root.context is not context:
+            raise ValueError(
+                f"roots[{i}] was recorded in the context {root.context.id}; expected {context_id}"
+            )
+        if root.shape not in ((), (1,)):
+            raise ValueError(f"roots[{i}] must be a scalar, got one of shape {list(root.shape)}")
+        arrivals.append((root.edge, _one_like(root.value)))
+    run_pass(keeper, context, arrivals, retain)
+
+
+def run_pass(keeper: Keeper, context: Context, roots: list[Arrival], retain: bool) -> None:
+    """Go back from ``roots``, values with their gradients; return when all workers are done."""
+    key = keeper.next_pass()
+    with keeper.within(context):
+        rpc.wait_all(_mark_from(context, key, [edge.node for edge, _ in roots]))
+        rpc.wait_all(_propagate_from(context, key, roots, retain))
+
+
+def _mark_from(context: Context, key: PassKey, nodes: Iterable[Node]) -> list[rpc.Future[Any]]:
+    with context.lock:
+        context_pass = context.passes.setdefault(key, Pass())
+        reached = context_pass.mark(nodes)
+    by_origin: dict[int, list[int]] = {}
+    for node in reached:
+        by_origin.setdefault(node.origin, []).append(node.number)
+    return [
+        rpc.rpc_async(origin, _mark, (context.id, key, numbers))
+        for origin, numbers in by_origin.items()
+    ]
+
+
+@rpc.functions.async_execution
+def _mark(context_id: int, key: PassKey, numbers: list[int]) -> rpc.Future[None]:
+    """On the worker that sent values: mark what they were made from."""
+    here = keeper()
+    context = here.find(context_id)
+    with here.within(context):
+        return _all(_mark_from(context, key, [context.sent(number).node for number in numbers]))
+
+
+def _propagate_from(
+    context: Context, key: PassKey, arrivals: Iterable[Arrival], retain: bool
+) -> list[rpc.Future[Any]]:
+    """Take gradients, and run what is ready then. Returns the calls that this leads to."""
+    ready: deque[Node] = deque()
+    calls: list[rpc.Future[Any]] = []
+    context_pass = context.pass_of(key)
+
+    def take(arrivals: Iterable[Arrival]) -> None:
+        with context.lock:
+            for edge, grad in arrivals:
+                context_pass.arrive(edge, grad, ready)
+
+    take(arrivals)
+    while ready:
+        # What goes to other workers goes first: they work while this one does.
+        by_origin: dict[int, list[tuple[int, Any]]] = {}
+        for node in [node for node in ready if isinstance(node, Received)]:
+            ready.remove(node)
+            (grad,) = _take(context, context_pass, node)
+            by_origin.setdefault(node.origin, []).append((node.number, grad))
+        for origin, grads in by_origin.items():
+            sent = (context.id, key, grads, retain)
+            calls.append(rpc.rpc_async(origin, _propagate, sent))
+        if ready:
+            node = ready.popleft()
+            grads = node.backward(_take(context, context_pass, node), retain)
+            take((edge, grad) for edge, grad in zip(node.inputs, grads, strict=True) if edge)
+    with context.lock:
+        if context_pass.is_over:
+            context.passes.pop(key, None)
+    return calls
+
+
+def _take(context: Context, context_pass: Pass, node: Node) -> list[Any]:
+    with context.lock:
+        return context_pass.take(node)
+
+
+@rpc.functions.async_execution
+def _propagate(
+    context_id: int, key: PassKey, grads: list[tuple[int, Any]], retain: bool
+) -> rpc.Future[None]:
+    """On the worker that sent values: take their gradients."""
+    here = keeper()
+    context = here.find(context_id)
+    arrivals = [(context.sent(number), grad) for number, grad in grads]
+    with here.within(context):
+        return _all(_propagate_from(context, key, arrivals, retain))
+
+
+def _all(calls: Sequence[rpc.Future[Any]]) -> rpc.Future[None]:
+    """Return the future of all ``calls``: done with the last, or the first that fails."""
+    whole: rpc.Future[None] = rpc.Future()
+    left, lock = len(calls), threading.Lock()
+
+    def note(done: rpc.Future[Any]) -> None:
+        nonlocal left
+        error = done.exception()
+        with lock:
+            left -= 1
+            over = not left
+        with suppress(RuntimeError):  # it has failed before
+            if error is not None:
+                whole.set_exception(error)
+            elif over:
+                whole.set_result(None)
+
+    if not calls:
+        whole.set_result(None)
+    for call in calls:
+        call.add_done_callback(note)
+    return whole
+
+
+def _one_like(value: Any) -> Any:
+    return 1.0 if isinstance(value, float) else value * 0 + 1

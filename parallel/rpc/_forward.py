@@ -1,0 +1,262 @@
+"""Computing in an autograd context: JAX functions by ``jax.vjp``, modules by their backward."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from meshlib import rpc
+from parallel.nn._module import Module
+from parallel.rpc._contexts import Context, Keeper, keeper
+from parallel.rpc._graph import RECORDED, Edge, Node, Recorded, filled
+from parallel.rpc._modules import apply_module
+from parallel.rpc._weights import Weights, record
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Compute ``fn(*args, **kwargs)``, and record it in the context, for ``backward``.
+
+    In an autograd context ``fn``'s arrays of floating point or complex numbers come back as
+    ``Recorded`` values. Outside of any, and without recorded arguments, it is only called.
+
+    Args:
+        fn: a function of JAX arrays (also one of ``jax.jit``), or a ``parallel.nn`` module. The
+            function may make remote calls, which are differentiated, too
+        args: arrays, recorded values, ``Weights``, RRefs to either on this worker, or tuples, lists
+            and dicts of them, in whose place ``fn`` gets arrays; and anything else. A module's are
+            arrays and recorded values
+        kwargs: the same
+
+    Returns:
+        What ``fn`` returns, a pytree.
+
+    Raises RuntimeError where the context has ended, ValueError for values of different contexts,
+    NotImplementedError for a module in evaluation mode with recorded arguments, and for recorded
+    values and ``Weights`` in a function that JAX compiles, and what ``fn`` raises.
+    """
+    args, kwargs = _mapped(_localized, (args, kwargs))
+    try:
+        here = keeper()
+    except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
+        here = None
+    if here is None:
+        args, kwargs = _values((args, kwargs))
+        return fn(*args, **kwargs)
+    if "jax" in sys.modules and not isinstance(fn, Module):
+        from meshlib.extend.jit import is_compiling
+
+        if is_compiling():
+            _refuse_ours(fn, (args, kwargs))
+            return fn(*args, **kwargs)
+    context = _context_of(here, (args, kwargs))
+    if context is not None:
+        context.check()
+    if isinstance(fn, Module):
+        return apply_module(here, context, fn, args, kwargs)
+    if context is None:
+        args, kwargs = _values((args, kwargs))
+        return fn(*args, **kwargs)
+    from parallel.rpc._traced import is_traced, through_here
+
+    if here.here.token is None and not is_traced((args, kwargs)):
+        with here.within(context):
+            return _apply(here, context, fn, args, kwargs)
+    if any(isinstance(leaf, Recorded | Weights) for leaf in _leaves((args, kwargs))):
+        return through_here(here, context, lambda a, k: forward(fn, *a, **k), args, kwargs)
+    return fn(*args, **kwargs)
+
+
+def function(fn: F) -> F:
+    """Have calls of ``fn``, local and remote, go through ``forward``.
+
+    A decorator for functions of JAX arrays: ``rpc_sync("worker1", fn, (weights_rref, x))``, with
+    an RRef to ``Weights`` on that worker, is differentiated there.
+
+    Args:
+        fn: the function, which can be imported where it is called
+
+    Returns:
+        The function.
+    """
+
+    @wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return forward(fn, *args, **kwargs)
+
+    setattr(wrapper, RECORDED, True)
+    return cast(F, wrapper)
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Return a function of ``fn``'s value and gradient, as ``jax.value_and_grad`` does.
+
+    All of the remote calls that ``fn`` makes, and the ``Weights`` of this worker that it uses, get
+    their gradients, in the context that is open; JAX's own passes over those that have nothing to
+    do with ``argnums``.
+
+    Args:
+        fn: a function of JAX arrays and pytrees of them, that returns a scalar
+        argnums: by which of its positional arguments it is differentiated
+        has_aux: whether it returns a pair, the second of which is not differentiated
+
+    Returns:
+        A function that returns what ``jax.value_and_grad``'s does.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    @wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        here = keeper()
+
+        def with_token(token: Any, *args: Any, **kwargs: Any) -> Any:
+            with here.within(here.here.context, token):
+                return fn(*args, **kwargs)
+
+        where = (0, *(n + 1 if n >= 0 else n for n in numbers))
+        both = jax.value_and_grad(with_token, where, has_aux)
+        value, (_, *grads) = both(jnp.zeros(()), *args, **kwargs)
+        return value, grads[0] if isinstance(argnums, int) else tuple(grads)
+
+    return wrapper
+
+
+class Applied(Node):
+    """A JAX function of recorded values: ``vjp`` makes their gradients of those of its results."""
+
+    def __init__(
+        self, what: str, vjp: Any, inputs: Sequence[Edge | None], results: Sequence[Any]
+    ) -> None:
+        super().__init__(inputs, len(results))
+        self._what = what
+        self._vjp = vjp
+        self._specs = [(result.shape, result.dtype) for result in results]
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Call ``vjp``."""
+        import jax.numpy as jnp
+
+        vjp: Any = self._vjp
+        if not retain:
+            self._vjp = None
+            self.spent: str = (
+                f"backward() has gone through {self._what} before, which kept nothing; expected"
+                " backward(..., retain_graph=True) the first time"
+            )
+        cotangents = [
+            jnp.zeros(shape, dtype) if grad is None else jnp.asarray(grad, dtype)
+            for grad, (shape, dtype) in zip(grads, self._specs, strict=True)
+        ]
+        _, found = vjp(cotangents)
+        return found
+
+
+def _apply(here: Keeper, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def recorded(leaf: Any) -> Any:
+        return record(context, leaf) if isinstance(leaf, Weights) else leaf
+
+    args, kwargs = jax.tree.map(recorded, (args, kwargs), is_leaf=_is_ours)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_ours)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Recorded)]
+    inputs = [leaves[i].edge for i in places]
+    structure: list[Any] = []
+
+    def call(token: Any, primals: list[Any]) -> tuple[list[Any], list[Any]]:
+        args, kwargs = filled(tree, leaves, places, primals)
+        with here.within(context, token):
+            result = fn(*args, **kwargs)
+        out, out_tree = jax.tree.flatten(result, is_leaf=_is_ours)
+        arrays = [i for i, it in enumerate(out) if _is_array(it)]
+        floating = [i for i in arrays if jnp.issubdtype(out[i].dtype, jnp.inexact)]
+        others = sorted(set(arrays) - set(floating))
+        rest = [None if _is_array(it) else it for it in out]
+        structure[:] = rest, out_tree, [*floating, *others]
+        return [out[i] for i in floating], [out[i] for i in others]
+
+    primals = [jnp.asarray(leaves[i].value) for i in places]
+    values, vjp, numbers = jax.vjp(call, jnp.zeros(()), primals, has_aux=True)
+    rest, out_tree, where = structure
+    name = getattr(fn, "__qualname__", repr(fn))
+    node = Applied(name, vjp, inputs, values)
+    made = [Recorded(value, context, Edge(node, i)) for i, value in enumerate(values)]
+    return filled(out_tree, rest, where, [*made, *numbers])
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, Recorded)
+
+
+def _is_ours(value: Any) -> bool:
+    return isinstance(value, Recorded | Weights)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    import jax
+
+    return jax.tree.leaves(tree, is_leaf=_is_ours)
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return plain tuples, lists and dicts with ``change`` of what is in them."""
+    if type(tree) in (tuple, list):
+        return type(tree)(_mapped(change, it) for it in tree)
+    if type(tree) is dict:
+        return {name: _mapped(change, it) for name, it in tree.items()}
+    return change(tree)
+
+
+def _localized(leaf: Any) -> Any:
+    """Return weights and recorded values of this worker in place of RRefs to them."""
+    if not isinstance(leaf, rpc.RRef):
+        return leaf
+    rref: rpc.RRef[Any] = leaf
+    found = rref.local_value() if rref.is_owner() else None
+    return found if _is_ours(found) else rref
+
+
+def _refuse_ours(fn: Any, tree: Any) -> None:
+    """Raise NotImplementedError for what a compiled function would keep for ever as it is now."""
+    from parallel.rpc._traced import compiled
+
+    for leaf in _leaves(tree):
+        if _is_ours(leaf):
+            name = getattr(fn, "__qualname__", repr(fn))
+            raise compiled(f"{name} was computed of {type(leaf).__name__}")
+
+
+def _values(tree: Any) -> Any:
+    """Return ``tree`` with the arrays in place of weights."""
+    return _mapped(lambda leaf: leaf.value if isinstance(leaf, Weights) else leaf, tree)
+
+
+def _context_of(here: Keeper, tree: Any) -> Context | None:
+    """Return the context of the calling thread, or else that of the values in ``tree``."""
+    found = here.here.context
+    for leaf in _flat(tree):
+        if isinstance(leaf, Recorded):
+            if found is not None and leaf.context is not found:
+                raise ValueError(
+                    f"a value was recorded in the context {leaf.context.id}, and is used in"
+                    f" {found.id}; expected values of one context"
+                )
+            found = here.enter(leaf.context.id)
+    return found
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, tuple | list):
+        return [leaf for it in tree for leaf in _flat(it)]
+    if isinstance(tree, dict):
+        return [leaf for it in tree.values() for leaf in _flat(it)]
+    return [tree]

@@ -1,0 +1,211 @@
+"""What a context records: values, the functions that made them, and messages between workers; and
+how a backward pass goes through it.
+
+Each worker has its part of the graph. The worker that sends a value keeps it under a number, and on
+the worker that gets it it becomes a ``Received``, which names both: the gradient goes the same way
+back. (As with the send and recv functions of ``torch.distributed.autograd``.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from meshlib import rpc
+from parallel._checks import describe
+
+if TYPE_CHECKING:
+    from parallel.rpc._contexts import Context
+
+RECORDED = "_meshlib_recorded"
+"""The attribute of functions that are recorded."""
+
+
+class Node:
+    """Something that made values: it makes gradients of what it was given of theirs.
+
+    ``inputs`` are where the gradients go, None: nowhere. ``outputs`` is the number of its values.
+    """
+
+    def __init__(self, inputs: Sequence[Edge | None] = (), outputs: int = 1) -> None:
+        self.inputs: Sequence[Edge | None] = inputs
+        self.outputs: int = outputs
+        self.spent: str = ""
+        """Why it cannot be gone through again, once that is so."""
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Return the gradients of the inputs, given those of its values (None: zeros).
+
+        Without ``retain`` it is not called again, and keeps nothing.
+        """
+        raise NotImplementedError
+
+
+class Edge(NamedTuple):
+    """A value: that of a node, by number."""
+
+    node: Node
+    slot: int
+
+
+def filled(tree: Any, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Any:
+    """Return the pytree of ``leaves``, with ``values`` in these places."""
+    import jax
+
+    leaves = list(leaves)
+    for i, value in zip(places, values, strict=True):
+        leaves[i] = value
+    return jax.tree.unflatten(tree, leaves)
+
+
+class Received(Node):
+    """A value that came from the worker ``origin``, which has sent it under ``number``.
+
+    The engine sends its gradient there.
+    """
+
+    def __init__(self, origin: int, number: int) -> None:
+        super().__init__()
+        self.origin: int = origin
+        self.number: int = number
+
+
+class Sink(Node):
+    """A value of a function that JAX differentiates: its gradient goes on there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grad: Any = None
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Keep it for ``take``."""
+        del retain
+        (self._grad,) = grads
+        return ()
+
+    def take(self) -> Any:
+        """Return the gradient of the last pass, None if there was none."""
+        grad, self._grad = self._grad, None
+        return grad
+
+
+class Recorded:
+    """An array that was computed in an autograd context, on this worker or another one.
+
+    What ``dist_autograd.forward`` returns, and recorded calls bring. ``value`` is the array itself,
+    without its history. It may be passed to ``forward`` (``function``s among them), in remote calls
+    and their results, and to ``backward``; ``float`` gives the number that a loss is. As an array
+    it would lose its gradient unseen, so it is none: JAX and NumPy raise TypeError.
+    """
+
+    __slots__ = ("context", "edge", "value")
+
+    def __init__(self, value: Any, context: Context, edge: Edge) -> None:
+        self.value: Any = value
+        self.context: Context = context
+        self.edge: Edge = edge
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return tuple(getattr(self.value, "shape", ()))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return getattr(self.value, "dtype", float)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.value!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        to = rpc.pickled_for()
+        if to is None:
+            raise RuntimeError(
+                "a recorded value can only be pickled as part of a remote call's arguments or"
+                " result: its gradient has to come back; expected its .value"
+            )
+        return self.context.send(self.edge, self.value, to)
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError(
+            f"a recorded value ({describe(self.value)}) was used as an array, which would lose its"
+            " gradient; expected dist_autograd.forward(function, value, ...), or its .value where"
+            " no gradient is wanted"
+        )
+
+    @property
+    def __jax_array__(self) -> NoReturn:
+        self._refuse()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        self._refuse()
+
+
+PassKey = tuple[int, int]
+"""The worker that began a pass, and its number for it."""
+
+
+class Pass:
+    """One backward pass on one worker: which nodes are gone through, and what they wait for.
+
+    Not thread-safe: the context's lock is held.
+
+    First ``mark`` goes through the graph from the roots, on all workers that it reaches, and counts
+    for each node the gradients that will come. Then each node runs when its last one is there. So
+    what the roots do not depend on (a result that nobody used, a call that failed) is not waited
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._expected: dict[Node, int] = {}
+        self._grads: dict[Node, list[Any]] = {}
+
+    def mark(self, nodes: Iterable[Node]) -> list[Received]:
+        """Expect a gradient of each of ``nodes``, and of what they were made from.
+
+        Returns the messages that this reaches for the first time, which have come from elsewhere.
+        Raises RuntimeError for a node that was gone through before, and kept nothing.
+        """
+        found: list[Received] = []
+        new = [node for node in nodes if self._expect(node)]
+        while new:
+            node = new.pop()
+            if node.spent:
+                raise RuntimeError(node.spent)
+            if isinstance(node, Received):
+                found.append(node)
+            new += [
+                edge.node for edge in node.inputs if edge is not None and self._expect(edge.node)
+            ]
+        return found
+
+    def _expect(self, node: Node) -> bool:
+        before = self._expected.get(node, 0)
+        self._expected[node] = before + 1
+        return not before
+
+    def arrive(self, edge: Edge, grad: Any, ready: deque[Node]) -> None:
+        """Take a gradient, None for zeros; a node that has all of its own becomes ``ready``."""
+        node = edge.node
+        grads = self._grads.setdefault(node, [None] * node.outputs)
+        if grad is not None:
+            before = grads[edge.slot]
+            grads[edge.slot] = grad if before is None else before + grad
+        self._expected[node] -= 1
+        if not self._expected[node]:
+            ready.append(node)
+
+    def take(self, node: Node) -> list[Any]:
+        """Return the gradients of a node that is ready."""
+        del self._expected[node]
+        return self._grads.pop(node)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is expected any more."""
+        return not self._expected

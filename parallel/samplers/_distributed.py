@@ -1,0 +1,238 @@
+"""``DistributedSampler``: each replica's share of a dataset, in an order that can be resumed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, NamedTuple
+
+from meshlib.extend import to_whole_number
+from parallel._checks import check_state_dict, describe, to_count
+from parallel._groups import Ranks, resolve
+from parallel.samplers._permutation import Order, Permutation, Sequence, derive
+from parallel.samplers._shard import Shard, Tail
+
+_BLOCK = 4096  # places computed at a time: vectorised, and next to no memory
+
+
+class Pass(NamedTuple):
+    """One pass of a sampler: which epoch, and which places of its order."""
+
+    epoch: int
+    shard: Shard
+
+
+class DistributedSampler:
+    """Yields the indices of this replica's samples, epoch after epoch.
+
+    As PyTorch's sampler of that name, index for index, given the epoch's order: replica r of R
+    takes the order's places r, r + R, r + 2R, …; without ``drop_last`` the order is continued from
+    its beginning until R divides it, with ``drop_last`` it is cut. The order is 0, 1, 2, … without
+    ``shuffle``, and with it a pseudorandom permutation of seed and epoch, equal on all replicas,
+    computed place by place: it takes no memory, whatever the size of the dataset.
+
+    The epoch is kept by itself: each complete pass moves to the next one. ``set_epoch`` may still
+    be called. ``state_dict`` is a cursor into the epoch's global order; it can be loaded with
+    another number of replicas, and every sample of the epoch is still seen exactly once.
+
+    Args:
+        dataset: anything with a length; or the length.
+        num_replicas: how many replicas share the dataset; with ``rank`` or not at all.
+        rank: this replica, in [0, num_replicas).
+        shuffle: whether to permute; by default True, and False with ``evaluation``.
+        seed: of the permutation; equal on all replicas.
+        drop_last: leave out the last samples instead of repeating the first.
+        mesh: the replicas, instead of two numbers: ``mesh["dp"]`` or a process group. With neither,
+            the default group.
+        evaluation: yield every sample exactly once over all replicas, none twice: some replicas
+            then get one sample less, and ``len`` differs between them.
+
+    Raises:
+        ValueError: for a rank outside the replicas, a dataset that is empty or (except in
+            evaluation) smaller than the replicas, or arguments that exclude each other.
+        TypeError: for a dataset without a length, or numbers that are not whole ones.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        mesh: Ranks | None = None,
+        evaluation: bool = False,
+    ) -> None:
+        if (num_replicas is None) != (rank is None):
+            raise ValueError(
+                f"num_replicas and rank go together, got num_replicas={num_replicas}, rank={rank}"
+            )
+        if num_replicas is None or rank is None:
+            group = resolve(mesh, "mesh")
+            num_replicas, rank = group.size(), group.rank()
+        elif mesh is not None:
+            raise ValueError("mesh says the replicas already; drop num_replicas and rank")
+        num_replicas = to_count(num_replicas, "num_replicas")
+        rank = to_whole_number(rank, "rank")
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"rank must lie in [0, {num_replicas}), got {rank}")
+        if drop_last and evaluation:
+            raise ValueError("drop_last leaves samples out, which evaluation must not")
+        size = self.count_places(dataset)
+        if size < 1 or (size < num_replicas and not evaluation):
+            raise ValueError(
+                f"dataset has {size} samples for {num_replicas} replicas; each replica needs at "
+                "least one"
+            )
+        self.dataset = dataset
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.shuffle: bool = not evaluation if shuffle is None else shuffle
+        self.seed: int = to_whole_number(seed, "seed")
+        self.drop_last = drop_last
+        self.evaluation = evaluation
+        self.size = size
+        self._begin_epoch(0)
+
+    def count_places(self, dataset: Sized | int) -> int:
+        """Return how many places an epoch has: the number of samples.
+
+        ``dataset`` has a length, or is one. Raises TypeError for anything else.
+        """
+        try:
+            return len(dataset) if isinstance(dataset, Sized) else operator.index(dataset)
+        except TypeError:
+            raise TypeError(
+                f"dataset must have a length or be one, got {describe(dataset)}"
+            ) from None
+
+    @property
+    def shard(self) -> Shard:
+        """Which places of the epoch's order the next pass takes here."""
+        tail = Tail.UNEVEN if self.evaluation else Tail.DROP if self.drop_last else Tail.PAD
+        return Shard(self.size, self.num_replicas, self.rank, tail, self._start)
+
+    def __len__(self) -> int:
+        """Return how many indices the next pass yields here (fewer than usual after a resume)."""
+        return self.shard.count
+
+    @property
+    def num_valid(self) -> int:
+        """How many of the next pass's indices are no padding; the padding comes last."""
+        return self.shard.valid
+
+    @property
+    def longest(self) -> int:
+        """The length of the next pass on the replica that has the most: ``len``, or one more."""
+        return self.shard.longest
+
+    def begin_pass(self) -> Pass:
+        """Return the next pass, which becomes the one under way."""
+        coming = Pass(self.epoch, self.shard)
+        if coming != self.pass_under_way:
+            self.pass_under_way, self._consumed = coming, 0
+        return coming
+
+    def __iter__(self) -> Iterator[int]:
+        """Begin a pass: the whole epoch, or after a resume the rest of it."""
+        coming = self.begin_pass()
+        self._consumed = 0
+        return self._walk(*coming)
+
+    def _walk(self, epoch: int, shard: Shard) -> Iterator[int]:
+        order = self.order(epoch)
+        for begin in range(0, shard.count, _BLOCK):
+            places = shard.places(begin, min(begin + _BLOCK, shard.count))
+            indices = order.apply(places)
+            for i, index in enumerate(indices.tolist(), begin + 1):
+                self._consumed = i
+                yield index
+        if self.epoch == epoch:
+            self.epoch, self._start = epoch + 1, 0
+
+    def order(self, epoch: int) -> Order:
+        """Return the order of an epoch: which sample stands at which place.
+
+        A subclass may give another one; it must depend on nothing but what is equal on all
+        replicas and in every run that resumes.
+        """
+        if not self.shuffle:
+            return Sequence()
+        return Permutation(self.size, derive(self.seed, epoch))
+
+    def order_options(self) -> dict[str, Any]:
+        """Return what the orders depend on, besides the epoch: equal in a run that resumes.
+
+        A subclass with an ``order`` of its own adds what that depends on, as numbers or text.
+        """
+        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle}
+
+    def _begin_epoch(self, epoch: int, start: int = 0) -> None:
+        self.epoch: int = epoch
+        self._start = start  # the cursor at which the next pass begins
+        self.pass_under_way: Pass = Pass(epoch, self.shard)
+        """The pass that ``state_dict`` speaks of: the last one that was begun.
+
+        Also when all its indices were drawn and ``epoch`` has moved on: a loader that draws ahead
+        may still be in it. Before any, and after ``set_epoch`` or ``load_state_dict``, the next.
+        """
+        self._consumed = 0  # what the pass under way has yielded here
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one that the next pass goes through.
+
+        Naming the current epoch changes nothing: after a resume its rest is still to come. Raises
+        ValueError for a negative epoch, TypeError for one that is no whole number.
+        """
+        epoch = to_count(epoch, "epoch", 0)
+        if epoch != self.epoch or epoch != self.pass_under_way.epoch:
+            self._begin_epoch(epoch)
+
+    def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
+        """Return where all replicas stand. The same on each, if each has used equally many.
+
+        ``num_consumed`` is the number of samples that this replica's training has used in the
+        pass under way. It is needed with a loader that draws indices ahead; by default it is the
+        number of indices that were drawn. Raises ValueError for more than the pass has or a
+        negative number, TypeError for what is no whole number.
+        """
+        epoch, shard = self.pass_under_way
+        consumed = (
+            self._consumed
+            if num_consumed is None
+            else to_whole_number(num_consumed, "num_consumed")
+        )
+        if num_consumed is None and self.epoch != epoch:  # all was drawn
+            epoch, shard, consumed = self.epoch, self.shard, 0
+        if not 0 <= consumed <= shard.longest:
+            raise ValueError(f"num_consumed must lie in [0, {shard.longest}], got {consumed}")
+        return {"epoch": epoch, "cursor": shard.cursor(consumed), **self.order_options()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``, whatever the number of replicas that it was taken with.
+
+        Raises ValueError, naming both values, when dataset size, seed or whatever else the order
+        depends on is not that of the state: the rest would not be the rest of the same order.
+        Raises TypeError for what is no state.
+        """
+        check_state_dict(state)
+        now = self.order_options()
+        was = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
+        for name in {**now, **was}:
+            before, after = was.get(name, "not given"), now.get(name, "not given")
+            if before != after:
+                what = "the dataset's size" if name == "size" else name
+                raise ValueError(f"cannot resume: {what} was {before} and is {after} now")
+        epoch, cursor = (
+            to_whole_number(state.get(name), f"the state's {name}") for name in ("epoch", "cursor")
+        )
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        if not 0 <= cursor <= self.size:
+            raise ValueError(f"cursor must lie in [0, {self.size}], got {cursor}")
+        if cursor == self.size:
+            self._begin_epoch(epoch + 1)
+        else:
+            self._begin_epoch(epoch, cursor)

@@ -1,0 +1,169 @@
+"""Samplers with other orders: by weight, and by length."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence as SequenceOf
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel._arrays import is_floating
+from parallel._checks import describe, to_count
+from parallel._groups import Ranks
+from parallel.samplers._distributed import DistributedSampler
+from parallel.samplers._permutation import LengthGrouped, Order, Permutation, WeightedDraws, derive
+
+_BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
+
+
+class WeightedDistributedSampler(DistributedSampler):
+    """Draws samples with replacement, sample i with probability proportional to ``weights[i]``.
+
+    Args:
+        weights: finite numbers >= 0, not all 0; one for each sample.
+        num_samples: how many are drawn an epoch, over all replicas; as many as weights by default.
+        num_replicas: how many ranks share the samples; by default the default group's size.
+        rank: this replica, in [0, num_replicas); by default the default group's rank.
+        seed: of the draws; equal on all replicas.
+        drop_last: leave out the last draws instead of repeating the first.
+        mesh: the replicas, instead of two numbers.
+
+    The rest is ``DistributedSampler``'s: shares, epochs, and a state that resumes the same draws on
+    any number of replicas.
+
+    Raises:
+        ValueError: for other weights or no samples, and where ``DistributedSampler`` does.
+        TypeError: for arguments of another type.
+    """
+
+    def __init__(
+        self,
+        weights: npt.ArrayLike,
+        num_samples: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        mesh: Ranks | None = None,
+    ) -> None:
+        given = _numbers(weights, "weights").astype(np.float64)
+        bad = np.argwhere(~(np.isfinite(given) & (given >= 0))).tolist()
+        if given.ndim != 1 or bad or not given.any():
+            which = f", weights{bad[0]} being {given[tuple(bad[0])]}" if bad else ""
+            raise ValueError(
+                "weights must be a sequence of finite numbers >= 0 that are not all 0, got "
+                f"{given.size} values of shape {list(given.shape)}{which}"
+            )
+        self._cumulative = np.cumsum(given)
+        if num_samples is not None:
+            num_samples = to_count(num_samples, "num_samples")
+        super().__init__(
+            given.size if num_samples is None else num_samples,
+            num_replicas,
+            rank,
+            shuffle=True,
+            seed=seed,
+            drop_last=drop_last,
+            mesh=mesh,
+        )
+
+    @cached_property
+    def _checksum(self) -> str:
+        return _checksum_of(self._cumulative)
+
+    def order_options(self) -> dict[str, Any]:
+        """Return what the draws depend on, a checksum of the weights among it."""
+        return {**super().order_options(), "weights": self._checksum}
+
+    def order(self, epoch: int) -> Order:
+        """Return the epoch's draws."""
+        return WeightedDraws(self._cumulative, derive(self.seed, epoch))
+
+
+class LengthGroupedSampler(DistributedSampler):
+    """Shuffles so that samples of similar length come together, on all replicas alike.
+
+    The shuffled order is cut into windows of ``group_size`` places, and each is sorted by length:
+    the samples that the replicas use in one step, and those of one batch, have nearly equal
+    lengths. About 50 times the batch over all replicas is a good group size: larger means less
+    padding, smaller more chance.
+
+    Args:
+        lengths: of each sample; any numbers.
+        group_size: the places in a window, at least 1.
+        num_replicas: how many ranks share the samples; by default the default group's size.
+        rank: this replica, in [0, num_replicas); by default the default group's rank.
+        seed: of the permutation; equal on all replicas.
+        drop_last: leave out the last samples instead of repeating the first.
+        mesh: the replicas, instead of two numbers.
+
+    The rest is ``DistributedSampler``'s.
+
+    Raises:
+        ValueError: for lengths that are not one for each sample, a group_size below 1, and where
+            ``DistributedSampler`` does.
+        TypeError: for lengths that are no numbers, and other arguments of another type.
+    """
+
+    def __init__(
+        self,
+        lengths: SequenceOf[float] | npt.NDArray[np.generic],
+        group_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        mesh: Ranks | None = None,
+    ) -> None:
+        self._lengths = _numbers(lengths, "lengths")
+        if self._lengths.ndim != 1:
+            raise ValueError(
+                f"lengths must be one number a sample, got shape {list(self._lengths.shape)}"
+            )
+        self.group_size: int = to_count(group_size, "group_size")
+        super().__init__(
+            self._lengths, num_replicas, rank, seed=seed, drop_last=drop_last, mesh=mesh
+        )
+
+    @cached_property
+    def _checksum(self) -> str:
+        return _checksum_of(self._lengths)
+
+    def order_options(self) -> dict[str, Any]:
+        """Return what the order depends on, a checksum of the lengths among it."""
+        return {
+            **super().order_options(),
+            "group_size": self.group_size,
+            "lengths": self._checksum,
+        }
+
+    def order(self, epoch: int) -> Order:
+        """Return the epoch's order."""
+        shuffled = Permutation(self.size, derive(self.seed, epoch))
+        return LengthGrouped(shuffled, self._lengths, self.group_size)
+
+
+def _numbers(values: Any, name: str) -> npt.NDArray[Any]:
+    """Return ``values`` as an array; raise TypeError, naming ``name``, unless it is of numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = None
+    if array is None or not (array.dtype.kind in "biu" or is_floating(array.dtype)):
+        kind = f" and dtype {values.dtype.name}" if isinstance(values, np.ndarray) else ""
+        raise TypeError(f"{name} must be a sequence of numbers, got {describe(values)}{kind}")
+    return array
+
+
+def _checksum_of(values: npt.NDArray[Any]) -> str:
+    """Return the CRC-32 of numbers as float64, whatever their dtype, a block at a time."""
+    checksum = 0
+    for begin in range(0, len(values), _BLOCK):
+        block = np.ascontiguousarray(values[begin : begin + _BLOCK], "<f8")
+        checksum = zlib.crc32(block.tobytes(), checksum)
+    return f"CRC-32 {checksum:08x}"

@@ -1,0 +1,114 @@
+"""A table of vectors whose rows are split over ``mesh["tp"]``."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel._arrays import Array, namespace
+from parallel._checks import check_instance, to_count
+from parallel._groups import Ranks
+from parallel.nn._layers.embedding import Embedding
+from parallel.nn._module import Module
+from parallel.nn._parameter import Parameter
+from parallel.tensor_parallel._parts import Parts
+from parallel.tensor_parallel._regions import Placement, gather, part_size, reduce, sequence_dim
+
+
+class VocabParallelEmbedding(Embedding):
+    """An Embedding of which each rank holds a block of rows, the vectors of a part of the indices.
+
+    Each rank looks up what it has, zeros for the rest, and the ranks' vectors are added: Shoeybi et
+    al., "Megatron-LM", arXiv:1909.08053, section 3. All ranks pass the same indices.
+
+    Args:
+        num_embeddings: how many rows there are over all ranks; must divide by their number.
+        embedding_dim: the size of the last dimension of the output, whole on every rank.
+        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
+            rank's part of the sequence, dim 1, whose length must divide by the number of ranks.
+        rng: draws the whole table; in the same state on all ranks.
+        dtype: of the table.
+
+    Raises:
+        ValueError: when num_embeddings does not divide by the number of ranks, for sizes below 1,
+            or a dtype that is not floating.
+        TypeError: for arguments of another type.
+    """
+
+    parts: Parts
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mesh: Ranks | None = None,
+        *,
+        output_layouts: Placement | None = None,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        parts = Parts(mesh)
+        part_size(to_count(num_embeddings, "num_embeddings"), parts.group, "num_embeddings")
+        super().__init__(num_embeddings, embedding_dim, rng=rng, dtype=dtype)
+        self.cut(parts, output_layouts)
+
+    @classmethod
+    def from_embedding(
+        cls,
+        embedding: Embedding,
+        mesh: Ranks | None = None,
+        *,
+        output_layouts: Placement | None = None,
+    ) -> Self:
+        """Return the layer that holds this rank's part of a copy of ``embedding``.
+
+        Raises TypeError for what is no ``Embedding``, ValueError where its rows do not divide.
+        """
+        check_instance(embedding, Embedding, "embedding")
+        parts = Parts(mesh)
+        part_size(embedding.weight.shape[0], parts.group, "num_embeddings")
+        layer = cls.__new__(cls)
+        Module.__init__(layer)
+        layer.weight = Parameter(embedding.weight.data.copy())
+        layer.cut(parts, output_layouts)
+        return layer
+
+    def cut(self, parts: Parts, output_layouts: Placement | None = None) -> None:
+        """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
+        self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
+        self.parts = parts
+        parts.cut(self.weight, 0)
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are over all ranks."""
+        return self.weight.shape[0] * self.parts.group.size()
+
+    def forward(self, indices: Array) -> Array:
+        """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
+
+        Raises IndexError for an index outside, TypeError for anything but integers, ValueError for
+        a sequence that does not divide.
+        """
+        self.check(indices)
+        rows, group = self.weight.shape[0], self.parts.group
+        local = indices - group.rank() * rows
+        own = (local >= 0) & (local < rows)
+        local = local[own]
+        self.save_for_backward((own, local))
+        y = namespace(self.weight.data).zeros(
+            (*indices.shape, self.weight.shape[1]), dtype=self.weight.data.dtype
+        )
+        y[own] = self.weight.data[local]
+        return reduce(y, group, self.scattered_dim)
+
+    def backward(self, grad: Array) -> None:
+        """Add each vector's gradient to its row. Indices have no gradient: returns None."""
+        own, local = self.saved()
+        if self.scattered_dim is not None:
+            grad = gather(grad, self.parts.group, self.scattered_dim)
+        rows = grad[own]
+        self.defer(lambda: self.accumulate(local, rows))

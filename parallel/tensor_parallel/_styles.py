@@ -1,0 +1,163 @@
+"""How ``parallelize`` splits one module: the styles that a plan names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import cast
+
+from parallel.nn._layers.attention import DotProductAttention
+from parallel.nn._layers.embedding import Embedding
+from parallel.nn._layers.linear import Linear
+from parallel.nn._module import Module
+from parallel.tensor_parallel._embedding import VocabParallelEmbedding
+from parallel.tensor_parallel._linear import ColumnParallelLinear, RowParallelLinear
+from parallel.tensor_parallel._parts import Parts
+from parallel.tensor_parallel._regions import Placement, features_split, sequence_dim
+
+
+class ParallelStyle(ABC):
+    """What a plan of ``parallelize`` says of a module: how it is split over the ranks."""
+
+    @abstractmethod
+    def check(self, module: Module, path: str, parts: Parts) -> None:
+        """Raise for a ``module``, at ``path``, that cannot be split over the ranks of ``parts``.
+
+        Nothing is changed, and nothing sent: TypeError for a module of another type, ValueError for
+        sizes that do not divide.
+        """
+
+    @abstractmethod
+    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
+        """Change ``module``, whole until now, which was checked.
+
+        ``prepared``: a module that it is in has its input prepared by the plan.
+        """
+
+
+@dataclass(frozen=True)
+class ColwiseParallel(ParallelStyle):
+    """Split the output features of a ``Linear``: it becomes a ``ColumnParallelLinear``.
+
+    Args:
+        input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: this rank's
+            part of the sequence, dim 1. None: as a ``PrepareModuleInput`` of the same plan left it,
+            for a module that this one is in: whole, its gradient being summed there; where there is
+            none, ``Replicate()``.
+        output_layouts: None: the features are split (torch's ``Shard(-1)``); ``Replicate()``: the
+            whole output on every rank.
+
+    Raises TypeError for other layouts.
+    """
+
+    input_layouts: Placement | None = None
+    output_layouts: Placement | None = None
+
+    def __post_init__(self) -> None:
+        sequence_dim(self.input_layouts, "input_layouts")
+        features_split(self.output_layouts, "output_layouts")
+
+    def check(self, module: Module, path: str, parts: Parts) -> None:
+        """Raise unless ``module``, at ``path``, is a ``Linear`` that divides over ``parts``."""
+        if type(module) is not Linear:
+            raise wrong_type(self, module, path, "an nn.Linear")
+        for parameter in module.parameters():
+            parts.check(parameter, 0, module.out_features, f"out_features of {path!r}")
+
+    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
+        """Make ``module`` a ``ColumnParallelLinear`` that keeps this rank's part, by ``parts``.
+
+        ``prepared``: whether the input's gradient is summed where the input was prepared.
+        """
+        module.__class__ = ColumnParallelLinear
+        layer = cast(ColumnParallelLinear, module)
+        summed_here = self.input_layouts is not None or not prepared
+        layer.cut(parts, self.input_layouts, self.output_layouts, summed_here)
+
+
+@dataclass(frozen=True)
+class RowwiseParallel(ParallelStyle):
+    """Split the input features of a ``Linear``, or the rows of an ``Embedding``.
+
+    They become a ``RowParallelLinear`` and a ``VocabParallelEmbedding``.
+
+    Args:
+        input_layouts: None: the features are split (torch's ``Shard(-1)``), as ``ColwiseParallel``
+            leaves them; ``Replicate()``: the whole input on every rank. The indices of an embedding
+            are always whole.
+        output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
+            rank's part of the sequence, dim 1. None: ``Replicate()``.
+
+    Raises TypeError for other layouts.
+    """
+
+    input_layouts: Placement | None = None
+    output_layouts: Placement | None = None
+
+    def __post_init__(self) -> None:
+        features_split(self.input_layouts, "input_layouts")
+        sequence_dim(self.output_layouts, "output_layouts")
+
+    def check(self, module: Module, path: str, parts: Parts) -> None:
+        """Raise unless ``module``, at ``path``, divides over ``parts``."""
+        if type(module) is Embedding:
+            parts.check(module.weight, 0, module.num_embeddings, f"num_embeddings of {path!r}")
+        elif type(module) is Linear:
+            parts.check(module.weight, 1, module.in_features, f"in_features of {path!r}")
+        else:
+            raise wrong_type(self, module, path, "an nn.Linear or an nn.Embedding")
+
+    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
+        """Make ``module`` keep this rank's part, by ``parts``; ``prepared`` makes no difference."""
+        del prepared
+        if isinstance(module, Embedding):
+            module.__class__ = VocabParallelEmbedding
+            table = cast(VocabParallelEmbedding, module)
+            table.cut(parts, self.output_layouts)
+        else:
+            module.__class__ = RowParallelLinear
+            layer = cast(RowParallelLinear, module)
+            layer.cut(parts, self.input_layouts, self.output_layouts)
+
+
+@dataclass(frozen=True)
+class SequenceParallel(ParallelStyle):
+    """Compute with this rank's part of each sequence: for norms, and whatever goes place by place.
+
+    Input and output are parts of the sequence; the parameters stay whole, and what the ranks
+    contribute to their gradients is summed over them as it comes: Korthikanti et al.,
+    arXiv:2205.05198, section 4.2.2.
+    """
+
+    def check(self, module: Module, path: str, parts: Parts) -> None:
+        """Raise for a ``module``, at ``path``, that computes along the sequence or is in ``parts``.
+
+        Those are attention, and modules of which parameters are split.
+        """
+        for below, part in module.named_modules(path):
+            if isinstance(part, DotProductAttention):
+                raise TypeError(
+                    f"SequenceParallel is for modules that compute place by place, {path!r} has the"
+                    f" attention {below!r}, which needs whole sequences; expected a norm, such as"
+                    " RMSNorm"
+                )
+        for name, parameter in module.named_parameters(path):
+            parts.check(parameter, None, 0, repr(name))
+            if parameter.on_contribution is not None:
+                raise ValueError(f"{name!r} is sequence parallel already")
+
+    def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
+        """Have the gradients of ``module`` summed over ``parts``; ``prepared`` does not matter."""
+        del prepared
+        for parameter in module.parameters():
+            parts.cut(parameter, None)
+            if parts.group.size() > 1:
+                # The parameter is whole, and each rank computes with a part of each sequence.
+                parameter.on_contribution = parts.sum
+
+
+def wrong_type(style: ParallelStyle, module: Module, path: str, expected: str) -> TypeError:
+    """Return the error for a ``module``, at ``path``, that ``style`` cannot split."""
+    return TypeError(
+        f"{type(style).__name__} splits {expected}; {path!r} is of type {type(module).__name__}"
+    )

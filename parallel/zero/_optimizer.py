@@ -1,0 +1,276 @@
+"""``ZeroRedundancyOptimizer`` for ``parallel.nn`` parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib import ProcessGroup
+from meshlib.sharding import Sharding
+from parallel._arrays import written
+from parallel._checks import describe
+from parallel._core.replicas import check_same, told_to_all
+from parallel._groups import Ranks, gathered, resolve
+from parallel.join._context import Join
+from parallel.join._joinable import FunctionsHook, Joinable, JoinHook
+from parallel.nn._global_part import kept_part
+from parallel.nn._parameter import Parameter
+from parallel.optim._optax_state import same_shared
+from parallel.optim._optimizer import Optimizer, ParamGroup
+from parallel.zero._keepers import Keepers, described, whole_nbytes
+from parallel.zero._shards import (
+    Shards,
+    assign_owners,
+    check_group_rank,
+    collected,
+    shards_by_placement,
+)
+
+
+class ZeroRedundancyOptimizer(Optimizer, Joinable):
+    """An optimizer whose states are spread over the replicas: each rank has 1/N of them.
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh["dp"], lr=1e-3)
+
+    Each parameter is owned by one rank, which keeps its state and updates it in ``step``; then the
+    ranks exchange what they updated, one all-gather for each dtype. Parameters are not split, so
+    shares are as even as their sizes allow. The parameters come out as with ``optimizer_class``
+    itself, bit for bit, as long as that treats each parameter by itself (clip by a global norm
+    before ``step``).
+
+    For optax: ``ZeroRedundancyOptimizer(params, optim.OptaxOptimizer, mesh["dp"],
+    transformation=optax.adamw(1e-3))``; for pytrees there is ``ZeroRedundancyOptax``.
+
+    In a ``Join`` with the model, ranks that are out of inputs go on updating what they own.
+
+    Args:
+        params: parameters, or groups of them as dicts; the same on all ranks, in the same order.
+        optimizer_class: called with this rank's parameters and ``defaults``.
+        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
+        parameters_as_bucket_view: move the parameters' arrays into one flat array for each dtype:
+            the exchange then needs neither copies nor memory.
+        defaults: options of ``optimizer_class``.
+
+    Raises:
+        ValueError: on every rank, when the ranks' parameters differ, naming the first that does;
+            for no parameters; and what ``optimizer_class`` raises for its options.
+        TypeError: for an ``optimizer_class`` that makes no ``Optimizer``, or arguments of another
+            type.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[ParamGroup],
+        optimizer_class: Callable[..., Optimizer],
+        process_group: Ranks | None = None,
+        *,
+        parameters_as_bucket_view: bool = False,
+        **defaults: Any,
+    ) -> None:
+        self._group = resolve(process_group, "process_group")
+        self._as_views = parameters_as_bucket_view
+        self._keepers = Keepers(self._group, process_group, self.owner)
+        self._owners: dict[Parameter, int] = {}
+        self._loads = [0] * self._group.size()
+        self._shards: list[Shards] = []
+        self._inner: Optimizer | None = None
+        self._consolidated: dict[str, Any] | None = None
+        with told_to_all(self._group):
+            must = "optimizer_class must make an optimizer when called, such as optim.AdamW, got"
+            if not callable(optimizer_class):
+                raise TypeError(f"{must} {describe(optimizer_class)}")
+            probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
+            if not isinstance(probe, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{must} {optimizer_class!r}, which makes {describe(probe)}")
+            super().__init__(params, probe.defaults)
+        self._own(self.param_groups)
+        self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
+
+    def add_param_group(self, group: ParamGroup) -> None:
+        """Add parameters with options of their own; called by all ranks.
+
+        Raises as ``Optimizer`` does, and ValueError where the ranks' parameters differ.
+        """
+        inside = self._inner is None  # the constructor tells itself what is wrong
+        with told_to_all(None if inside else self._group):
+            super().add_param_group(group)
+        if self._inner is not None:
+            self._own(self.param_groups[-1:])
+            self._inner.add_param_group(self._share(self.param_groups[-1]))
+
+    def _own(self, groups: Iterable[ParamGroup]) -> None:
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        lines = [
+            f"parameter {number} {written(parameter.data)}"
+            for number, parameter in enumerate(parameters, len(self._owners))
+        ]
+        in_parts = [p for p in parameters if kept_part(p) is not None]
+        check_same(
+            ValueError(
+                f"{in_parts[0]!r} is kept in parts by fully_shard, and so are its states with any"
+                " optimizer; expected whole parameters"
+            )
+            if in_parts
+            else lines,
+            self._group,
+        )
+        # Of whole arrays, where a layer has split them: in other slices the owners are the same.
+        owners = assign_owners([whole_nbytes(p) for p in parameters], self._loads)
+        self._owners.update(zip(parameters, owners, strict=True))
+        self._shards = shards_by_placement(self._owners, self._group, as_views=self._as_views)
+
+    def _share(self, group: ParamGroup) -> ParamGroup:
+        me = self._group.rank()
+        return {**group, "params": [p for p in group["params"] if self._owners[p] == me]}
+
+    def owner(self, parameter: Parameter) -> int:
+        """Return the group rank that updates ``parameter`` and keeps its state.
+
+        Raises KeyError for one that the optimizer does not have.
+        """
+        if parameter not in self._owners:
+            raise KeyError(f"the optimizer does not have the parameter {describe(parameter)}")
+        return self._owners[parameter]
+
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """The optimizer of this rank's parameters."""
+        assert self._inner is not None
+        return self._inner
+
+    def step(self) -> None:
+        """Update this rank's parameters, and exchange. A collective."""
+        with Join.notify_join_context(self):
+            self._step()
+
+    def _step(self) -> None:
+        self._consolidated = None
+        inner = self.local_optimizer
+        for group, own in zip(self.param_groups, inner.param_groups, strict=True):
+            own.update({name: value for name, value in group.items() if name != "params"})
+        inner.step()
+        for shards in self._shards:
+            shards.exchange()
+
+    def update(self, parameter: Parameter, group: ParamGroup) -> None:
+        """Not possible: raises TypeError. The ranks exchange parameters in ``step``."""
+        raise TypeError("ZeroRedundancyOptimizer updates its parameters together: call step()")
+
+    # ------------------------------------------------------------------ state
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
+
+        A collective. The state is valid until the next step. Raises ValueError for a rank that is
+        not in the group, TypeError for one that is no whole number; and ValueError, there, for a
+        state of optax that looks at several parameters at once, and so has become another one on
+        each rank.
+        """
+        check_group_rank(to, self._group)
+        mine = self._own_state()
+        parts = collected(mine, self._group, to)
+        if parts is not None:
+            # Beside the parameters' own states there may be shared ones, equal on all ranks.
+            whole = dict(parts[0])
+            if "shared" in whole:
+                owners = {n: part["shared"] for n, part in enumerate(parts) if part["state"]}
+                whole["shared"] = same_shared(owners)
+            state = {n: values for part in parts for n, values in part["state"].items()}
+            whole["state"] = dict(sorted(state.items()))
+            whole["param_groups"] = super().state_dict()["param_groups"]
+            self._consolidated = whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state as ``optimizer_class`` alone would, after it was consolidated.
+
+        It can be loaded by any number of ranks, and by an ``optimizer_class`` without sharding.
+        Raises RuntimeError where ``consolidate_state_dict`` has not brought the state.
+        """
+        if self._consolidated is None:
+            raise RuntimeError(
+                f"the optimizer's state is spread over the {self._group.size()} ranks of "
+                f"{self._group}: call consolidate_state_dict(to=...) on all of them since the last "
+                "step, then state_dict() on the rank that it was brought to"
+            )
+        return self._consolidated
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over this rank's part of a whole state. Raises as ``optimizer_class`` does.
+
+        Where it has DArrays, in whatever sharding, all ranks call.
+        """
+        self.check_state(state)
+        self._consolidated = None
+        self._load_options(state)
+        inner, numbers, parameters = self.local_optimizer, self._numbers(), self.parameters()
+        local = {number: i for i, number in enumerate(self._own_numbers())}
+        groups: list[ParamGroup] = []
+        for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
+            chosen = [local[numbers[parameter]] for parameter in mine["params"]]
+            groups.append({**whole, "params": chosen})
+        parts: dict[int, dict[str, Any]] = {}
+        for number, values in state["state"].items():
+            mine = self._keepers.take(parameters[number], values)
+            if number in local:
+                parts[local[number]] = mine
+        inner.load_state_dict({**state, "state": parts, "param_groups": groups})
+
+    def global_state_dict(self) -> dict[str, Any]:
+        """Return the whole state with DArrays, each on the ranks that keep it. A collective.
+
+        For checkpoints: the ranks tell each other what there is, and no array moves. It is the same
+        tree on all ranks, and loads into any number of ranks, and into an ``optimizer_class``
+        without sharding. With layers that are split over another dim of the mesh,
+        ``process_group`` must have been a slice of it, such as ``mesh["dp"]``. Raises ValueError as
+        ``consolidate_state_dict`` does, on all ranks.
+        """
+        mine = self._own_state()
+        kept = mine["state"]
+        told = {number: described(values) for number, values in kept.items()}
+        answers = gathered((told, mine.get("shared")), self._group)
+        whole = {**mine, "param_groups": super().state_dict()["param_groups"]}
+        if "shared" in whole:
+            owners = {n: shared for n, (told, shared) in enumerate(answers) if told}
+            whole["shared"] = same_shared(owners)
+        state: dict[int, Any] = {}
+        parameters = self.parameters()
+        for told, _ in answers:
+            for number, values in told.items():
+                state[number] = self._keepers.give(parameters[number], values, kept.get(number))
+        whole["state"] = dict(sorted(state.items()))
+        return whole
+
+    def state_sharding(self, parameter: Parameter, shape: Sequence[int]) -> Sharding:
+        """Return how a state of ``parameter`` lies that has ``shape`` as a global array.
+
+        So ``load_state_dict`` need not move it. Raises KeyError as ``owner`` does.
+        """
+        self.owner(parameter)
+        return self._keepers.sharding(parameter, tuple(shape))
+
+    def _own_numbers(self) -> list[int]:
+        numbers = self._numbers()
+        return [numbers[parameter] for parameter in self.local_optimizer.parameters()]
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return the state of this rank's parameters, by their numbers among all."""
+        mine, own = self.local_optimizer.state_dict(), self._own_numbers()
+        mine["state"] = {own[number]: values for number, values in mine["state"].items()}
+        return mine
+
+    # ------------------------------------------------------------------ uneven inputs
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The group of the replicas."""
+        return self._group
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook that takes part in the others' steps."""
+        return FunctionsHook(lambda phase: self._step())
+
+    def phase_name(self, phase: int) -> str:
+        """Return what a phase is called in messages."""
+        return "step"

@@ -1,0 +1,232 @@
+"""Every collective, over links."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from transport._algorithms import (
+    bruck,
+    chain,
+    compressed,
+    direct,
+    dissemination,
+    halving,
+    pairwise,
+    recursive,
+    ring,
+    star,
+    tree,
+)
+from transport._algorithms.team import Team
+from transport._call import Call
+from transport._choosing.choice import LAP_BYTES, Algorithm
+from transport._choosing.peers import peers_of
+from transport._communicators.base import Collectives
+from transport._operands.compression import Compression
+from transport._operands.flat import laps_of, part_bounds
+from transport._operands.operand import REDUCED, WHOLE, Operand, pack, store
+from transport._operands.quiet import Run, quiet_runner
+from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+
+_SMALL = 16 << 10
+_AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
+_WHOLE: dict[Algorithm, _AllReduce] = {
+    Algorithm.STAR: star.all_reduce,
+    Algorithm.DOUBLING: recursive.all_reduce,
+    Algorithm.TREE: tree.all_reduce,
+}
+"""Those that reduce all of a buffer at once, and neither prepare nor finish it."""
+
+
+class LinkCollectives(Collectives, Team):
+    """Implements the collectives over ``link``, among the members that it leads to.
+
+    ``table`` chooses the algorithms; all members must have equal ones. ``scratch`` is working
+    memory, which several instances may share that are used one after the other.
+    """
+
+    compression: Compression | None = None
+    """How large reductions travel; None: as they are."""
+    _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after an abort."""
+
+    def _prepare(self, algorithm: Algorithm, call: Call, root: int | None = None) -> None:
+        """Have the links that ``algorithm`` needs opened side by side, the first time: with each
+        ``root``, where who calls whom depends on it.
+        """
+        key = algorithm if root is None else (algorithm, root)
+        if key in self._reached:
+            return
+        self._reached |= {key}
+        peers = peers_of(algorithm, self.rank, self.size, root or 0)
+        if len(peers) > 1:
+            self.reach(peers, call)
+
+    def barrier(self, call: Call) -> None:
+        self.check_open()
+        algorithm = self.table.barrier(self.size)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
+        self.check_open()
+        algorithm = self.table.broadcast(buffer.nbytes, self.size)
+        self._prepare(algorithm, call, root)
+        (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
+
+    @cached_property
+    def _quietly(self) -> Run:
+        return quiet_runner()
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        self.check_open()
+        self._quietly(self._all_reduce, call, buffer, op)
+
+    def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        form = self.compression
+        if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
+            self._prepare(Algorithm.PAIRWISE, call)
+            compressed.all_reduce(self, call, buffer, op, form)
+            return
+        narrow = reduction_dtype(buffer.dtype) != buffer.dtype
+        algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        reduce_whole = _WHOLE.get(algorithm)
+        if reduce_whole is not None:
+            self._all_reduce_whole(reduce_whole, call, buffer, op, narrow)
+        elif narrow:
+            pairwise.all_reduce(self, call, buffer, op)
+        else:
+            op.prepare(buffer)
+            if op.kind is RedOpType.PREMUL_SUM:
+                op = ReduceOp.SUM
+            module = pairwise if algorithm is Algorithm.PAIRWISE else halving
+            module.all_reduce(self, call, buffer, op)
+
+    def _all_reduce_whole(
+        self, reduce: _AllReduce, call: Call, buffer: Flat, op: ReduceOp, narrow: bool
+    ) -> None:
+        """Reduce all of ``buffer`` at once, by a function that neither prepares nor finishes."""
+        if narrow:
+            operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
+            total = operand.load(buffer, 0, buffer.size)
+        else:
+            total = buffer
+            op.prepare(total)
+        reduce(self, call, total, op)
+        op.finish(total, self.size)
+        if narrow:
+            store(buffer, total)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        self.check_open()
+        self._quietly(self._reduce, call, buffer, op, root)
+
+    def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        if self.table.reduce(buffer.nbytes, self.size) is Algorithm.TREE:
+            self._prepare(Algorithm.TREE, call, root)
+            tree.reduce(self, call, buffer, op, root)
+        else:
+            self._reduce_parts(call, buffer, op, root)
+
+    def _reduce_parts(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        """Reduce a part of ``buffer`` on each member, and gather them on ``root``."""
+        scaled = op.kind is RedOpType.PREMUL_SUM
+        operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
+        laps = laps_of(buffer.nbytes, LAP_BYTES if scaled else LAP_BYTES * self.size)
+        for lap in range(laps):
+            start, stop = part_bounds(buffer.size, laps, lap)
+            data = operand.load(buffer, start, stop) if scaled else buffer[start:stop]
+            bounds = [part_bounds(data.size, self.size, member) for member in range(self.size)]
+            parts = [data[slice(*bound)] for bound in bounds]
+            own = self.scratch.flat(REDUCED, data.dtype, parts[self.rank].size)
+            self._scatter_sums(call, own, parts, ReduceOp.SUM if scaled else op)
+            self._prepare(Algorithm.DIRECT, call, root)
+            direct.gather(self, call, parts if self.rank == root else None, own, root)
+            if scaled and self.rank == root:
+                store(buffer[start:stop], data)
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
+        self.check_open()
+        _copy(outputs[self.rank], input_)
+        total = sum(output.nbytes for output in outputs)
+        algorithm = self.table.all_gather(total, self.size)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        match algorithm:
+            case Algorithm.STAR:
+                star.all_gather(self, call, outputs)
+            case Algorithm.BRUCK:
+                bruck.all_gather(self, call, outputs)
+            case Algorithm.PAIRWISE:
+                pairwise.all_gather(self, call, outputs)
+            case _:
+                ring.all_gather(self, call, outputs)
+
+    def reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        self.check_open()
+        self._quietly(self._reduce_scatter, call, output, inputs, op)
+
+    def _reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        total = sum(part.nbytes for part in inputs)
+        form = self.compression
+        if form is not None and compressed.compresses(form, total, output.dtype, op):
+            self._prepare(Algorithm.PAIRWISE, call)
+            compressed.reduce_scatter(self, call, output, inputs, op, form)
+        else:
+            self._scatter_sums(call, output, inputs, op)
+
+    def _scatter_sums(self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp) -> None:
+        total = sum(part.nbytes for part in inputs)
+        narrow = reduction_dtype(output.dtype) != output.dtype
+        algorithm = self.table.reduce_scatter(total, self.size, narrow)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        match algorithm:
+            case Algorithm.STAR:
+                star.reduce_scatter(self, call, output, inputs, op)
+            case Algorithm.PAIRWISE:
+                pairwise.reduce_scatter(self, call, output, inputs, op)
+            case Algorithm.HALVING:
+                halving.reduce_scatter(self, call, output, inputs, op)
+            case _:
+                whole, parts = pack(self.scratch, op, inputs)
+                _WHOLE[algorithm](self, call, whole, op)
+                op.finish(parts[self.rank], self.size)
+                store(output, parts[self.rank])
+
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
+        self.check_open()
+        self._prepare(Algorithm.DIRECT, call, root)
+        direct.gather(self, call, outputs, input_, root)
+
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
+        self.check_open()
+        self._prepare(Algorithm.DIRECT, call, root)
+        direct.scatter(self, call, output, inputs, root)
+
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        self.check_open()
+        if Algorithm.PAIRWISE not in self._reached:
+            self._prepare(Algorithm.PAIRWISE, call)
+        pairwise.all_to_all(self, call, outputs, inputs)
+
+
+def _copy(into: Flat, source: Flat) -> None:
+    """Copy unless both are the same memory, as an in-place all_gather passes it."""
+    # To find the address of a small array takes longer than to copy it.
+    if into.nbytes <= _SMALL or into.ctypes.data != source.ctypes.data:
+        np.copyto(into, source)

@@ -1,0 +1,114 @@
+"""Recursive halving, nearest first, then doubling: 2 log2(n) steps, every byte travels least.
+
+After Rabenseifner, "Optimization of Collective Reduction Operations" (2004), for any number of
+ranks. These are cut into blocks of falling powers of two: 13 = 8 + 4 + 1. In a block of 2^j ranks
+each exchange halves what a rank works on, so it ends with one of 2^j parts, reduced over the block.
+The last block gives its parts to the ranks of the one before it, which own smaller ones, and so on
+up to the first, whose ranks then have everything. That is the tree of
+``transport._operands.order``: halving climbs a block's levels, and each block is the upper half
+beside all before it.
+
+Results go back the same ways, in the opposite order. All n ranks send 2 (n - 1) N bytes together,
+as a ring does; nobody sends or receives more than 2 N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport._algorithms.team import Team
+from transport._call import Call
+from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
+from transport._choosing.choice import LAP_BYTES
+from transport._link import exchange, wait_all
+from transport._operands.flat import as_bytes, laps_of, part_bounds
+from transport._operands.operand import ARRIVING, TOTAL, Arrival, Operand
+from transport._operands.reduce_op import Flat, ReduceOp
+
+
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    """Reduce ``buffer`` in place, whose dtype is its own reduction dtype; does not prepare."""
+    chunks = 1 << blocks_of(team.size)[0][1]
+    laps = laps_of(buffer.nbytes, LAP_BYTES)
+    for lap in range(laps):
+        segment = buffer[slice(*part_bounds(buffer.size, laps, lap))]
+        ends = [0, *(part_bounds(segment.size, chunks, i)[1] for i in range(chunks))]
+        own = _reduce(team, call, segment, ends, op)
+        op.finish(own, team.size)
+        _gather(team, call, segment, ends)
+
+
+def reduce_scatter(
+    team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+) -> None:
+    """Reduce ``inputs[i]`` to member i's ``output``, whose dtype is its own reduction dtype.
+
+    Sizes may differ; inputs stay as they were. A rank of the first block also has the part of the
+    rank that is as far behind that block, and hands it over.
+    """
+    rank, size = team.rank, team.size
+    level = blocks_of(size)[0][1]
+    first = 1 << level
+    operand = Operand(team.scratch, op, output.dtype)
+    laps = laps_of(sum(part.nbytes for part in inputs), LAP_BYTES)
+    for lap in range(laps):
+        bounds = [part_bounds(part.size, laps, lap) for part in inputs]
+        counts = [stop - start for start, stop in bounds]
+        packed = team.scratch.flat(TOTAL, operand.dtype, sum(counts))
+        ends, end = [0], 0
+        for chunk in range(first):
+            for member in range(reverse_bits(chunk, level), size, first):
+                begin, end = end, end + counts[member]
+                np.copyto(packed[begin:end], operand.load(inputs[member], *bounds[member]))
+            ends.append(end)
+        own = _reduce(team, call, packed, ends, op)
+        result = output[slice(*bounds[rank])]
+        if rank < first:
+            op.finish(own, size)
+            np.copyto(result, own[: result.size])
+            if rank + first < size:
+                team.link(rank + first, call).send(call, as_bytes(own[result.size :]))
+        else:
+            team.link(rank - first, call).recv_into(call, as_bytes(result))
+
+
+def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceOp) -> Flat:
+    """Reduce the members' ``data``; return what this rank has of the result, if it is of the first
+    block. Chunk i is from ``ends[i]`` to ``ends[i + 1]``.
+    """
+    ways, rank, scratch = ways_of(team.rank, team.size), team.rank, team.scratch
+    for partner, kept, given in ways.inside:
+        link, own = team.link(partner, call), _part(data, ends, kept)
+        arriving = scratch.flat(ARRIVING, data.dtype, own.size)
+        lower, upper = (arriving, own) if partner < rank else (own, arriving)
+        arrival = Arrival(op, lower, upper, own, team.table.piece)
+        sent = as_bytes(_part(data, ends, given))
+        exchange(call, link, sent, link, as_bytes(arriving), arrival.on_piece())
+        arrival.finish()
+    own = _part(data, ends, ways.own)
+    if ways.over is not None:
+        arriving = scratch.flat(ARRIVING, data.dtype, own.size)
+        team.link(ways.over, call).recv_into(call, as_bytes(arriving))
+        op.combine(own, arriving, own)
+    up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
+    wait_all([link.post_send(call, each) for link, each in up])
+    return own if not ways.up else own[:0]
+
+
+def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
+    """Give everybody all of ``data``, of which the ranks of the first block have their own."""
+    ways = ways_of(team.rank, team.size)
+    up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
+    wait_all([link.post_recv(call, each) for link, each in up])
+    if ways.over is not None:
+        team.link(ways.over, call).send(call, as_bytes(_part(data, ends, ways.own)))
+    for partner, kept, given in reversed(ways.inside):
+        link = team.link(partner, call)
+        into = as_bytes(_part(data, ends, given))
+        exchange(call, link, as_bytes(_part(data, ends, kept)), link, into)
+
+
+def _part(data: Flat, ends: Sequence[int], span: Span) -> Flat:
+    return data[ends[span.first] : ends[span.stop]]

@@ -1,0 +1,99 @@
+"""Stars: everything meets at rank 0, which answers. The fewest frames: 2 (n - 1), in two phases.
+
+Where ranks outnumber the processors, a frame costs a switch between ranks, whoever sends it, and
+the fewest frames are faster than the fewest steps. With few ranks on processors of their own, rank
+0's work is short beside two latencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport._algorithms.team import Team
+from transport._call import Call
+from transport._link import Link, wait_all
+from transport._operands.flat import as_bytes
+from transport._operands.operand import ARRIVING, TOTAL, pack, store
+from transport._operands.order import add_all
+from transport._operands.reduce_op import Flat, ReduceOp
+
+_CENTRE = 0
+
+
+def barrier(team: Team, call: Call) -> None:
+    """Return when every member has called."""
+    nothing = memoryview(bytearray())
+    if team.rank != _CENTRE:
+        _ask(team, call, nothing, nothing)
+        return
+    others = _others(team, call)
+    wait_all([link.post_recv(call, nothing) for link in others])
+    wait_all([link.post_send(call, nothing) for link in others])
+
+
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
+    data = as_bytes(buffer)
+    if team.rank != _CENTRE:
+        _ask(team, call, data, data)
+        return
+    others = _others(team, call)
+    _reduce(team, call, others, buffer, op)
+    wait_all([link.post_send(call, data) for link in others])
+
+
+def reduce_scatter(
+    team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+) -> None:
+    """Reduce ``inputs[i]``, packed, at the centre, and send member i its ``output``."""
+    total, parts = pack(team.scratch, op, inputs)
+    own = parts[team.rank]
+    if team.rank != _CENTRE:
+        _ask(team, call, as_bytes(total), as_bytes(own))
+    else:
+        others = _others(team, call)
+        _reduce(team, call, others, total, op)
+        answers = zip(others, parts[1:], strict=True)
+        wait_all([link.post_send(call, as_bytes(part)) for link, part in answers])
+    op.finish(own, team.size)
+    store(output, own)
+
+
+def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
+    """Pass ``outputs[rank]``, which is in place already, to all. Sizes may differ."""
+    own = outputs[team.rank]
+    total = team.scratch.flat(TOTAL, own.dtype, sum(output.size for output in outputs))
+    if team.rank != _CENTRE:
+        _ask(team, call, as_bytes(own), as_bytes(total))
+        start = 0
+        for place, output in enumerate(outputs):
+            if place != team.rank:
+                output[:] = total[start : start + output.size]
+            start += output.size
+        return
+    others = _others(team, call)
+    asked = zip(others, outputs[1:], strict=True)
+    wait_all([link.post_recv(call, as_bytes(output)) for link, output in asked])
+    np.concatenate(outputs, out=total)
+    wait_all([link.post_send(call, as_bytes(total)) for link in others])
+
+
+def _ask(team: Team, call: Call, question: memoryview, answer: memoryview) -> None:
+    link = team.link(_CENTRE, call)
+    link.send(call, question)
+    link.recv_into(call, answer)
+
+
+def _others(team: Team, call: Call) -> list[Link]:
+    return [team.link(member, call) for member in range(1, team.size)]
+
+
+def _reduce(team: Team, call: Call, others: list[Link], total: Flat, op: ReduceOp) -> None:
+    count = total.size
+    rows = team.scratch.flat(ARRIVING, total.dtype, len(others) * count)
+    values = [rows[i * count : (i + 1) * count] for i in range(len(others))]
+    coming = zip(others, values, strict=True)
+    wait_all([link.post_recv(call, as_bytes(value)) for link, value in coming])
+    add_all(op, [total, *values])

@@ -1,0 +1,374 @@
+"""A channel: connections between the members of a group, one a direction, made at the first use.
+
+The channel knows bytes only. Its user is a ``Protocol``, which is given frames as they arrive.
+*Posts* are messages that survive broken connections: they are numbered, resent on the next
+connection until the peer has acknowledged them, and delivered once, in order.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import socket
+import threading
+import time
+import typing
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._channel.attempt import ConnectAttempt
+from transport._channel.buffer_pool import BufferPool
+from transport._channel.connection import Connection
+from transport._channel.frames import FIRST_KIND, Control, Frame
+from transport._channel.greeting import Greeting
+from transport._channel.threads import ThreadPool
+from transport._communicators.runtime import Membership
+from transport._deadline import Deadline
+from transport._errors import (
+    AuthenticationError,
+    CommunicatorTimeoutError,
+    DistError,
+    DistNetworkError,
+    PeerLostError,
+)
+from transport._tcp.meeting.address import listening_host
+from transport._tcp.meeting.dial import Dial, publish
+from transport._tcp.meeting.endpoint import Endpoint
+from transport._tcp.meeting.hello import WELCOME, Hello
+from transport._tcp.meeting.hello import Channel as Purpose
+
+GREETING_SECONDS = 10.0
+"""The deadline of one attempt to connect; callers with later deadlines start another."""
+_ACKNOWLEDGED_EVERY = 64
+_CLOSED = "the channel was closed on this side"
+
+
+class Protocol(typing.Protocol):
+    """The user of a channel. The methods are called in any thread, and must not block."""
+
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on received frames; False: stop reading until ``Connection.resume``."""
+        ...
+
+    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+        """Act on a post of the connection's peer."""
+        ...
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """Note that a connection has ended with ``error``."""
+        ...
+
+    def on_refusal(self, peer: int, error: DistError) -> DistError:
+        """Return the error to raise for ``peer``, which could not be connected to. May block."""
+        ...
+
+
+class _Peer:
+    """The state of the connections with one member."""
+
+    def __init__(self) -> None:
+        self.dialing = threading.Lock()
+        self.attempt: ConnectAttempt | None = None
+        self.dial: Dial | None = None
+        """The first step of the attempt."""
+        self.greeting: Connection | None = None
+        """The second one: the new connection."""
+        self.sending = threading.Lock()
+        """Of the fields that follow."""
+        self.connection: Connection | None = None
+        self.posts: deque[tuple[int, bytes]] = deque()
+        """The posts that the peer has not acknowledged."""
+        self.posted = 0
+        self.gone: str | None = None
+        self.receiving = threading.RLock()
+        """Of the posts of the peer: one thread may read the rest of a broken connection while
+        another reads the next one."""
+        self.received = 0
+        """The number of the peer's last post."""
+        self.latest = 0
+        """The peer has given up the connections before this one."""
+
+
+class Channel:
+    """One member's connections, run by ``threads``. ``describe(rank)`` names a member in errors.
+
+    Connections of peers are accepted from ``open`` on.
+    """
+
+    def __init__(
+        self, membership: Membership, threads: ThreadPool, describe: Callable[[int], str]
+    ) -> None:
+        self._membership = membership
+        self._threads = threads
+        self._describe = describe
+        self._buffers = BufferPool()
+        self._greeting = Greeting()
+        self._peers = [_Peer() for _ in range(membership.size)]
+        self._incoming: dict[Connection, int] = {}
+        """The connections that peers have made, numbered in the order of their arrival."""
+        self._accepted = itertools.count(1)
+        self._closed = False
+
+    def open(self, protocol: Protocol) -> None:
+        """Accept connections, and give ``protocol`` what arrives."""
+        self._protocol = protocol
+        membership, runtime = self._membership, self._membership.runtime
+        self._endpoint = runtime.shared(
+            "tcp-endpoint",
+            lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
+        )
+        self._endpoint.register(membership.group, self._accept)
+        publish(membership, self._endpoint.address)
+
+    # ------------------------------------------------------------------ connecting
+
+    def connect(self, rank: int, deadline: Deadline) -> Connection:
+        """Return the connection to ``rank``, made first if there is none. May block.
+
+        An attempt goes on when its callers have given up. Raises ``CommunicatorTimeoutError`` past
+        ``deadline``, the protocol's error for a member that cannot be reached.
+        """
+        peer = self._peers[rank]
+        connection = peer.connection
+        if connection is not None and connection.error is None:
+            return connection
+        said = "the connection to it is being made"
+        with self._threads.slot_released():
+            while True:
+                try:
+                    connection = self._attempt(rank, peer).result(deadline)
+                except CommunicatorTimeoutError as error:  # of the attempt, not of this call
+                    said = str(error)
+                else:
+                    if connection is not None:
+                        return connection
+                if deadline.expired:
+                    raise CommunicatorTimeoutError(said, rank)
+
+    def connected(self, rank: int) -> Connection | None:
+        """Return the connection to ``rank``, None if there is none."""
+        return self._peers[rank].connection
+
+    def _attempt(self, rank: int, peer: _Peer) -> ConnectAttempt:
+        """Return the attempt to connect that is under way, or a new one."""
+        with peer.dialing:
+            attempt, made = peer.attempt, peer.connection
+            if attempt is None or (attempt.is_over and (made is None or made.error is not None)):
+                name = f"{self._threads.name}-dial-{rank}"
+                attempt = peer.attempt = ConnectAttempt(name, lambda: self._dial(rank, peer))
+            return attempt
+
+    def _dial(self, rank: int, peer: _Peer) -> Connection:
+        self._threads.enter()
+        try:
+            try:
+                return self._connect(rank, peer)
+            except ConnectionAbortedError:  # by ``_cancel``
+                raise
+            except ConnectionError:
+                return self._connect(rank, peer)  # a peer that has died no longer listens
+        except (PeerLostError, AuthenticationError) as error:
+            raise self._protocol.on_refusal(rank, error) from error
+        except OSError as error:
+            text = f"{self._describe(rank)} could not be reached: {error}"
+            raise DistNetworkError(text) from error
+        finally:
+            peer.dial = peer.greeting = None
+
+    def _connect(self, rank: int, peer: _Peer) -> Connection:
+        deadline = Deadline.after(GREETING_SECONDS)
+        call = Call(CallHeader(0, 0, NO_ROOT, Kind.SEND, 0, 0), deadline)
+        with peer.sending:
+            self._check_open(peer)
+            dial = peer.dial = Dial(self._membership, rank, Purpose.RPC)
+        sock = dial.connect(call)
+        connection = self._connection(sock, rank, outgoing=True)
+        try:
+            with peer.sending:
+                self._check_open(peer)
+                peer.greeting = connection
+            received = self._greeting.begin(connection, deadline)
+        except TimeoutError as error:
+            sock.close()
+            text = f"{self._describe(rank)} was reached, but has not answered the greeting"
+            raise CommunicatorTimeoutError(text, rank) from error
+        except (DistError, OSError):
+            sock.close()
+            raise
+        self._use(peer, connection, received)
+        return connection
+
+    def _use(self, peer: _Peer, connection: Connection, received: int) -> None:
+        """Use a new connection, whose peer has received our posts up to ``received``."""
+        with peer.sending:
+            _acknowledged(peer, received)
+            connection.begin(poll=False)
+            peer.connection = connection
+            for number, data in peer.posts:
+                with suppress(OSError):
+                    connection.send(Control.POST, number, data)
+
+    def _accept(self, hello: Hello, sock: socket.socket) -> None:
+        """Take a connection from a peer; in the endpoint's thread."""
+        if self._closed or not 0 <= hello.rank < self._membership.size:
+            sock.close()
+            return
+        sock.send(WELCOME)
+        connection = self._connection(sock, hello.rank, outgoing=False)
+        self._incoming[connection] = next(self._accepted)
+        connection.begin(poll=True)
+
+    def _connection(self, sock: socket.socket, rank: int, *, outgoing: bool) -> Connection:
+        return Connection(sock, rank, outgoing, self, self._threads, self._buffers)
+
+    def _check_open(self, peer: _Peer) -> None:
+        if self._closed or peer.gone is not None:
+            raise DistNetworkError(peer.gone or _CLOSED)
+
+    # ------------------------------------------------------------------ frames
+
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on the channel's own frames, and give the protocol all others, in their order."""
+        begin = 0
+        for i, frame in enumerate(frames):
+            if frame.kind < FIRST_KIND:
+                if begin < i:
+                    self._protocol.on_frames(connection, frames[begin:i])
+                self._on_control(connection, frame)
+                begin = i + 1
+        return self._protocol.on_frames(connection, frames[begin:] if begin else frames)
+
+    def _on_control(self, connection: Connection, frame: Frame) -> None:
+        peer = self._peers[connection.peer]
+        match frame.kind:
+            case Control.FETCHED:
+                connection.reclaim(frame.number)
+            case Control.POST if connection.outgoing:
+                with peer.sending:
+                    _acknowledged(peer, frame.number)
+            case Control.POST:
+                self._on_post(peer, connection, frame)
+            case Control.HELLO if not connection.outgoing:
+                with peer.receiving:
+                    received = peer.received
+                self._greeting.on_hello(connection, frame, received)
+            case _:
+                raise ConnectionError(f"a frame of kind {frame.kind} came the wrong way")
+
+    # ------------------------------------------------------------------ posts
+
+    def post(self, rank: int, data: bytes) -> None:
+        """Send ``data``, after all earlier posts to ``rank``. Never blocks.
+
+        It arrives once, over as many connections as that takes, as long as both members live.
+        """
+        peer = self._peers[rank]
+        with peer.sending:
+            if peer.gone is not None or self._closed:
+                return
+            peer.posted += 1
+            peer.posts.append((peer.posted, data))
+            connection = peer.connection
+            if connection is not None:
+                with suppress(OSError):
+                    connection.send(Control.POST, peer.posted, data)
+                    connection.poll()
+                    return
+        self._threads.submit(lambda: self._reconnect(rank))
+
+    def _on_post(self, peer: _Peer, connection: Connection, frame: Frame) -> None:
+        with peer.receiving:
+            if frame.number <= peer.received:
+                return
+            peer.received = frame.number
+            self._protocol.on_post(connection, frame.data)
+        if frame.number % _ACKNOWLEDGED_EVERY == 0:
+            connection.send(Control.POST, frame.number)
+
+    def _reconnect(self, rank: int) -> None:
+        with suppress(DistError):
+            self.connect(rank, Deadline.after(GREETING_SECONDS))
+
+    # ------------------------------------------------------------------ ends
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """Forget a connection that has ended, and resend its posts on another."""
+        if not connection.outgoing:
+            self._incoming.pop(connection, None)
+        else:
+            peer = self._peers[connection.peer]
+            with peer.sending:
+                if peer.connection is connection:
+                    peer.connection = None
+                unheard = bool(peer.posts)
+            if unheard and not self._closed:
+                self._threads.submit(lambda: self._reconnect(connection.peer))
+        self._protocol.on_end(connection, error)
+
+    def end_earlier(self, connection: Connection) -> None:
+        """End the connections that the peer made before ``connection``: it has given them up."""
+        peer = self._peers[connection.peer]
+        peer.latest = max(peer.latest, self._incoming.get(connection, 0))
+        error = ConnectionResetError("the peer has made another connection")
+        for one, number in list(self._incoming.items()):
+            if one.peer == connection.peer and number < peer.latest:
+                one.shut(error)
+
+    def is_drained(self, rank: int) -> bool:
+        """Whether all is read of the connections that ``rank`` has given up."""
+        latest = self._peers[rank].latest
+        return all(
+            one.peer != rank or number >= latest for one, number in list(self._incoming.items())
+        )
+
+    def forget(self, rank: int, reason: str) -> None:
+        """End all connections with ``rank``, which is gone, and make no more."""
+        peer = self._peers[rank]
+        with peer.sending:
+            peer.gone = reason
+            peer.posts.clear()
+        _cancel(peer, reason)
+        error = ConnectionResetError(reason)
+        for one in self.connections():
+            if one.peer == rank:
+                one.shut(error)
+
+    def connections(self) -> list[Connection]:
+        """Return all connections."""
+        outgoing = [peer.connection for peer in self._peers if peer.connection is not None]
+        return [*outgoing, *list(self._incoming)]
+
+    def close(self, flush: float) -> None:
+        """End all connections; queued bytes get ``flush`` seconds to leave."""
+        until = time.monotonic() + flush
+        while any(one.queued for one in self.connections()) and time.monotonic() < until:
+            time.sleep(0.001)
+        self._closed = True
+        self._endpoint.unregister(self._membership.group)
+        for peer in self._peers:
+            with peer.sending:  # an attempt begins before this, and is cancelled, or not at all
+                _cancel(peer, _CLOSED)
+        for peer in self._peers:
+            if peer.attempt is not None:
+                peer.attempt.join(1.0)
+        for one in self.connections():
+            one.shut(ConnectionAbortedError(_CLOSED))
+        # The threads notice the ends.
+        while self.connections() and time.monotonic() < until + 1.0:
+            time.sleep(0.001)
+
+
+def _acknowledged(peer: _Peer, number: int) -> None:
+    while peer.posts and peer.posts[0][0] <= number:
+        peer.posts.popleft()
+
+
+def _cancel(peer: _Peer, reason: str) -> None:
+    """Cancel the attempt to connect, if there is one."""
+    dial, greeting = peer.dial, peer.greeting
+    if dial is not None:
+        dial.cancel(reason)
+    if greeting is not None:
+        greeting.error = ConnectionAbortedError(errno.ECONNABORTED, reason)

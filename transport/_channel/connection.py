@@ -1,0 +1,442 @@
+"""A connection: frames in both directions over one authenticated socket.
+
+Sending never blocks: bytes that the peer does not take at once wait in a queue, which the thread
+pool empties. One thread receives at a time: a thread of the pool, or a caller that waits for its
+own reply and so saves a switch between threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from transport._channel.buffer_pool import BufferPool
+from transport._channel.frames import Buffer, Control, Frame, FrameReader, pack
+from transport._channel.short_send import ShortSend
+from transport._channel.threads import ThreadPool
+from transport._condition import Condition
+from transport._deadline import Deadline
+from transport._errors import DistError
+from transport._net.tls_choice import is_tls
+from transport._operands.copying import address
+from transport._shm.process_memory import ProcessMemory
+from transport._waiting import LookOut
+
+QUEUE_BYTES = 1 << 20
+"""With more than this queued, senders wait, and no more requests are read from the peer."""
+FETCH_BYTES = 96 << 10
+"""Larger buffers are copied out of the sender's memory where the kernel allows it."""
+WAIT_SECONDS = 0.02
+"""After this long without a frame, a waiting caller leaves the reading to the pool."""
+_PARTS_AT_ONCE = 64
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+_SEND_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_TIMEVAL = struct.Struct("@ll")
+# Who reads: no thread until the next send, the pool, one thread right now, or none until resumed.
+_NOBODY, _POLL, _TURN, _PAUSED = range(4)
+
+
+class Handler(Protocol):
+    """The owner of connections."""
+
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on received frames; False: stop reading until ``Connection.resume``."""
+        ...
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """Note that a connection has ended with ``error``."""
+        ...
+
+
+class Connection:
+    """``sock`` is authenticated; ``peer`` is the rank at its other end; ``outgoing``: this side
+    connected.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        outgoing: bool,
+        handler: Handler,
+        threads: ThreadPool,
+        pool: BufferPool,
+    ) -> None:
+        self.peer = peer
+        self.outgoing = outgoing
+        self.fd = sock.fileno()
+        self.queued = 0
+        """Bytes that the peer has not taken."""
+        self.memory: ProcessMemory | None = None
+        """The peer's memory, if this side can read it."""
+        self.lends = False
+        """Whether the peer can read this side's memory."""
+        self._lent: dict[int, Sequence[memoryview]] = {}
+        self.error: Exception | None = None
+        self.pending: dict[int, Any] = {}
+        """What the owner awaits on it, by number. While it has entries, the pool reads."""
+        self._sock = sock
+        self._handler = handler
+        self._threads = threads
+        self._pool = pool
+        self._frames = FrameReader()
+        self._look_out = LookOut(pauses=True)
+        self._found: list[Frame] = []
+        self._sending = threading.Lock()
+        self._queue: deque[memoryview] = deque()
+        self._state = threading.Lock()
+        self._reader = _NOBODY
+        self._armed = self._resumed = False
+        self._room = Condition()
+        # TLS may hold received bytes that poll does not report.
+        self._pending = sock.pending if is_tls(sock) else None
+        self._short = sock if is_tls(sock) else ShortSend(sock)
+        sock.settimeout(None)
+        limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    def begin(self, poll: bool) -> None:
+        """Have the pool watch it: for its end and, with ``poll``, for frames."""
+        with self._state:
+            self._reader = _POLL if poll else _NOBODY
+            self._armed = True
+            self._threads.register(self, self._events())
+
+    def receive_one(self, deadline: Deadline) -> Frame:
+        """Return the first frame, before ``begin``.
+
+        Raises TimeoutError past ``deadline``, OSError when the connection ends or has an ``error``.
+        """
+        while True:
+            if self.error is not None:
+                raise ConnectionAbortedError(errno.ECONNABORTED, str(self.error))
+            try:
+                frames = self._frames.receive(self._sock)
+            except (BlockingIOError, InterruptedError):
+                if deadline.expired:
+                    text = f"nothing came for {deadline.seconds:g} s"
+                    raise TimeoutError(errno.ETIMEDOUT, text) from None
+                continue
+            if frames:
+                return frames[0]
+
+    # ------------------------------------------------------------------ sending
+
+    def send(
+        self,
+        kind: int,
+        number: int,
+        data: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        flags: int = 0,
+    ) -> None:
+        """Send a frame or queue it. Never blocks. Raises OSError when the connection has ended.
+
+        Large ``buffers`` may stay where they are and be read by the peer, until ``reclaim``.
+        """
+        if not buffers:
+            self._send(pack(kind, number, data, flags=flags))
+            return
+        addresses = [0] * len(buffers)
+        if self.lends:
+            addresses = [
+                address(np.frombuffer(b, np.uint8)) if b.nbytes >= FETCH_BYTES else 0
+                for b in buffers
+            ]
+            if any(addresses):
+                self._lent[number] = buffers
+        self._send(pack(kind, number, data, buffers, addresses, flags))
+
+    def reclaim(self, number: int) -> None:
+        """Release the buffers of the sent frame ``number``: the peer has copied them."""
+        self._lent.pop(number, None)
+
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
+        with self._sending:
+            if self.error is not None:
+                raise ConnectionError(errno.ENOTCONN, str(self.error))
+            if len(parts) == 1 and not self.queued and self._send_at_once(parts[0]):
+                return
+            views = [memoryview(part).cast("B") for part in parts]
+            self._queue.extend(views)
+            if self.queued:
+                self.queued += sum(view.nbytes for view in views)
+                return
+            if self._flush():
+                return
+        with self._state:
+            self._arm()
+
+    def _send_at_once(self, part: bytes | memoryview) -> bool:
+        """Send a frame of one part; False if the peer takes none of it."""
+        try:
+            count = self._short.send(part, _SEND_AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            self.shut(ConnectionResetError(errno.ECONNRESET, "it hung up"))
+            raise
+        if count == len(part):
+            return True
+        self._queue.append(memoryview(part)[count:])
+        self.queued = len(part) - count
+        with self._state:
+            self._arm()
+        return True
+
+    def _flush(self) -> bool:
+        """Send the queue; False if the peer does not take it all. With ``_sending`` held."""
+        queue = self._queue
+        try:
+            while queue:
+                views = queue if len(queue) <= _PARTS_AT_ONCE else [*queue][:_PARTS_AT_ONCE]
+                count = self._sock.sendmsg(views, (), _SEND_AT_ONCE)
+                while queue and count >= queue[0].nbytes:
+                    count -= queue.popleft().nbytes
+                if count:
+                    queue[0] = queue[0][count:]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            queue.clear()
+            self.queued = 0
+            # The reader learns why, after the bytes that arrived before the end.
+            self.shut(ConnectionResetError(errno.ECONNRESET, "it hung up"))
+            raise
+        self.queued = sum(view.nbytes for view in queue)
+        return not queue
+
+    def wait_for_room(self, timeout: float | None) -> None:
+        """Wait until the queue is short again, the connection over, or ``timeout``."""
+        self.poll()
+        with self._threads.slot_released(), self._room.lock:
+            self._room.wait_for(
+                lambda: self.queued < QUEUE_BYTES or self.error is not None, timeout
+            )
+
+    # ------------------------------------------------------------------ receiving
+
+    def poll(self) -> None:
+        """Have the pool read it, unless another thread does."""
+        with self._state:
+            if self._reader == _NOBODY:
+                self._reader = _POLL
+                self._arm()
+
+    def resume(self) -> None:
+        """Read on after a pause, or cancel one that is about to begin."""
+        with self._state:
+            self._resumed = self._reader == _TURN
+            if self._reader == _PAUSED:
+                self._reader = _POLL
+                self._arm()
+
+    @property
+    def is_choked(self) -> bool:
+        """Whether more than ``QUEUE_BYTES`` are queued."""
+        return self.queued > QUEUE_BYTES
+
+    def read_until(self, done: Callable[[], bool]) -> None:
+        """Read in the calling thread until ``done()``, or for a moment.
+
+        Returns at once where another thread reads. The pool goes on reading while frames are
+        awaited (``pending``).
+        """
+        with self._state:
+            if self._reader in (_TURN, _PAUSED) or self.error is not None:
+                return
+            polled, self._reader = self._reader == _POLL, _TURN
+            if polled:
+                self._arm()
+        try:
+            while True:
+                if done():
+                    break
+                self._handler.on_frames(self, self._receive())
+        except (BlockingIOError, InterruptedError):
+            self._end_turn(_POLL)
+        except (DistError, OSError) as error:
+            self._end(error)
+        except BaseException as error:
+            # An interrupt came: bytes received in between are lost.
+            self._end(ConnectionAbortedError(errno.ECONNABORTED, f"the wait ended with {error!r}"))
+            raise
+        else:
+            self._end_turn(_NOBODY)
+
+    def ready(self, events: int) -> None:
+        """Act on the events that the pool has found."""
+        with self._state:
+            self._armed = False
+            mine = self._reader != _TURN and bool(events & ~select.EPOLLOUT)
+            if not mine and self._pending is not None:
+                mine = self._reader == _POLL and self._pending() > 0
+            if mine:
+                self._reader = _TURN
+            elif self.fd >= 0 and self.queued and not events & select.EPOLLOUT:
+                self._arm()
+        if events & select.EPOLLOUT and self.queued:
+            self._go_on_sending()
+        if mine:
+            self._take_turn(self._receive_now)
+        else:
+            with self._state:
+                self._arm_again()
+
+    def look(self) -> bool:
+        """Wait a moment for another request, and act on it; False if none came."""
+        if self.outgoing or not self._look_out.looks:
+            return False
+        with self._state:
+            if self._reader != _POLL or self.error is not None:
+                return False
+            self._reader = _TURN
+            self._arm()
+        return self._take_turn(self._receive_soon)
+
+    def _take_turn(self, receive: Callable[[], list[Frame] | None]) -> bool:
+        """Receive frames and act on them; False if none came."""
+        frames: list[Frame] | None = None
+        goes_on = True
+        try:
+            frames = receive()
+            if frames is not None:
+                goes_on = self._handler.on_frames(self, frames)
+            while goes_on and self._frames.may_have_more:
+                goes_on = self._handler.on_frames(self, self._receive_now())
+        except (BlockingIOError, InterruptedError):
+            self._end_turn(_POLL)
+        except (DistError, OSError) as error:
+            self._end(error)
+        else:
+            self._end_turn(_POLL if goes_on else _PAUSED)
+        return frames is not None
+
+    def _receive(self) -> list[Frame]:
+        found = self._receive_soon() if self._look_out.looks else None
+        return self._frames.receive(self._sock) if found is None else found
+
+    def _receive_now(self) -> list[Frame]:
+        return self._frames.receive(self._sock, _AT_ONCE)
+
+    def _receive_soon(self) -> list[Frame] | None:
+        """Return the frames that arrive within a moment; None if none do."""
+        if not self._look_out.until(self._finds):
+            return None
+        found, self._found = self._found, []
+        return found
+
+    def _finds(self) -> bool:
+        try:
+            self._found = self._receive_now()
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    def _go_on_sending(self) -> None:
+        with self._sending:
+            try:
+                done = self._flush()
+            except OSError:
+                done = True
+        if self.queued < QUEUE_BYTES:
+            with self._room.lock:
+                self._room.notify_all()
+        if done:
+            self.resume()
+
+    def _end_turn(self, reader: int) -> None:
+        with self._state:
+            # A sender adds to ``pending`` before it sends, and leaves the reading to this turn.
+            if reader == _NOBODY and (self.pending or not self.outgoing):
+                reader = _POLL
+            if reader == _PAUSED and self._resumed:
+                reader = _POLL
+            self._resumed = False
+            self._reader = reader
+            if reader == _POLL or self.error is not None:
+                self._arm()
+            else:
+                self._arm_again()
+
+    def _events(self) -> int:
+        events = 0 if self._reader in (_TURN, _PAUSED) else select.EPOLLRDHUP
+        if self._reader == _POLL:
+            events |= select.EPOLLIN
+            if self._pending is not None and self._pending():
+                events |= select.EPOLLOUT  # reported at once
+        if self.queued:
+            events |= select.EPOLLOUT
+        return events
+
+    def _arm(self) -> None:
+        if self.fd >= 0:
+            self._armed = True
+            self._threads.arm(self, self._events())
+
+    def _arm_again(self) -> None:
+        """Arm it if an event has disarmed it. Not during a turn, unless bytes are queued."""
+        if not self._armed and (self._reader != _TURN or self.queued):
+            self._arm()
+
+    # ------------------------------------------------------------------ memory
+
+    def fetch(self, frame: Frame) -> list[memoryview]:
+        """Return the buffers of ``frame``, copied out of the peer's memory where they lie there.
+
+        Raises OSError where that is not possible.
+        """
+        return [
+            self._fetch(buffer) if buffer.memory is None else buffer.memory
+            for buffer in frame.buffers
+        ]
+
+    def acknowledge(self, frame: Frame) -> None:
+        """Tell the peer that its buffers of ``frame`` are copied, where it lent any."""
+        if any(buffer.memory is None for buffer in frame.buffers):
+            with suppress(OSError):
+                self.send(Control.FETCHED, frame.number)
+
+    def _fetch(self, buffer: Buffer) -> memoryview:
+        if self.memory is None:
+            raise OSError(errno.EPERM, "the memory of the sender cannot be read")
+        into = self._pool.take(buffer.nbytes)
+        self.memory.read(buffer.address, into)
+        return into.data
+
+    # ------------------------------------------------------------------ the end
+
+    def shut(self, error: Exception) -> None:
+        """End it: the reading thread closes it. Any thread; never blocks."""
+        if self.error is None:
+            self.error = error
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._state:
+            if self._reader == _PAUSED:
+                self._reader = _POLL
+            if self._reader != _TURN:
+                self._arm()
+
+    def _end(self, error: Exception) -> None:
+        """Close it, in the reading thread."""
+        self.error = self.error or error
+        with self._sending, self._state:
+            self._threads.forget(self)
+            self.fd: int = -1
+            self._sock.close()
+            self._queue.clear()
+            self.queued: int = 0
+            self._lent.clear()
+        with self._room.lock:
+            self._room.notify_all()
+        self._handler.on_end(self, self.error)

@@ -1,0 +1,300 @@
+"""A pool of threads that share one epoll: the thread that reads a request also runs it.
+
+One idle thread always polls. A thread that reads several requests leaves all but one in the
+backlog. Python threads that compute only take turns, so a second thread helps with the backlog only
+while no job ends: a handler waits, or computes for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from transport._channel.wakeup import Wakeup
+from transport._net.fork import in_forked_children
+
+if TYPE_CHECKING:
+    from transport._channel.connection import Connection
+
+_LOGGER = logging.getLogger("meshlib.transport")
+Job = Callable[[], None]
+LOOK_SECONDS = 0.002
+"""A second thread helps after no job has ended for this long."""
+IDLE_SECONDS = 5.0
+END_SECONDS = 5.0
+
+
+class _Here(threading.local):
+    """Whether the calling thread runs a job, how often it has released its slot, and the connection
+    from which its last job came.
+    """
+
+    running = False
+    paused = 0
+    latest: Connection | None = None
+
+
+class ThreadPool:
+    """Runs at most ``limit`` jobs at once, not counting those that wait in ``slot_released``.
+
+    ``name`` is a prefix of the threads' names. ``enter()`` is called first in each thread;
+    ``on_error(error)`` with what a job raised, and must not raise. Threads are started when they
+    are needed, and end when they have been idle for a while.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        enter: Callable[[], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self.name = name
+        self.limit = limit
+        self.enter = enter
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._backlog: deque[tuple[Job, int]] = deque()
+        self.backlog_bytes: int = 0
+        self.running: int = 0
+        """The number of jobs that run, without those that wait."""
+        self.done: int = 0
+        """The number of jobs that have ended."""
+        self._idle = 0
+        self._helper: int | None = None
+        self._when_short: tuple[int, int, Job] | None = None
+        self._here = _Here()
+        self._polled: dict[int, Connection] = {}
+        self._threads: set[threading.Thread] = set()
+        self._number = 0
+        self._closed = False
+        self._epoll = select.epoll()
+        self._wakeup: Wakeup | None = Wakeup()
+        self._epoll.register(self._wakeup.fd, select.EPOLLIN)
+        in_forked_children(self, ThreadPool._leave_behind)
+        self._spawn()
+
+    # ------------------------------------------------------------------ polling
+
+    def register(self, polled: Connection, events: int) -> None:
+        """Poll ``polled`` for ``events``, once."""
+        self._polled[polled.fd] = polled
+        self._epoll.register(polled.fd, events | select.EPOLLONESHOT)
+
+    def arm(self, polled: Connection, events: int) -> None:
+        """Poll ``polled`` for ``events`` from now on, once; not before it is registered."""
+        if polled.fd in self._polled:
+            self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
+
+    def forget(self, polled: Connection) -> None:
+        """Poll ``polled`` no more."""
+        if self._polled.pop(polled.fd, None) is not None:
+            with suppress(OSError, ValueError):
+                self._epoll.unregister(polled.fd)
+
+    # ------------------------------------------------------------------ jobs
+
+    @property
+    def backlog(self) -> int:
+        """The number of jobs that have not begun."""
+        return len(self._backlog)
+
+    @property
+    def busy(self) -> int:
+        """The number of jobs that have not ended, including those that wait."""
+        with self._lock:
+            return len(self._backlog) + len(self._threads) - self._idle
+
+    def add(self, job: Job, nbytes: int = 0) -> None:
+        """Append ``job`` to the backlog; the calling thread, one of the pool, will look there."""
+        with self._lock:
+            self._backlog.append((job, nbytes))
+            self.backlog_bytes += nbytes
+
+    def submit(self, job: Job) -> None:
+        """Append ``job`` to the backlog, and wake a thread for it."""
+        self.add(job)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake a thread that is idle. Takes no lock."""
+        wakeup = self._wakeup
+        if wakeup is not None:
+            wakeup.notify()
+
+    def when_short(self, jobs: int, nbytes: int, then: Job) -> bool:
+        """Have ``then()`` called once the backlog has at most ``jobs`` with ``nbytes``.
+
+        False if it has no more now: ``then`` is not called.
+        """
+        with self._lock:
+            self._when_short = jobs, nbytes, then
+            return self._is_short() is None
+
+    @property
+    def in_a_job(self) -> bool:
+        """Whether the calling thread runs a job of this pool."""
+        return self._here.running
+
+    @contextmanager
+    def slot_released(self) -> Generator[None]:
+        """Let another job run while the calling thread, if it runs one, waits."""
+        here = self._here
+        if not here.running or here.paused:
+            here.paused += 1
+            try:
+                yield
+            finally:
+                here.paused -= 1
+            return
+        with self._lock:
+            self.running -= 1
+            alone = self._idle == 0
+            more = bool(self._backlog)
+        if alone:
+            self._spawn()
+        if more:
+            self.notify()
+        here.paused = 1
+        try:
+            yield
+        finally:
+            here.paused = 0
+            with self._lock:
+                self.running += 1
+
+    # ------------------------------------------------------------------ the threads
+
+    def close(self) -> None:
+        """Have the threads end with the jobs they run; wait for that, for a few seconds."""
+        self._closed = True
+        self.notify()
+        me = threading.current_thread()
+        with self._lock:
+            threads = [thread for thread in self._threads if thread is not me]
+        for thread in threads:
+            thread.join(END_SECONDS)
+        with self._lock:
+            left = self._threads - {me}
+        if not left and me not in self._threads:
+            self._epoll.close()
+            self._wakeup = None
+
+    def _leave_behind(self) -> None:
+        """Close the poll in a fork of the process, which has none of the threads."""
+        self._closed = True
+        self._epoll.close()
+        self._wakeup = None
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._idle += 1
+            self._number += 1
+            name = f"{self.name}-{self._number}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            try:
+                thread.start()  # with the lock: before anybody joins it
+            except RuntimeError as error:
+                # The process may have no more threads: this one runs the jobs one by one.
+                self._idle -= 1
+                _LOGGER.warning("%s could not be started: %s", name, error)
+                return
+            self._threads.add(thread)
+
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        self.enter()
+        try:
+            while not self._closed and self._turn():
+                pass
+        finally:
+            with self._lock:
+                self._threads.discard(me)
+                if self._helper == me.ident:
+                    self._helper = None
+
+    def _turn(self) -> bool:
+        """Wait for an event or job and act on it; False: this thread is not needed any more."""
+        me = threading.get_ident()
+        helping, done, wakeup = self._helper == me, self.done, self._wakeup
+        latest, self._here.latest = self._here.latest, None
+        if latest is None or self._idle < 2 or self._backlog or not latest.look():
+            latest, events = None, self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
+            for fd, event in events:
+                if wakeup is not None and fd == wakeup.fd:
+                    if not self._closed:  # else it wakes every thread
+                        wakeup.clear()
+                elif (latest := self._polled.get(fd)) is not None:
+                    latest.ready(event)
+        else:
+            events = True
+        backlog = len(self._backlog)
+        if not backlog or self.running >= self.limit:
+            if helping:
+                self._helper = None
+            return bool(events) or backlog > 0 or self._is_needed()
+        if self.running == 0 or backlog == 1 or (helping and self.done == done):
+            if helping:
+                self._helper = None
+            if backlog > 1:
+                self.notify()  # another thread must notice when it stands still
+            self._here.latest = latest
+            self._work()
+        else:
+            with self._lock:
+                if self._helper is None:
+                    self._helper = me
+        return True
+
+    def _is_needed(self) -> bool:
+        with self._lock:
+            if self._idle < 2:
+                return True
+            self._idle -= 1
+            return False
+
+    def _work(self) -> None:
+        here = self._here
+        while not self._closed:
+            with self._lock:
+                if not self._backlog or self.running >= self.limit:
+                    return
+                job, nbytes = self._backlog.popleft()
+                self.backlog_bytes -= nbytes
+                self._idle -= 1
+                self.running += 1
+                alone = self._idle == 0
+                short = self._is_short()
+            if alone:
+                self._spawn()
+            if short is not None:
+                short()
+            here.running = True
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 (the thread serves others as well)
+                self._on_error(error)
+            finally:
+                del job
+                here.running = False
+                with self._lock:
+                    self._idle += 1
+                    self.running -= 1
+                    self.done += 1
+
+    def _is_short(self) -> Job | None:
+        """Return the ``when_short`` callback once the backlog is short. With the lock held."""
+        if self._when_short is None:
+            return None
+        jobs, nbytes, then = self._when_short
+        if len(self._backlog) > jobs or self.backlog_bytes > nbytes:
+            return None
+        self._when_short = None
+        return then

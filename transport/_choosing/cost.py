@@ -1,0 +1,227 @@
+"""What each algorithm sends and reduces, and how long that takes: docs/algorithms.md as code.
+
+The model is Hockney's ("The communication challenge for MPP", 1994) with a term for arithmetic:
+a frame takes ``alpha`` seconds and ``beta`` a byte, a byte reduced ``gamma``. Along the longest
+path these add up; where ranks share processors, nothing is faster than all work together over what
+can be done at a time either (Brent's bound). Between hosts the wire's delay is apart from what a
+frame costs the processors: frames that leave one behind the other are delayed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transport._call import Kind
+from transport._choosing.blocks import blocks_of, halving_steps
+from transport._choosing.choice import LAP_BYTES, Algorithm, Thresholds, levels_of
+from transport._operands.flat import laps_of
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one collective takes. ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals
+    over all ranks; ``steps``, ``path_bytes`` and ``path_reduced`` lie one after the other on the
+    longest path. ``delays`` is how often that path crosses from one rank to another where links
+    have delay, and frames are sent ahead of what is received.
+    """
+
+    algorithm: Algorithm
+    steps: int
+    frames: int
+    path_bytes: float
+    nbytes: float
+    path_reduced: float = 0.0
+    reduced: float = 0.0
+    delays: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``); ``lanes`` is
+    how many ranks can work at the same time.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+    lanes: float
+
+    def seconds(self, work: Work, delay: float = 0.0) -> float:
+        """Return how long ``work`` takes at least; a frame is ``delay`` seconds on its way."""
+        together = self._add(work.frames, work.nbytes, work.reduced)
+        return max(self.path_seconds(work) + delay * work.delays, together / self.lanes)
+
+    def path_seconds(self, work: Work, turns: int = 1) -> float:
+        """Return how long the longest path takes, each of whose frames goes in ``turns``."""
+        return self._add(turns * work.steps, work.path_bytes, work.path_reduced)
+
+    def _add(self, frames: float, nbytes: float, reduced: float) -> float:
+        return frames * self.alpha + nbytes * self.beta + reduced * self.gamma
+
+
+def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int = 1) -> Work:
+    """Return what the collective ``kind`` takes among ``size`` members, by the algorithm that
+    ``table`` chooses.
+
+    ``nbytes`` is the size of each member's input (of the root's, for a broadcast or a scatter),
+    with equal parts where it has some; ``widening`` how much larger the reduction dtype is.
+    """
+    if size < 2:
+        return Work(Algorithm.DIRECT, 0, 0, 0, 0)
+    return _FORMULAS[kind](nbytes, size, table, widening)
+
+
+def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    if table.barrier(n) is Algorithm.STAR:
+        return _star(0, 0, n)
+    steps = levels_of(n)
+    return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0, delays=steps)
+
+
+def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.broadcast(nbytes, n)
+    if algorithm is Algorithm.TREE:
+        levels = levels_of(n)
+        total = (n - 1) * nbytes
+        return Work(algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n))
+    laps = 1 if n == 2 else laps_of(nbytes, table.segment)
+    steps = laps + n - 2
+    path, total = steps * nbytes / laps, (n - 1) * nbytes
+    return Work(algorithm, steps, (n - 1) * laps, path, total, delays=n - 1)
+
+
+def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.reduce(nbytes, n)
+    if algorithm is Algorithm.PARTS:
+        laps = laps_of(nbytes, LAP_BYTES * n)
+        parts = _reduce_scatter(nbytes // laps, n, table, widening)
+        gathered = _gather(nbytes // laps // n, n, table, widening)
+        return Work(
+            algorithm,
+            laps * (parts.steps + gathered.steps),
+            laps * (parts.frames + gathered.frames),
+            laps * (parts.path_bytes + gathered.path_bytes),
+            laps * (parts.nbytes + gathered.nbytes),
+            laps * parts.path_reduced,
+            laps * parts.reduced,
+            laps * (parts.delays + gathered.delays),
+        )
+    wide, levels = nbytes * widening, levels_of(n)
+    laps = laps_of(wide, table.segment)
+    path, total = levels * wide, (n - 1) * wide
+    return Work(algorithm, laps * levels, laps * (n - 1), path, total, path, total, _floor_log2(n))
+
+
+def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.all_reduce(nbytes, n, narrow=widening > 1)
+    wide = nbytes * widening
+    match algorithm:
+        case Algorithm.PAIRWISE:
+            return _pairwise(nbytes, widening, n, laps_of(wide, table.segment * n), 2)
+        case Algorithm.HALVING:
+            return _halving(nbytes, n, 2)
+        case _:
+            return _whole(algorithm, wide, wide, n)
+
+
+def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.reduce_scatter(nbytes, n, narrow=widening > 1)
+    wide = nbytes * widening
+    match algorithm:
+        case Algorithm.PAIRWISE:
+            return _pairwise(nbytes, widening, n, laps_of(-(-wide // n), table.segment), 1)
+        case Algorithm.HALVING:
+            return _halving(nbytes, n, 1)
+        case _:
+            return _whole(algorithm, wide, wide / n, n)
+
+
+def _pairwise(nbytes: int, widening: int, n: int, laps: int, passes: int) -> Work:
+    steps, total = passes * (n - 1) * laps, passes * (n - 1) * nbytes
+    reduced = (n - 1) * nbytes * widening
+    algorithm = Algorithm.PAIRWISE
+    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, passes)
+
+
+def _halving(nbytes: int, n: int, passes: int) -> Work:
+    """Data pass once to be reduced, and once more to be gathered."""
+    laps = laps_of(nbytes, LAP_BYTES)
+    levels = [level for _, level in blocks_of(n)]
+    frames = sum(level << level for level in levels) + sum(1 << level for level in levels[:-1])
+    several = len(levels) > 1
+    path = nbytes * (1 if several else (n - 1) / n)
+    # Of a reduce_scatter, the first block hands over the parts of all others.
+    handed = (n - (1 << levels[0])) if passes == 1 else 0
+    return Work(
+        Algorithm.HALVING,
+        laps * (passes * halving_steps(n) + bool(handed)),
+        laps * (passes * frames + handed),
+        passes * path + (nbytes / n if handed else 0),
+        passes * (n - 1) * nbytes + handed * nbytes / n,
+        path,
+        (n - 1) * nbytes,
+        laps * (passes * halving_steps(n, apart=False) + bool(handed)),
+    )
+
+
+def _whole(algorithm: Algorithm, asked: float, answered: float, n: int) -> Work:
+    """Everything is reduced at once, ``asked`` bytes from each; a star answers with less."""
+    if algorithm is Algorithm.STAR:
+        return _star(asked, answered, n, asked)
+    levels, total = levels_of(n), (n - 1) * asked
+    if algorithm is Algorithm.DOUBLING:
+        frames, path = levels * n, levels * asked
+        return Work(algorithm, levels, frames, path, n * path, path, n * path, levels)
+    path, delays = levels * asked, 2 * _floor_log2(n)
+    return Work(algorithm, 2 * levels, 2 * (n - 1), 2 * path, 2 * total, path, total, delays)
+
+
+def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.all_gather(nbytes * n, n)
+    if algorithm is Algorithm.STAR:
+        return _star(nbytes, nbytes * n, n)
+    steps = levels_of(n) if algorithm is Algorithm.BRUCK else n - 1
+    total = n * (n - 1) * nbytes
+    # Where there is delay, pairs take the place of a ring: ``LinkCollectives.all_gather``.
+    delays = steps if algorithm is Algorithm.BRUCK else 1
+    return Work(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
+
+
+def _gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    total = (n - 1) * nbytes
+    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
+
+
+def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    total = (n - 1) * nbytes / n
+    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
+
+
+def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    total = (n - 1) * nbytes
+    return Work(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total, delays=1)
+
+
+def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> Work:
+    """``asked`` bytes from each member, ``answered`` ones to each; all pass the centre."""
+    frames, nbytes = 2 * (n - 1), (n - 1) * (asked + answered)
+    arithmetic = (n - 1) * reduced
+    return Work(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)
+
+
+def _floor_log2(n: int) -> int:
+    return n.bit_length() - 1
+
+
+_FORMULAS: dict[Kind, Callable[[int, int, Thresholds, int], Work]] = {
+    Kind.BARRIER: _barrier,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALL_REDUCE: _all_reduce,
+    Kind.REDUCE: _reduce,
+    Kind.ALL_GATHER: _all_gather,
+    Kind.REDUCE_SCATTER: _reduce_scatter,
+    Kind.GATHER: _gather,
+    Kind.SCATTER: _scatter,
+    Kind.ALL_TO_ALL: _all_to_all,
+}

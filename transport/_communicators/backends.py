@@ -1,0 +1,151 @@
+"""The registry of transports: a backend's name, what makes its communicators, which devices."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    # The launcher checks the names of backends, and does without NumPy.
+    from transport._communicators.base import Communicator
+    from transport._communicators.runtime import Membership
+
+CommunicatorFactory: TypeAlias = "Callable[[Membership], Communicator]"
+_ALONE = "transport._links.alone:AloneCommunicator"
+ENTRY_POINT_GROUPS = {"cpu": "meshlib.backends", "cuda": "meshlib.backends.cuda"}
+"""The entry points of backends, by the type of device that they serve. One may be in several."""
+_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """A registered backend. ``factory`` is a callable, or ``"module:name"``, imported at use.
+
+    ``requires`` are the optional modules without which it cannot be used. ``alone`` makes what
+    carries out the calls on host memory in groups of one.
+    """
+
+    name: str
+    factory: CommunicatorFactory | str
+    devices: tuple[str, ...]
+    requires: tuple[str, ...] = ()
+    alone: CommunicatorFactory | str = _ALONE
+
+    @property
+    def installed(self) -> bool:
+        """Whether the modules that it needs can be found."""
+        return all(find_spec(module) is not None for module in self.requires)
+
+    def load(self) -> CommunicatorFactory:
+        """Return the factory, importing it now if it was given by name."""
+        return _load(self.factory)
+
+    def make(self, membership: Membership) -> Communicator:
+        """Make the communicator of one member of a group, for host memory.
+
+        For the only member it is ``alone``, whatever the transport: nobody else handles that case.
+        """
+        factory = self.load()  # what it needs must be there in any case
+        return factory(membership) if membership.size > 1 else _load(self.alone)(membership)
+
+
+def _load(factory: CommunicatorFactory | str) -> CommunicatorFactory:
+    if callable(factory):
+        return factory
+    module, _, attribute = factory.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+_ENTRIES: dict[str, BackendEntry] = {
+    "auto": BackendEntry("auto", "transport._auto:AutoCommunicator", ("cpu",)),
+    "hierarchical": BackendEntry(
+        "hierarchical", "transport._hierarchical:HierarchicalCommunicator", ("cpu",)
+    ),
+    "inproc": BackendEntry(
+        "inproc",
+        "transport._inproc:InprocCommunicator",
+        ("cpu",),
+        (),
+        "transport._inproc:make_alone",
+    ),
+    "shm": BackendEntry("shm", "transport._shm:ShmCommunicator", ("cpu",)),
+    "tcp": BackendEntry("tcp", "transport._tcp:TcpCommunicator", ("cpu",)),
+    "mpi": BackendEntry(
+        "mpi", "transport._mpi:MpiCommunicator", ("cpu",), ("mpi4py",), "transport._mpi:make_alone"
+    ),
+    "cuda_ipc": BackendEntry(
+        "cuda_ipc", "transport._cuda_ipc:make_communicator", ("cuda",), ("cupy",)
+    ),
+    "nccl": BackendEntry("nccl", "transport._nccl:make_communicator", ("cuda",), ("cupy",)),
+    "staged": BackendEntry("staged", "transport._cuda.staged:make_communicator", ("cuda",)),
+}
+
+
+def register(name: str, factory: CommunicatorFactory | str, devices: Sequence[str]) -> None:
+    """Add a backend under ``name`` (case does not matter).
+
+    ``factory`` is a callable, or ``"module:name"``, imported at use; ``devices`` are the device
+    types whose arrays it takes. Raises ValueError when the name is taken (a transport is never
+    replaced silently) or is none: it is part of ``"cpu:tcp,cuda:nccl"``. Raises TypeError for
+    another factory.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"name must be a backend's name of letters, digits, _, - and ., got {name!r}"
+        )
+    if not callable(factory) and not (isinstance(factory, str) and ":" in factory):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"the factory of backend {name!r} must be callable or 'module:name', got {factory!r}"
+        )
+    key = name.lower()
+    if key in available():
+        raise ValueError(f"backend {name!r} is registered already; expected a new name")
+    _ENTRIES[key] = BackendEntry(key, factory, tuple(devices))
+
+
+def lookup(name: str) -> BackendEntry:
+    """Return the backend called ``name``, from this registry or an installed entry point.
+
+    Raises ValueError that lists what there is.
+    """
+    key = name.lower()
+    if key in _ENTRIES:
+        return _ENTRIES[key]
+    points = [(point, device) for point, device in _installed() if point.name.lower() == key]
+    factories = {point.value for point, _ in points}
+    if len(factories) > 1:
+        raise ValueError(
+            f"backend {name!r} is installed as {' and as '.join(sorted(factories))}; expected one"
+        )
+    if factories:
+        return BackendEntry(key, factories.pop(), tuple(device for _, device in points))
+    raise ValueError(f"backend {name!r} is unknown; expected one of {', '.join(available())}")
+
+
+def over_tcp(membership: Membership) -> Communicator:
+    """Make a communicator over TCP: what works between any members."""
+    return lookup("tcp").make(membership)
+
+
+def available() -> list[str]:
+    """Return the names of all backends, sorted."""
+    found = {point.name.lower() for point, _ in _installed()}
+    return sorted(found | set(_ENTRIES))
+
+
+def _installed() -> list[tuple[EntryPoint, str]]:
+    """Return the backends of other packages, each with a type of device that it serves."""
+    # Imported here because it takes longer than all else in this package, and few need it.
+    from importlib.metadata import entry_points
+
+    return [
+        (point, device)
+        for device, group in ENTRY_POINT_GROUPS.items()
+        for point in entry_points(group=group)
+    ]

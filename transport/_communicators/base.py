@@ -1,0 +1,204 @@
+"""A communicator: a fixed set of members and the collectives on flat typed buffers.
+
+All ranks here are group ranks. Buffers are ``Flat``: 1-D, C-contiguous NumPy arrays of one native
+dtype; they are used in place. Transports of device memory have ``DeviceFlat`` instead, and their
+calls return when the work is on a stream (``transport/_cuda/flat.py``). Arguments were validated
+one floor above; a communicator checks only what arrives from the network.
+
+Collectives of one communicator are made one at a time, by one thread at a time, in the same order
+on every member. ``send`` and ``recv`` are independent of them and of each other: any number of
+threads may be in them, also while a collective runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+import numpy as np
+
+from transport._call import Call
+from transport._communicators.runtime import Membership
+from transport._errors import CommunicatorAbortedError
+from transport._operands.reduce_op import Flat, ReduceOp
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # for the default: nearly all transports take ``Flat``
+
+    Buffer = TypeVar("Buffer", default=Flat)
+else:
+    from typing import TypeVar
+
+    Buffer = TypeVar("Buffer")
+
+
+class Collectives(ABC, Generic[Buffer]):
+    """The collectives of one rank, with all members of a group or with some of them.
+
+    ``rank`` is this member's number among them, ``size`` how many they are.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def barrier(self, call: Call) -> None:
+        """Return when every member has called."""
+
+    @abstractmethod
+    def broadcast(self, call: Call, buffer: Buffer, root: int) -> None:
+        """Copy ``root``'s ``buffer`` into everybody's."""
+
+    @abstractmethod
+    def all_reduce(self, call: Call, buffer: Buffer, op: ReduceOp) -> None:
+        """Reduce the members' buffers in place: all end up with the same bits."""
+
+    @abstractmethod
+    def reduce(self, call: Call, buffer: Buffer, op: ReduceOp, root: int) -> None:
+        """Reduce into ``root``'s ``buffer``. Other members' buffers are left as they were."""
+
+    @abstractmethod
+    def all_gather(self, call: Call, outputs: Sequence[Buffer], input_: Buffer) -> None:
+        """Gather member i's ``input_`` into ``outputs[i]`` on every member. Sizes may differ
+        by member; ``outputs[i].size`` is known to all. ``input_`` may be ``outputs[rank]``.
+        """
+
+    @abstractmethod
+    def reduce_scatter(
+        self, call: Call, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp
+    ) -> None:
+        """Reduce the members' ``inputs[i]`` into member i's ``output``. Sizes may differ by i.
+        ``inputs`` are not changed, unless ``output`` is ``inputs[rank]``.
+        """
+
+    @abstractmethod
+    def gather(
+        self, call: Call, outputs: Sequence[Buffer] | None, input_: Buffer, root: int
+    ) -> None:
+        """Gather member i's ``input_`` into ``outputs[i]`` on ``root`` (elsewhere None)."""
+
+    @abstractmethod
+    def scatter(
+        self, call: Call, output: Buffer, inputs: Sequence[Buffer] | None, root: int
+    ) -> None:
+        """Copy ``inputs[i]`` of ``root`` (elsewhere None) into member i's ``output``."""
+
+    @abstractmethod
+    def all_to_all(self, call: Call, outputs: Sequence[Buffer], inputs: Sequence[Buffer]) -> None:
+        """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ."""
+
+
+class Communicator(Collectives[Buffer], Generic[Buffer]):
+    """What a transport provides. ``LinkCollectives`` implements the collectives over links."""
+
+    abort_reason: str | None = None
+    """Why it was aborted, as far as it keeps that."""
+
+    def check_open(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after an abort."""
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.rank = membership.rank
+        self.size = membership.size
+
+    def takes_gaps(self, call: Call) -> bool:
+        """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.
+
+        Such an array has two dims or more; its elements count in C order. All members get the same
+        answer, the first of them in ``call``.
+        """
+        return False
+
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Buffer:
+        """Return memory for ``count`` elements, undefined contents, on which the collectives of
+        this communicator are as fast as they can be. Every member calls, with equal arguments.
+
+        A transport that has no such memory returns an ordinary array.
+        """
+        self.barrier(call)
+        return cast(Buffer, np.empty(count, dtype))
+
+    @abstractmethod
+    def send(self, call: Call, buffer: Buffer, dst: int, tag: int) -> None:
+        """Send ``buffer`` to ``dst`` (maybe this rank) under ``tag``; return when it may be
+        reused. Messages to one member under one tag arrive in order.
+        """
+
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        """Whether a ``send`` of ``nbytes`` to ``dst`` would now return without waiting for anybody.
+
+        Who sends in a thread of its own, so as not to wait, can spare it then. True holds until
+        the next message to ``dst``.
+        """
+        del dst, nbytes
+        return False
+
+    @abstractmethod
+    def recv(self, call: Call, buffer: Buffer, src: int | None, tag: int) -> int:
+        """Receive the next message with ``tag`` from ``src``, or from any member when None.
+
+        Returns the sender. A message of another dtype or size raises ``HeaderMismatchError``
+        that says both; the message is consumed, ``buffer`` unchanged.
+        """
+
+    def lose(self, peer: int, reason: str) -> None:
+        """Be told that member ``peer`` has left the job: what it sent is all that comes from it.
+
+        A receive that only it could still satisfy raises ``PeerLostError`` with ``reason``. Any
+        thread; collectives notice by themselves when a channel closes.
+        """
+
+    @property
+    def lost(self) -> Collection[int]:
+        """The members that need not be named to ``lose``: this end has heard of them elsewhere."""
+        return ()
+
+    def outline(self) -> Any:
+        """Return what compiled code needs to make collectives here by itself; None: it cannot.
+
+        For the ways of ``transport._native`` alone. What it begins and cannot end goes on with
+        ``resume``.
+        """
+        return None
+
+    def message_rings(self) -> tuple[Any, ...] | None:
+        """Return what compiled code needs to send and receive here by itself; None: it cannot.
+
+        That is a list of the ends to each member, one of those from each (None: not now), and four
+        collections that are empty while messages may be taken.
+        """
+        return None
+
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
+        """Return the ends of the rings to and from ``peer``, for compiled code that does without
+        the interpreter's lock; None: it cannot.
+        """
+        return None
+
+    def resume(self, call: Call, status: int) -> None:
+        """Go on with a collective that the core has begun; ``status`` is what it said."""
+        raise NotImplementedError
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a receive is under way whose message has begun to arrive."""
+        return False
+
+    def left_over(self) -> list[str]:
+        """Say which messages have come that nobody received: "2 from rank 1 under tag 7"."""
+        return []
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Wake every thread in a call of this communicator, here and, through broken channels,
+        on peers; those calls raise ``CommunicatorAbortedError`` with ``reason`` (peers may raise
+        ``PeerLostError``), and so does every later call. Any thread; idempotent; never blocks.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all channels. What was sent before still arrives. Idempotent."""

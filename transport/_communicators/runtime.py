@@ -1,0 +1,99 @@
+"""What all communicators of one rank share: how to reach it, and resources made once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from transport._choosing.tuning import Tuning, shipped
+from transport._net.fork import Closable
+from transport._operands.compression import Compression
+from transport._store.base import Store
+
+if TYPE_CHECKING:
+    from transport._net.tls import Tls
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Runtime:
+    """The transport-level state of one rank (of one World), passed to each communicator.
+
+    ``secret`` is the job's secret or None; ``host`` the address or name at which peers reach this
+    rank, or None: the transport then uses the address of the interface that leads to the store.
+    With ``tls``, what goes over TCP goes inside TLS. ``tuning`` chooses algorithms (default: what
+    is shipped) and must be equal on all ranks.
+    """
+
+    def __init__(
+        self,
+        secret: bytes | None = None,
+        host: str | None = None,
+        tls: Tls | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.secret = secret
+        self.host = host
+        self.tls = tls
+        self.tuning = tuning or shipped()
+        self._lock = threading.Lock()
+        self._shared: dict[str, Closable] = {}
+        self._noted: set[str] = set()
+        self._closed = False
+
+    def shared(self, key: str, factory: Callable[[], C]) -> C:
+        """Return the resource under ``key``, made by ``factory`` at the first call."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"resource {key!r} asked for after this rank's runtime closed")
+            if key not in self._shared:
+                self._shared[key] = factory()
+            return cast(C, self._shared[key])
+
+    def note_once(self, text: str) -> bool:
+        """Return True at the first call with ``text``: for what the user is told once."""
+        with self._lock:
+            first = text not in self._noted
+            self._noted.add(text)
+            return first
+
+    def close(self) -> None:
+        """Close all resources, the last made first. Idempotent."""
+        with self._lock:
+            self._closed = True
+            shared = list(self._shared.values())
+            self._shared.clear()
+        for resource in reversed(shared):
+            resource.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One rank's place in one group: all that a transport needs to make a communicator.
+
+    ``group`` is unique in the job and equal on all members; ``store`` is already prefixed with
+    it. ``ranks`` are the members' global ranks, by group rank, for messages. ``compression`` is how
+    large reductions travel between hosts (None: as they are), the same on all members.
+    """
+
+    group: str
+    rank: int
+    ranks: tuple[int, ...]
+    store: Store
+    runtime: Runtime
+    compression: Compression | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.ranks)
+
+    def describe(self, peer: int) -> str:
+        """Return what messages call the member ``peer`` (a group rank): its global rank, and the
+        group rank where that is another number.
+        """
+        rank = self.ranks[peer]
+        return f"rank {rank}" if rank == peer else f"rank {rank} (rank {peer} of the group)"

@@ -1,0 +1,144 @@
+"""Waits for what other members write in their group's store, which any thread may break off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from transport._call import Call
+from transport._communicators.runtime import Membership
+from transport._errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    StoreTimeoutError,
+)
+from transport._store.base import Store
+
+T = TypeVar("T")
+# After so long it is worth some questions to the store to know who is missing.
+_PATIENCE_SECONDS = 0.2
+
+
+class PeerKeys:
+    """What the other members write in the group's store, awaited within the deadline of a call.
+
+    All waits raise ``CommunicatorTimeoutError`` that names who has not written past the call's
+    deadline, and ``CommunicatorAbortedError`` after ``cancel``. Meanwhile ``call.waiting_for`` says
+    who is missing. Several threads: each waits on what the store has ``aside``, and hanging that up
+    ends the wait, also where the server says nothing any more.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._store = membership.store
+        self._lock = threading.Lock()
+        self._waiting: set[Store] = set()
+        self._cancelled: str | None = None
+
+    def read(self, key: str, peer: int, call: Call) -> bytes:
+        """Return what ``peer`` writes under ``key``."""
+        return self._await([key], call, lambda _store, _error: peer)[0]
+
+    def read_all(
+        self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
+    ) -> dict[int, bytes]:
+        """Return what each of ``peers`` writes under its key: one question for all."""
+        self.check()
+        if not peers:
+            return {}
+        keys = [key_of(peer) for peer in peers]
+
+        def missing(_store: Store, error: StoreTimeoutError) -> int | None:
+            return next((peer for peer in peers if _is_missing(key_of(peer), error)), None)
+
+        found = self._await(keys, call, missing)
+        return dict(zip(peers, found, strict=True))
+
+    def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
+        """Return what the last member writes under ``key``, when all have written their own."""
+        members = range(self._membership.size)
+
+        def missing(store: Store, _error: StoreTimeoutError) -> int | None:
+            return next((peer for peer in members if not store.check([key_of(peer)])), None)
+
+        return self._await([key], call, missing)[0]
+
+    def wait(self, wait_in: Callable[[Store], T]) -> T:
+        """Return ``wait_in(client)``, which blocks on ``client`` alone.
+
+        Raises ``CommunicatorAbortedError`` after ``cancel``, and what ``wait_in`` raises.
+        """
+        self.check()
+        client = self._store.aside()
+        try:
+            with self._lock:
+                self.check()
+                self._waiting.add(client)
+            return wait_in(client)
+        except DistError:
+            self.check()
+            raise
+        finally:
+            with self._lock:
+                self._waiting.discard(client)
+            client.close()
+
+    def check(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after ``cancel``."""
+        if self._cancelled is not None:
+            raise CommunicatorAbortedError(self._cancelled)
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks; idempotent."""
+        with self._lock:
+            if self._cancelled is None:
+                self._cancelled = reason
+            waiting = list(self._waiting)
+        for client in waiting:
+            client.hang_up()
+
+    def _await(
+        self,
+        keys: Sequence[str],
+        call: Call,
+        missing: Callable[[Store, StoreTimeoutError], int | None],
+    ) -> list[bytes]:
+        """Return the values of ``keys``: one question, where all are there."""
+
+        def wait(client: Store) -> list[bytes]:
+            try:
+                patience = min(_PATIENCE_SECONDS, call.deadline.remaining())
+                return client.multi_get(keys, patience)
+            except StoreTimeoutError as error:
+                call.waiting_for = missing(client, error)
+                return client.multi_get(keys, call.deadline.remaining())
+
+        try:
+            found = self.wait(wait)
+        except StoreTimeoutError as error:
+            peer = missing(self._store, error)
+            raise has_not_entered(call, self._membership, peer) from error
+        call.waiting_for = None
+        return found
+
+
+def _is_missing(key: str, error: StoreTimeoutError) -> bool:
+    """Whether ``key`` is one that did not come. What is before it there is prefixes."""
+    return any(name == key or name.endswith(f"/{key}") for name in error.missing)
+
+
+def has_not_entered(
+    call: Call, membership: Membership, peer: int | None
+) -> CommunicatorTimeoutError:
+    """Return the error for a call whose deadline passed before ``peer`` came to the group.
+
+    ``peer`` None: it is not known which member.
+    """
+    name = "the last member" if peer is None else membership.describe(peer)
+    return CommunicatorTimeoutError(
+        f"{call.header}: {name} has not entered the group {membership.group!r} within"
+        f" {call.deadline.seconds:g} s",
+        peer,
+    )

@@ -1,0 +1,18 @@
+"""Buffers in device memory: what they are, the driver beneath them, and their transports.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
+"""
+
+from transport._cuda.driver import Driver, cuda_driver, driver_of
+from transport._cuda.flat import Completion, DeviceFlat, StreamOrder
+
+__all__ = [
+    "Completion",
+    "DeviceFlat",
+    "Driver",
+    "StreamOrder",
+    "cuda_driver",
+    "driver_of",
+]

@@ -1,0 +1,221 @@
+"""A flat typed buffer in device memory, and how work on it is ordered.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+A call on such buffers goes on after it returned: it has only been put on a stream. Two things are
+known of its order. It begins after all that the array's own stream had when the call was issued
+(``StreamOrder.begin``), and what comes after it waits for its ``Completion``. No host thread waits
+unless it asks to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transport._call import Call, CallHeader
+from transport._cuda.driver import Driver, Event
+from transport._deadline import Deadline
+from transport._waiting import Pauses
+
+_PAUSES = 20e-6, 1e-3
+
+
+class Completion:
+    """The end of a call on a device: an event on the stream that carries the call.
+
+    Keeps ``owners`` (whatever holds the memory) until it is seen that it has come, or until it is
+    dropped itself.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: int,
+        stream: int,
+        current: Callable[[], int],
+        owners: Iterable[object] = (),
+    ) -> None:
+        self.stream = stream
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._current: Callable[[], int] | None = current
+        self._owners: tuple[object, ...] = tuple(owners)
+        self._failure: Exception | None = None
+        self._at_fault: CallHeader | None = None
+        self.verify: Callable[[], Exception | None] = lambda: None
+        """Asked, once the device is done, whether it did what it should have."""
+        self.settled: Callable[[], bool] = lambda: True
+        """The call counts as done only once this says so, too."""
+        self._explain: Callable[[Exception, CallHeader | None], Exception] | None = None
+        self._event = driver.create_event(device)
+        self._event.record(stream)
+
+    def fail(self, error: Exception, at_fault: CallHeader | None = None) -> None:
+        """Say that the call did not do what it should have: who asks for its end raises this.
+
+        ``at_fault`` is the call that went wrong, if it was another one.
+        """
+        self._failure, self._at_fault = error, at_fault
+
+    def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
+        """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
+        self._explain = explain
+        self.tell()
+
+    def tell(self) -> None:
+        """Have a failure explained now, not when somebody asks: others wait for the news."""
+        if self._failure is not None and self._explain is not None:
+            self._explain(self._failure, self._at_fault)
+
+    def extend(self, current: Callable[[], int], *owners: object) -> None:
+        """Include the work that was put on ``stream`` since, and keep ``owners`` until its end.
+
+        ``current`` as at the beginning.
+        """
+        with self._lock:
+            self._current = current
+            self._owners = (*self._owners, *owners)
+            self._event.record(self.stream)
+
+    def join(self) -> None:
+        """Make later work on the calling thread's current stream wait for the call."""
+        current = self._current
+        if current is None:
+            self._raise_failure()
+        else:
+            self.join_stream(current())
+
+    def join_stream(self, stream: int) -> None:
+        """Make later work on ``stream`` wait for the call."""
+        self._raise_failure()
+        if stream != self.stream:
+            self._driver.wait_event(stream, self._event)
+
+    def done(self) -> bool:
+        """Whether the device has done it. Raises DistBackendError when it could not."""
+        self._raise_failure()
+        if not self.ended():
+            return False
+        self._raise_failure(self.verify())
+        return True
+
+    def ended(self) -> bool:
+        """Whether the call is settled and the device has no more to do with it, well or not."""
+        return self.over() and self.settled()
+
+    def over(self) -> bool:
+        """Whether the device has no more to do with it, whether it went well or not."""
+        with self._lock:
+            if not self._event.query():
+                return False
+            # Whoever asks for the result later must not keep all this memory, and has nothing to
+            # wait for.
+            self._owners, self._current = (), None
+            return True
+
+    def wait(self, deadline: Deadline, check: Callable[[], None] | None = None) -> bool:
+        """Hold the calling host thread until it is done; False when the deadline passes first.
+
+        ``check`` is called now and then; what it raises ends the wait.
+        """
+        ended = wait_until(self.ended, deadline, check or self._raise_failure)
+        self._raise_failure(self.verify() if ended else None)
+        return ended
+
+    def _raise_failure(self, found: Exception | None = None) -> None:
+        if self._failure is None:
+            self._failure = found
+        if self._failure is not None:
+            if self._explain is not None:
+                # What this thread noticed says less than the report; it stays in __context__.
+                raise self._explain(self._failure, self._at_fault) from None
+            raise self._failure
+
+
+def wait_until(
+    ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None = None
+) -> bool:
+    """Hold the calling host thread until ``ready()``; False when the deadline passes first.
+
+    ``check`` is called now and then; what it raises ends the wait.
+    """
+    pauses = Pauses(*_PAUSES)
+    while not ready():
+        if check is not None:
+            check()
+        if deadline.expired:
+            return False
+        # CUDA's own wait has no deadline; asking ever more rarely costs no core.
+        time.sleep(pauses.next())
+    return True
+
+
+@dataclass(slots=True, eq=False)
+class StreamOrder:
+    """When the memory of an array may be touched.
+
+    ``begin`` is the moment on the array's stream when the call was issued; ``current()`` gives the
+    stream on which the calling thread will use it next. A communicator leaves the ``completion``
+    of its call here.
+    """
+
+    begin: Event
+    current: Callable[[], int]
+    owner: object
+    completion: Completion | None = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class DeviceFlat:
+    """``size`` elements of ``dtype`` in the memory of ``device`` from address ``pointer`` on.
+
+    Slicing with a step of 1 gives a view of the same memory, with the same order.
+    """
+
+    pointer: int
+    size: int
+    dtype: np.dtype[Any]
+    device: int
+    driver: Driver
+    order: StreamOrder
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> DeviceFlat:
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ValueError(f"a device buffer is sliced in steps of 1, got {part}")
+        pointer = self.pointer + start * self.dtype.itemsize
+        count = max(stop - start, 0)
+        return DeviceFlat(pointer, count, self.dtype, self.device, self.driver, self.order)
+
+    def __repr__(self) -> str:
+        return f"<{self.size} elements of {self.dtype} at {self.pointer:#x} on cuda:{self.device}>"
+
+
+def end_together(call: Call, flats: Sequence[DeviceFlat]) -> None:
+    """Make the end of ``call`` that of all its parts, and of what was put behind them since.
+
+    A call of several parts has left an end with the flats of each, the last one's with itself.
+    """
+    last = call.completion
+    if last is None:
+        return
+    for flat in flats:
+        if flat.order.completion is not None:
+            flat.order.completion.join_stream(last.stream)
+    last.extend(flats[0].order.current, *(flat.order.owner for flat in flats))

@@ -1,0 +1,161 @@
+"""Calls on a device that are under way: a thread sees that they end in time.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from transport._call import Call, CallHeader
+from transport._condition import Condition
+from transport._cuda.flat import Completion
+from transport._errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+)
+
+_SECONDS = 0.02
+_IDLE_SECONDS = 5.0
+
+
+class Watch:
+    """Looks after the calls of one communicator that a device carries out.
+
+    A call that is not done at its deadline, or about which ``check()`` returns a trouble, ends the
+    watch: ``on_trouble(error)`` is called once, in the watch's thread, and every call under way
+    raises the error for whoever asks for its end. The thread lives while there are calls.
+    """
+
+    def __init__(
+        self, name: str, check: Callable[[], str | None], on_trouble: Callable[[DistError], None]
+    ) -> None:
+        self._name = name
+        self._check = check
+        self._on_trouble = on_trouble
+        self._changed = Condition()
+        self._calls: deque[tuple[Call, Completion]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.trouble: DistError | None = None
+        self._at_fault: CallHeader | None = None
+
+    def add(self, call: Call, completion: Completion) -> None:
+        """Look after ``call`` until ``completion``."""
+        with self._changed.lock:
+            if self.trouble is not None:
+                completion.fail(self.trouble, self._at_fault)
+                return
+            completion.verify = self._verify
+            self._calls.append((call, completion))
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # not before, should Ctrl-C come
+            else:
+                self._changed.notify_all()
+
+    def check_for(self, call: Call) -> None:
+        """Raise the trouble if there is one; for another call than the one that went wrong,
+        CommunicatorAbortedError that says it.
+        """
+        if self.trouble is not None:
+            if self._at_fault is None or self._at_fault == call.header:
+                raise self.trouble
+            raise CommunicatorAbortedError(str(self.trouble))
+
+    def fail(self, error: DistError, at_fault: CallHeader | None = None) -> list[Completion]:
+        """Make all calls under way raise ``error``, without ``on_trouble``. Idempotent.
+
+        ``at_fault`` is the call that went wrong, if one did. Returns the ends of those calls.
+        """
+        with self._changed.lock:
+            if self.trouble is None:
+                self.trouble, self._at_fault = error, at_fault
+            failed = [completion for _, completion in self._calls]
+            for completion in failed:
+                completion.fail(self.trouble, self._at_fault)
+            self._calls.clear()
+            self._changed.notify_all()
+            return failed
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until nothing is under way; return whether that came in time."""
+        with self._changed.lock:
+            return self._changed.wait_for(lambda: not self._calls, seconds)
+
+    def close(self) -> None:
+        """End the thread, and wait for that."""
+        with self._changed.lock:
+            self._closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_IDLE_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed.lock:
+                self._changed.wait_for(lambda: self._calls or self._closed, _IDLE_SECONDS)
+                if self._closed or not self._calls:
+                    self._thread = None
+                    return
+            found = self._look()
+            if found is not None:
+                failed = self.fail(*found)
+                with suppress(DistError):  # the trouble itself is what everybody gets to see
+                    self._on_trouble(found[0])
+                tell_one(failed)
+            with self._changed.lock:
+                if self._calls and not self._closed:
+                    self._changed.wait(_SECONDS)
+
+    def _verify(self) -> DistError | None:
+        # Work that was given up ends like work that was done: only the library knows.
+        if self.trouble is not None:
+            return self.trouble
+        trouble = self._check()
+        return None if trouble is None else DistBackendError(trouble)
+
+    def _look(self) -> tuple[DistError, CallHeader | None] | None:
+        """Return what is wrong, and with which call."""
+        header: CallHeader | None = None
+        try:
+            with self._changed.lock:
+                calls = list(self._calls)
+            done = 0
+            for call, completion in calls:
+                header = call.header
+                if completion.ended():
+                    done += 1
+                    continue
+                if call.deadline.expired:
+                    return CommunicatorTimeoutError(
+                        f"{call.header}: the device has not done it after"
+                        f" {call.deadline.seconds:g} s: a member has not made the call, or work"
+                        " before it on the array's stream has not ended",
+                        None,
+                    ), header
+                break  # they end in order
+            trouble = self._verify()
+            if trouble is not None:
+                return trouble, header
+            with self._changed.lock:
+                for _ in range(min(done, len(self._calls))):
+                    self._calls.popleft()
+                self._changed.notify_all()
+            return None
+        except DistError as error:
+            return error, header
+
+
+def tell_one(completions: Iterable[Completion]) -> None:
+    """Have the failure of the first call explained: that breaks its group on all members."""
+    first = next(iter(completions), None)
+    if first is not None:
+        first.tell()

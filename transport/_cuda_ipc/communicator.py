@@ -1,0 +1,348 @@
+"""Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+Members exchange offers on the host (``offers.py``), and from there on all is on their streams.
+Each member has a counter for each member in its device memory. A step begins with raising one's
+own at everybody and holding the stream until all one's counters are as high: so a buffer is read
+once its owner's stream has got to the call, and is its owner's again once everybody has read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from transport._call import Call
+from transport._communicators.backends import CommunicatorFactory, over_tcp
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._cuda.device_state import (
+    CLOSE_SECONDS,
+    DeviceStream,
+    check_device_of_group,
+    check_one_device,
+)
+from transport._cuda.driver import DeviceMemory, Driver
+from transport._cuda.flat import DeviceFlat, StreamOrder, wait_until
+from transport._cuda.staged import StagedCommunicator
+from transport._cuda.watch import Watch
+from transport._cuda_ipc.offers import Offers
+from transport._cuda_ipc.segments import Segments
+from transport._errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+)
+from transport._operands.flat import part_bounds
+from transport._operands.reduce_op import RedOpType, ReduceOp, reduction_dtype
+from transport._place import this_machine
+
+_FLAG_BYTES = 8
+_ABOVE_ALL = 1 << 62
+
+
+class _Device:
+    """What there is once the members have met: a stream, and the members' counters."""
+
+    def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
+        self.stream = DeviceStream(driver, device)
+        self.segments = Segments(inner, driver, device)
+        self.offers = Offers(inner, driver, device, self.segments)
+        self._step = 0
+        size = inner.size
+        memory = driver.allocate(size * _FLAG_BYTES, device)
+        driver.keep(memory)  # a peer may write to it after this rank has left
+        own = range(memory.pointer, memory.pointer + size * _FLAG_BYTES, _FLAG_BYTES)
+        self._own = list(own)
+        self._values = driver.pinned(size * _FLAG_BYTES).view(np.uint64)
+        driver.keep(self._values)  # it is copied from when nobody refers to it any more
+        self._values[:] = 0
+        driver.copy_from_host(memory.pointer, self._values, self.stream.handle)
+        begin = self.stream.now()
+        order = StreamOrder(begin, lambda: self.stream.handle, memory)
+        counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
+        # The counters must be 0 before anybody hears of them.
+        if not wait_until(begin.query, call.deadline):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
+                f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",
+                None,
+            )
+        # Nobody holds the stream that lets go of them.
+        self._release = driver.create_stream(device)
+        flags = self.offers.exchange(
+            call, [counters[peer : peer + 1] for peer in range(size)], [_FLAG_BYTES] * size
+        )
+        if flags is None:
+            raise DistBackendError(
+                "backend 'cuda_ipc' cannot share memory between these processes: the driver"
+                " refuses IPC handles (containers need a common IPC namespace); use 'cuda:staged'"
+            )
+        self.offers.hold()  # every call writes to the members' counters
+        self._flags = flags
+
+    def step(self) -> None:
+        """Hold the stream until all members' streams are here."""
+        self._step += 1
+        driver, handle = self.stream.driver, self.stream.handle
+        driver.signal(self._flags, self._step, handle)
+        driver.wait_value(self._own, self._step, handle)
+
+    def let_go(self) -> None:
+        """End all waiting of this member's stream, now and later: the group is broken."""
+        driver = self.stream.driver
+        with driver.on(self.stream.device):
+            self._values[:] = _ABOVE_ALL
+            driver.copy_from_host(self._own[0], self._values, self._release)
+
+    def close(self) -> None:
+        """Let go of the streams; work that is on them still runs."""
+        self.stream.driver.destroy_stream(self._release, self.stream.device)
+        self.stream.close()
+
+
+_Work = Callable[[_Device, list[int]], None]
+"""What a call puts on the stream between its two steps, given where each member's offer is."""
+
+
+class CudaIpcCommunicator(StagedCommunicator):
+    """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
+
+    Messages, and what there is no kernel for, go by way of the host and ``inner``, as staged.
+    """
+
+    def __init__(self, membership: Membership, inner: Communicator) -> None:
+        super().__init__(membership, inner)
+        self._device: _Device | None = None
+        self._lock = threading.Lock()
+        name = f"meshlib-cuda-ipc-{membership.rank}"
+        self._watch = Watch(name, lambda: None, lambda error: self.abort(str(error)))
+
+    # Collectives.
+
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
+        is_root = root == self.rank
+        offered = [buffer if is_root else None] * self.size
+        wanted = [buffer.nbytes if peer == root else 0 for peer in range(self.size)]
+
+        def work(device: _Device, sources: list[int]) -> None:
+            if not is_root:
+                _copy(device, buffer, sources[root])
+
+        if not self._run(call, [buffer], offered, wanted, work):
+            super().broadcast(call, buffer, root)
+
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
+        if not self._can_fold(buffer, op, scales=True):
+            super().all_reduce(call, buffer, op)
+            return
+        fold = ReduceOp.SUM if op.kind is RedOpType.PREMUL_SUM else op
+        parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
+
+        def work(device: _Device, sources: list[int]) -> None:
+            # Each member folds one part of all, then fetches the others' parts. Nobody else
+            # reads what a member writes meanwhile.
+            mine = parts[self.rank]
+            offset = mine.pointer - buffer.pointer
+            _fold(device, mine, [source + offset for source in sources], fold)
+            device.step()
+            for peer, part in enumerate(parts):
+                if peer != self.rank:
+                    _copy(device, part, sources[peer] + part.pointer - buffer.pointer)
+
+        def prepare(device: _Device) -> None:
+            if op.kind is RedOpType.PREMUL_SUM and buffer.size:
+                at, stream = buffer.pointer, device.stream
+                stream.driver.scale(at, at, buffer.dtype, buffer.size, op.factor, stream.handle)
+
+        everybody = [buffer] * self.size
+        wanted = [buffer.nbytes] * self.size
+        if not self._run(call, [buffer], everybody, wanted, work, prepare):
+            super().all_reduce(call, buffer, op)
+
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
+        if not self._can_fold(buffer, op):
+            super().reduce(call, buffer, op, root)
+            return
+        is_root = root == self.rank
+        offered = [buffer if peer == root else None for peer in range(self.size)]
+        wanted = [buffer.nbytes if is_root else 0] * self.size
+
+        def work(device: _Device, sources: list[int]) -> None:
+            if is_root:
+                _fold(device, buffer, sources, op)
+
+        if not self._run(call, [buffer], offered, wanted, work):
+            super().reduce(call, buffer, op, root)
+
+    def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
+        wanted = [output.nbytes for output in outputs]
+        flats = [input_, *outputs]
+        if not self._run(call, flats, [input_] * self.size, wanted, _copies_into(outputs)):
+            super().all_gather(call, outputs, input_)
+
+    def reduce_scatter(
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
+    ) -> None:
+        if not self._can_fold(output, op):
+            super().reduce_scatter(call, output, inputs, op)
+            return
+
+        def work(device: _Device, sources: list[int]) -> None:
+            _fold(device, output, sources, op)
+
+        wanted = [output.nbytes] * self.size
+        if not self._run(call, [output, *inputs], inputs, wanted, work):
+            super().reduce_scatter(call, output, inputs, op)
+
+    def gather(
+        self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
+    ) -> None:
+        outs = list(outputs or ())
+        offered = [input_ if peer == root else None for peer in range(self.size)]
+        wanted = [output.nbytes for output in outs] or [0] * self.size
+
+        if not self._run(call, [input_, *outs], offered, wanted, _copies_into(outs)):
+            super().gather(call, outputs, input_, root)
+
+    def scatter(
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
+    ) -> None:
+        ins = list(inputs or ())
+        offered = ins or [None] * self.size
+        wanted = [output.nbytes if peer == root else 0 for peer in range(self.size)]
+
+        def work(device: _Device, sources: list[int]) -> None:
+            _copy(device, output, sources[root])
+
+        if not self._run(call, [output, *ins], offered, wanted, work):
+            super().scatter(call, output, inputs, root)
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
+    ) -> None:
+        wanted = [output.nbytes for output in outputs]
+        if not self._run(call, [*outputs, *inputs], inputs, wanted, _copies_into(outputs)):
+            super().all_to_all(call, outputs, inputs)
+
+    # Memory.
+
+    def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
+        return self._met(call, driver, device).segments.allocate(call, nbytes)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:
+        super().abort(reason)
+        with self._lock:
+            device = self._device
+        self._watch.fail(CommunicatorAbortedError(reason))
+        if device is not None:
+            device.let_go()
+
+    def close(self) -> None:
+        with self._lock:
+            device, self._device = self._device, None
+        drained = self._watch.drain(CLOSE_SECONDS)
+        self._watch.close()
+        super().close()
+        if device is not None:
+            if drained and self.abort_reason is None:
+                device.offers.close()
+                device.segments.close()
+            device.let_go()
+            device.close()
+
+    # How it is done.
+
+    def _can_fold(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
+        """Whether there is a kernel. All members say the same of what they agree on."""
+        if op.kind is RedOpType.PREMUL_SUM:
+            # Scaled in its own memory, a small float would be rounded twice.
+            rounds_once = reduction_dtype(flat.dtype) == flat.dtype
+            if not (scales and rounds_once and np.ndim(op.factor) == 0):
+                return False
+        return flat.driver.can_fold(flat.dtype, self.size)
+
+    def _run(
+        self,
+        call: Call,
+        flats: Sequence[DeviceFlat],
+        offered: Sequence[DeviceFlat | None],
+        wanted: Sequence[int],
+        work: _Work,
+        prepare: Callable[[_Device], None] | None = None,
+    ) -> bool:
+        """Put a call on the stream; False, on all members, when memory cannot be shared."""
+        check_one_device(flats)
+        device = self._met(call, flats[0].driver, flats[0].device)
+        # Seldom: what is read by calls under way cannot be closed.
+        if device.offers.crowded and self._watch.drain(call.deadline.remaining()):
+            device.offers.trim()
+        sources = device.offers.exchange(call, offered, wanted)
+        if sources is None:
+            return False
+        stream = device.stream
+        with stream.driver.on(stream.device):
+            stream.begin(flats)
+            if prepare is not None:
+                prepare(device)
+            device.step()
+            work(device, sources)
+            device.step()
+        self._watch.add(call, stream.end(call, flats))
+        return True
+
+    def _met(self, call: Call, driver: Driver, number: int) -> _Device:
+        self._watch.check_for(call)
+        self.check_open()
+        if self._device is None:
+            self._check_one_host(call)
+            device = _Device(self._inner, call, driver, number)
+            with self._lock:
+                self._device = device
+        check_device_of_group(self._device.stream, number)
+        return self._device
+
+    def _check_one_host(self, call: Call) -> None:
+        mine = np.frombuffer(this_machine().encode()[:64].ljust(64), np.uint8)
+        hosts = [np.empty(64, np.uint8) for _ in range(self.size)]
+        self._inner.all_gather(call, hosts, mine)
+        for peer, host in enumerate(hosts):
+            if not np.array_equal(host, mine):
+                raise DistBackendError(
+                    f"{self.membership.describe(peer)} is on another host, and backend 'cuda_ipc'"
+                    " is for the ranks of one; use 'cuda:nccl', or 'cuda:staged'"
+                )
+
+
+def _copy(device: _Device, into: DeviceFlat, source: int) -> None:
+    if into.size:
+        stream = device.stream
+        stream.driver.copy(into.pointer, source, into.nbytes, stream.handle)
+
+
+def _copies_into(outputs: Sequence[DeviceFlat]) -> _Work:
+    """Return the work that copies what each member offers into its output, if there are outputs."""
+
+    def work(device: _Device, sources: list[int]) -> None:
+        for output, source in zip(outputs, sources, strict=False):
+            _copy(device, output, source)
+
+    return work
+
+
+def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceOp) -> None:
+    if into.size:
+        stream = device.stream
+        stream.driver.fold(into.pointer, sources, into.dtype, into.size, op, stream.handle)
+
+
+def make_communicator(
+    membership: Membership, cpu: CommunicatorFactory = over_tcp
+) -> CudaIpcCommunicator:
+    """Make a communicator whose members tell each other by the transport ``cpu`` what to read."""
+    return CudaIpcCommunicator(membership, cpu(membership))

@@ -1,0 +1,183 @@
+"""What members tell each other before a call: where each may read what it needs.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+A handle names an allocation, and arrays are parts of one: an offer is a handle, an offset and a
+size. The cards with the offers travel on the host, by a collective of the CPU's transport, whose
+frames carry the call's header: members that disagree, are late or gone are found out there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport._call import Call
+from transport._communicators.base import Communicator
+from transport._cuda.driver import Driver
+from transport._cuda.flat import DeviceFlat
+from transport._cuda_ipc.segments import Segments
+from transport._errors import DistBackendError, HeaderMismatchError
+
+# A handle (CUDA's have 64 bytes) and its length, the segment, the offset, the address, the size
+# offered to this member and the size wanted from it, the process, whether the memory can be shared.
+_ENTRY = struct.Struct("<64sIiQQQQQ?")
+_NO_SEGMENT = -1
+_OPEN_AT_MOST = 128
+
+# A handle, a segment, an offset, and whether the memory can be shared.
+_Place = tuple[bytes, int, int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one member says to another: what may be read, and how much is wanted in return.
+
+    The memory is in a ``segment`` of symmetric memory, or else behind ``handle``.
+    """
+
+    handle: bytes
+    segment: int
+    offset: int
+    address: int
+    nbytes: int
+    wanted: int
+    process: int
+    shared: bool
+
+    def pack(self) -> bytes:
+        """Return the offer as it travels."""
+        length = len(self.handle)
+        numbers = (self.offset, self.address, self.nbytes, self.wanted, self.process)
+        return _ENTRY.pack(self.handle, length, self.segment, *numbers, self.shared)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Offer:
+        """Return the offer in ``data``."""
+        handle, length, *rest = _ENTRY.unpack(data)
+        return cls(handle[:length], *rest)
+
+
+class Offers:
+    """One member's side of the exchange, and the peers' memory that it has opened."""
+
+    def __init__(
+        self, inner: Communicator, driver: Driver, device: int, segments: Segments
+    ) -> None:
+        self._inner = inner
+        self._segments = segments
+        self._driver = driver
+        self._device = device
+        self._opened: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._held: dict[tuple[int, bytes], int] = {}
+
+    def exchange(
+        self, call: Call, offered: Sequence[DeviceFlat | None], wanted: Sequence[int]
+    ) -> list[int] | None:
+        """Offer ``offered[i]`` to member i; return where ``wanted[i]`` bytes of each may be read.
+
+        None, on all members, when some memory cannot be shared. Raises HeaderMismatchError when a
+        member offers or wants another size.
+        """
+        size = self._inner.size
+        places: dict[tuple[int, int], _Place] = {}
+        mine = b"".join(
+            self._offer(flat, nbytes, places).pack()
+            for flat, nbytes in zip(offered, wanted, strict=True)
+        )
+        cards = [np.empty(len(mine), np.uint8) for _ in range(size)]
+        self._inner.all_gather(call, cards, np.frombuffer(mine, np.uint8))
+        table = [
+            [
+                Offer.unpack(card[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
+                for i in range(size)
+            ]
+            for card in cards
+        ]
+        self._check(call, table, wanted)
+        if not all(offer.shared for offers in table for offer in offers):
+            return None
+        return [self._address(peer, offers[self._inner.rank]) for peer, offers in enumerate(table)]
+
+    def close(self) -> None:
+        """Let go of the peers' memory."""
+        for opened in (self._opened, self._held):
+            for base in opened.values():
+                self._driver.close(base, self._device)
+            opened.clear()
+
+    def hold(self) -> None:
+        """Keep what is open now until ``close``."""
+        self._held.update(self._opened)
+        self._opened.clear()
+
+    def _offer(
+        self,
+        flat: DeviceFlat | None,
+        wanted: int,
+        places: dict[tuple[int, int], _Place],
+    ) -> Offer:
+        """Return what is said of ``flat``; ``places`` are those known in this call, by address."""
+        process = self._driver.process_id()
+        if flat is None or not flat.size:
+            return Offer(b"", _NO_SEGMENT, 0, 0, 0, wanted, process, True)
+        key = (flat.pointer, flat.nbytes)
+        place = places.get(key)
+        if place is None:
+            place = places[key] = self._place_of(flat)
+        handle, segment, offset, shared = place
+        return Offer(handle, segment, offset, flat.pointer, flat.nbytes, wanted, process, shared)
+
+    def _place_of(self, flat: DeviceFlat) -> _Place:
+        found = self._segments.find(flat.pointer, flat.nbytes)
+        if found is not None:
+            return b"", *found, True
+        try:
+            handle, offset = self._driver.share(flat.pointer)
+        except DistBackendError:
+            return b"", _NO_SEGMENT, 0, False
+        return handle, _NO_SEGMENT, offset, True
+
+    def _check(self, call: Call, table: list[list[Offer]], wanted: Sequence[int]) -> None:
+        rank, membership = self._inner.rank, self._inner.membership
+        for peer, offers in enumerate(table):
+            theirs, name = offers[rank], membership.describe(peer)
+            gives = table[rank][peer].nbytes
+            if theirs.nbytes != wanted[peer]:
+                text = f"{name} sent {theirs.nbytes} bytes in {call.header}"
+                text += f", expected {wanted[peer]} bytes"
+            elif theirs.wanted != gives:
+                text = f"{name} expects {theirs.wanted} bytes of this rank in {call.header},"
+                text += f" which has {gives} bytes"
+            else:
+                continue
+            raise HeaderMismatchError(text, peer, call.header, call.header)
+
+    def _address(self, peer: int, offer: Offer) -> int:
+        if offer.segment != _NO_SEGMENT:
+            return self._segments.address(peer, offer.segment) + offer.offset
+        if offer.process == self._driver.process_id() or not offer.nbytes:
+            return offer.address  # a process cannot open its own handles
+        key = (offer.process, offer.handle)
+        base = self._held.get(key)
+        if base is None:
+            base = self._opened.get(key)
+            if base is None:
+                base = self._opened[key] = self._driver.open(offer.handle, self._device)
+            self._opened.move_to_end(key)
+        return base + offer.offset
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much of the peers' memory is open that it is time for ``trim``."""
+        return len(self._opened) > _OPEN_AT_MOST
+
+    def trim(self) -> None:
+        """Let go of the half that was not read for longest; nothing may be under way."""
+        while len(self._opened) > _OPEN_AT_MOST // 2:
+            _, base = self._opened.popitem(last=False)
+            self._driver.close(base, self._device)

@@ -1,0 +1,194 @@
+"""Symmetric memory on devices: allocations whose handles the members have exchanged already.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+A segment has one number and one capacity on all members. What lies in one is told by number and
+offset, and nothing is asked of the driver. A segment is used again once it is free on all members:
+each allocation tells which ones are free here. It is freed with the process alone, because peers
+may have it open for as long as theirs live.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from bisect import bisect_right
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport._call import Call
+from transport._communicators.base import Communicator
+from transport._cuda.driver import DeviceMemory, Driver, Event
+from transport._errors import DistBackendError
+
+# A handle (CUDA's have 64 bytes) and its length, the offset, the address, the process, whether it
+# can be shared, and which of the first segments are free here, as bits.
+_CARD = struct.Struct("<64sIQQQ?32s")
+_TOLD = 256
+_SMALL, _LARGE = 512, 2 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """``memory``, and where each member's can be read here (empty: it cannot be shared)."""
+
+    memory: DeviceMemory
+    capacity: int
+    addresses: list[int]
+    in_use: bool = True
+    last_use: Event | None = None
+
+
+class Lease:
+    """The right to a segment's memory, until nobody refers to it any more."""
+
+    def __init__(self, segments: Segments, number: int, pointer: int, nbytes: int) -> None:
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self._segments = segments
+        self._number = number
+
+    def __del__(self) -> None:
+        self._segments.give_back(self._number)
+
+
+class Segments:
+    """One member's segments. ``inner`` has the same members."""
+
+    def __init__(self, inner: Communicator, driver: Driver, device: int) -> None:
+        self._inner = inner
+        self._driver = driver
+        self._device = device
+        self._lock = threading.Lock()
+        self._segments: list[_Segment] = []
+        self._opened: list[int] = []
+        self._places: list[tuple[int, int]] = []
+
+    def allocate(self, call: Call, nbytes: int) -> DeviceMemory:
+        """Return ``nbytes`` in a segment; all members call. Ordinary memory if none is shared."""
+        step = _SMALL if nbytes <= _LARGE else _LARGE
+        capacity = max(-(-nbytes // step), 1) * step
+        free = self._free()
+        number = self._agree(call, capacity, free)
+        with self._lock:
+            segment = self._segments[number]
+            segment.in_use, segment.last_use = True, None
+        return Lease(self, number, segment.memory.pointer, nbytes)
+
+    def find(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
+        """Return the number and the offset of the segment around this memory, if it is in one."""
+        with self._lock:
+            at = bisect_right(self._places, (pointer, len(self._segments))) - 1
+            if at < 0:
+                return None
+            start, number = self._places[at]
+            segment = self._segments[number]
+        inside = pointer + nbytes <= start + segment.capacity
+        return (number, pointer - start) if inside and segment.addresses else None
+
+    def address(self, member: int, number: int) -> int:
+        """Return where the segment of ``member`` begins here."""
+        return self._segments[number].addresses[member]
+
+    def give_back(self, number: int) -> None:
+        """Let the memory be used again, behind what the current stream has now."""
+        event: Event | None = None
+        with suppress(Exception):  # of a device that failed, or at exit, nothing is used again
+            event = self._driver.create_event(self._device)
+            event.record(self._driver.current_stream(self._device))
+        # No lock: this may run in any thread, in the middle of anything.
+        segment = self._segments[number]
+        segment.last_use = event
+        segment.in_use = event is None
+
+    def close(self) -> None:
+        """Let go of the peers' memory; this member's stays until its process ends."""
+        with self._lock:
+            opened, self._opened = self._opened, []
+        for base in opened:
+            self._driver.close(base, self._device)
+
+    # How it is done.
+
+    def _free(self) -> list[int]:
+        with self._lock:
+            told = list(enumerate(self._segments[:_TOLD]))
+        return [
+            number
+            for number, segment in told
+            if not segment.in_use and (segment.last_use is None or segment.last_use.query())
+        ]
+
+    def _agree(self, call: Call, capacity: int, free: list[int]) -> int:
+        """Return the number of a segment for all members: one that is free on all, or a new one.
+
+        A new one is made before it is known whether it is needed, which saves a second exchange.
+        """
+        bits = np.zeros(_TOLD, np.uint8)
+        bits[free] = 1
+        spare = any(self._segments[number].capacity == capacity for number in free)
+        memory = None if spare else self._driver.allocate(capacity, self._device)
+        while True:
+            cards = self._exchange(call, memory, bits)
+            shared = np.bitwise_and.reduce([np.frombuffer(card[-1], np.uint8) for card in cards])
+            free_everywhere = np.flatnonzero(np.unpackbits(shared))
+            for number in map(int, free_everywhere):
+                if self._segments[number].capacity == capacity:
+                    return number
+            if all(card[5] for card in cards):
+                assert memory is not None
+                return self._add(memory, capacity, cards)
+            # Somebody thought that it had a spare one, which is in use elsewhere.
+            if memory is None:
+                memory = self._driver.allocate(capacity, self._device)
+            bits[:] = 0
+
+    def _exchange(
+        self,
+        call: Call,
+        memory: DeviceMemory | None,
+        bits: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    ) -> list[tuple[bytes, int, int, int, int, bool, bytes]]:
+        handle, offset = b"", 0
+        if memory is not None:
+            with suppress(DistBackendError):
+                handle, offset = self._driver.share(memory.pointer)
+        address = 0 if memory is None else memory.pointer
+        mine = _CARD.pack(
+            handle,
+            len(handle),
+            offset,
+            address,
+            self._driver.process_id(),
+            memory is not None,
+            np.packbits(bits).tobytes(),
+        )
+        rows = [np.empty(len(mine), np.uint8) for _ in range(self._inner.size)]
+        self._inner.all_gather(call, rows, np.frombuffer(mine, np.uint8))
+        return [_CARD.unpack(row.tobytes()) for row in rows]
+
+    def _add(
+        self,
+        memory: DeviceMemory,
+        capacity: int,
+        cards: list[tuple[bytes, int, int, int, int, bool, bytes]],
+    ) -> int:
+        addresses: list[int] = []
+        process = self._driver.process_id()
+        if all(length for _, length, *_ in cards):
+            for handle, length, offset, address, theirs, _, _ in cards:
+                if theirs == process:
+                    addresses.append(address)
+                    continue
+                base = self._driver.open(handle[:length], self._device)
+                with self._lock:
+                    self._opened.append(base)
+                addresses.append(base + offset)
+        self._driver.keep(memory)
+        with self._lock:
+            number = len(self._segments)
+            self._segments.append(_Segment(memory, capacity, addresses))
+            self._places = sorted([*self._places, (memory.pointer, number)])
+        return number

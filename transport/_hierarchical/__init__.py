@@ -1,0 +1,5 @@
+"""The hierarchical transport: inside each host by shared memory, between hosts by TCP."""
+
+from transport._hierarchical.communicator import HierarchicalCommunicator
+
+__all__ = ["HierarchicalCommunicator"]

@@ -1,0 +1,142 @@
+"""How long collectives take over several hosts: on two levels, and on one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transport._call import Kind
+from transport._choosing.choice import Algorithm, Thresholds
+from transport._choosing.cost import Cost, work_of
+
+_STEPS_INSIDE = 2
+"""A collective in shared memory waits twice: all are there; all have what they need."""
+
+
+def inside_bytes(kind: Kind, nbytes: int, size: int) -> float:
+    """Return how many bytes one of ``size`` members reads in shared memory: what it stages, and
+    what it takes of what the others have staged.
+
+    ``nbytes`` is the size of each member's input, as in ``work_of``.
+    """
+    others = (size - 1) / size * nbytes
+    match kind:
+        case Kind.BARRIER:
+            return 0
+        case Kind.BROADCAST:
+            return nbytes
+        case Kind.ALL_REDUCE:  # a reduce-scatter, and an all-gather of the parts
+            return nbytes + others + nbytes / size + others
+        case Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
+            return nbytes + others
+        case Kind.ALL_GATHER | Kind.GATHER:
+            return nbytes + size * others
+        case _:
+            raise ValueError(f"{kind.name} is not a step inside a host")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``hosts`` of ``ranks_per_host`` each, numbered host by host."""
+
+    hosts: int
+    ranks_per_host: int
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return self.hosts * self.ranks_per_host
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A collective ``inside`` hosts, or else between one member of each; each of its frames goes in
+    so many ``turns``.
+    """
+
+    inside: bool
+    kind: Kind
+    nbytes: int
+    turns: int = 1
+
+
+def phases(kind: Kind, nbytes: int, shape: Shape) -> list[Phase]:
+    """Return what the hierarchical transport does one after the other for a large call.
+
+    The slices that cross the network share a network card: together they take as long as the whole
+    between one member of each host, which is what is returned.
+    """
+    ranks = shape.ranks_per_host
+    share = -(-nbytes // ranks)
+    match kind:
+        case Kind.BARRIER:
+            return [Phase(True, kind, 0), Phase(False, kind, 0), Phase(True, kind, 0)]
+        case Kind.BROADCAST:  # the root's host copies meanwhile
+            return [Phase(False, kind, nbytes), Phase(True, Kind.ALL_GATHER, share)]
+        case Kind.ALL_REDUCE:
+            return [
+                Phase(True, Kind.REDUCE_SCATTER, nbytes),
+                Phase(False, kind, nbytes),
+                Phase(True, Kind.ALL_GATHER, share),
+            ]
+        case Kind.REDUCE:
+            return [
+                Phase(True, Kind.REDUCE_SCATTER, nbytes),
+                Phase(False, kind, nbytes),
+                Phase(True, Kind.GATHER, share),
+            ]
+        case Kind.ALL_GATHER:
+            return [
+                Phase(True, kind, nbytes),
+                Phase(False, kind, ranks * nbytes),
+                Phase(True, kind, (shape.hosts - 1) * nbytes),
+            ]
+        case Kind.REDUCE_SCATTER:
+            return [Phase(True, kind, nbytes), Phase(False, kind, nbytes)]
+        case Kind.ALL_TO_ALL:
+            here = nbytes // shape.hosts
+            return [Phase(True, kind, here), Phase(False, kind, ranks * nbytes, turns=ranks)]
+        case _:
+            raise ValueError(f"no phases are known of {kind.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostsCost:
+    """What it costs inside a host, and between hosts, each of which has one network card."""
+
+    inside: Cost
+    across: Cost
+
+    def on_two_levels(self, kind: Kind, nbytes: int, shape: Shape, table: Thresholds) -> float:
+        """Return the seconds that ``kind`` takes on two levels; ``nbytes`` as in ``work_of``."""
+        return sum(self._phase(phase, shape, table) for phase in phases(kind, nbytes, shape))
+
+    def on_one_level(self, kind: Kind, nbytes: int, shape: Shape, table: Thresholds) -> float:
+        """Return the seconds that ``kind`` takes where all ranks use the network alike."""
+        work = work_of(kind, nbytes, shape.ranks, table)
+        path = self.across.path_seconds(work)
+        through_card = work.nbytes * _crossing(work.algorithm, shape) / shape.hosts
+        return max(path, work.steps * self.across.alpha + through_card * self.across.beta)
+
+    def _phase(self, phase: Phase, shape: Shape, table: Thresholds) -> float:
+        if not phase.inside:
+            work = work_of(phase.kind, phase.nbytes, shape.hosts, table)
+            return self.across.path_seconds(work, phase.turns)
+        ranks = shape.ranks_per_host
+        if ranks == 1:
+            return 0.0
+        steps = 1 if phase.kind is Kind.BARRIER else _STEPS_INSIDE
+        moved = inside_bytes(phase.kind, phase.nbytes, ranks)
+        crowd = max(1.0, ranks / self.inside.lanes)
+        return crowd * (steps * self.inside.alpha + moved * self.inside.beta)
+
+
+def _crossing(algorithm: Algorithm, shape: Shape) -> float:
+    """Return the share of all bytes that leave a host.
+
+    Neighbours leave it at its end alone. Halving gets there with a part for each rank of a host.
+    """
+    if shape.hosts == 1:
+        return 0.0
+    if algorithm in (Algorithm.RING, Algorithm.CHAIN, Algorithm.HALVING):
+        return 1 / shape.ranks_per_host
+    return (shape.ranks - shape.ranks_per_host) / (shape.ranks - 1)

@@ -1,0 +1,148 @@
+"""A group over several hosts, seen from one member: whom it talks to on which level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transport._algorithms.alone import Alone
+from transport._algorithms.collectives import LinkCollectives
+from transport._call import Call
+from transport._choosing.choice import Thresholds
+from transport._choosing.tuning import Tuning
+from transport._communicators.base import Collectives
+from transport._hierarchical.hosts import Placement
+from transport._link import Link
+from transport._links.communicator import LinkCommunicator
+from transport._operands.flat import Scratch, laps_of, part_bounds
+from transport._operands.order import Block, are_one_tree, subtrees
+from transport._operands.reduce_op import Flat
+
+_LAP_SEGMENTS = 16
+# Each lap of an all_gather or a reduce_scatter waits for one crossing.
+_LAP_SEGMENTS_BETWEEN_SITES = 128
+# A lap of a broadcast waits for nothing, so longer ones save what three steps cost the interpreter,
+# as long as there are enough of them for both ends of the line between sites to work at once.
+_LEAST_LAPS = 8
+_MOST_SEGMENTS = 4
+
+
+class Selection(LinkCollectives):
+    """The collectives of the ``members`` (ranks of ``whole``, this one among them) that are chosen.
+
+    A rank here is a member's place among them; ``whole`` may be a selection itself. Errors speak of
+    the ranks of the whole group. Making one sends nothing, and links that were opened before are
+    used again.
+    """
+
+    def __init__(
+        self, whole: LinkCommunicator | Selection, members: Sequence[int], table: Thresholds
+    ) -> None:
+        self.rank = members.index(whole.rank)
+        self.size = len(members)
+        self.table = table
+        self.scratch = whole.scratch
+        self.tuned_as = whole.tuned_as
+        self._whole = whole
+        self._members = members
+
+    def link(self, peer: int, call: Call) -> Link:
+        return self._whole.link(self._members[peer], call)
+
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        self._whole.reach([self._members[peer] for peer in peers], call)
+
+    def check_open(self) -> None:
+        self._whole.check_open()
+
+
+class Levels:
+    """``inside`` reaches the members on this host; ``across`` gives those who cross the network.
+
+    Members inside are connected as the whole group is, unless ``inside`` is set to something
+    better: shared memory, or two levels again, where what is called a host here is a site. Data is
+    cut into slices, and slice s crosses the network between the members who are number s on their
+    host; this rank is number ``index`` of ``local`` on ``host``.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        whole: LinkCommunicator | Selection,
+        table: Thresholds | None,
+        tuning: Tuning,
+        *,
+        between_sites: bool = False,
+    ) -> None:
+        self.rank = whole.rank
+        self.size = whole.size
+        self.hosts = placement.hosts
+        self.host, self.index = placement.find(whole.rank)
+        self.local = self.hosts[self.host]
+        self.whole = whole
+        self.table = table or tuning.thresholds("hierarchical", whole.size)
+        self.scratch = Scratch()
+        self.placement = placement
+        self.blocks_by_host: tuple[tuple[Block, ...], ...] = tuple(
+            subtrees(ranks, self.size) for ranks in self.hosts
+        )
+        self.blocks = self.blocks_by_host[self.host]
+        """The subtrees of the order of addition that this host's members are."""
+        self.all_blocks = sorted(block for blocks in self.blocks_by_host for block in blocks)
+        self.one_tree: bool = are_one_tree(self.hosts)
+        """Whether the sums of hosts are added as those of a group of one rank each are."""
+        self._between_sites = between_sites
+        segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
+        self.lap_bytes: int = segments * self.table.segment
+        """How much is worked on at a time where that takes scratch memory."""
+        self._most_slices = min(len(ranks) for ranks in self.hosts)
+        self._given_table = table
+        self._tuning = tuning
+        self._selections: dict[tuple[int, ...], Selection] = {}
+        several = len(self.local) > 1
+        self.inside: Collectives = self.select(self.local) if several else Alone(self.table.segment)
+
+    def laps(self, nbytes: int, slices: int) -> int:
+        """Return in how many laps ``slices`` are broadcast that have ``nbytes`` in all."""
+        laps = laps_of(nbytes, slices * self.table.segment)
+        segments = min(laps // _LEAST_LAPS, _MOST_SEGMENTS) if self._between_sites else 1
+        return -(-laps // max(1, segments))
+
+    def slices(self, nbytes: int) -> int:
+        """Return into how many slices ``nbytes`` are cut: one, if they are few."""
+        return 1 if nbytes <= self.table.one_slice else self._most_slices
+
+    def across(self, number: int) -> Selection:
+        """Return the members, one a host, between whom slice ``number`` crosses the network.
+
+        This rank must be one of them. A member's place among them is the number of its host.
+        """
+        across = self.select(tuple(ranks[number] for ranks in self.hosts))
+        across.compression = self.whole.compression
+        return across
+
+    def across_with(self, root: int) -> Selection:
+        """Return the same for the only slice of a call that has a root: it speaks for its host."""
+        return self.select(tuple(root if root in ranks else ranks[0] for ranks in self.hosts))
+
+    def speaker(self, root: int) -> int:
+        """Return which member of this host ``across_with`` has."""
+        return self.local.index(root) if root in self.local else 0
+
+    def cut(self, buffer: Flat, slices: int) -> list[Flat]:
+        """Return what of ``buffer`` belongs to each member of this host: a slice, or nothing."""
+        parts = [buffer[slice(*part_bounds(buffer.size, slices, s))] for s in range(slices)]
+        return parts + [buffer[:0]] * (len(self.local) - slices)
+
+    def carried(self, host: int, slices: int, number: int) -> tuple[int, ...]:
+        """Return the members of ``host`` whose blocks slice ``number`` carries."""
+        ranks = self.hosts[host]
+        return ranks[slice(*part_bounds(len(ranks), slices, number))]
+
+    def select(self, members: tuple[int, ...]) -> Selection:
+        """Return ``members``, this rank among them, connected as the whole group is."""
+        selection = self._selections.get(members)
+        if selection is None:
+            table = self._given_table or self._tuning.thresholds(self.whole.tuned_as, len(members))
+            selection = Selection(self.whole, members, table)
+            self._selections[members] = selection
+        return selection

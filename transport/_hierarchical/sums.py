@@ -1,0 +1,170 @@
+"""The sums that cross the network: one for each block of ranks that a host has, in the one order.
+
+A block is a subtree of the order of addition (``transport._operands.order``) whose ranks all are on
+the host. Most hosts' ranks are one block, whose sum is made inside. Where a host has several, as
+with three ranks a host, its members exchange their inputs inside and add up each block's apart.
+Where all hosts' blocks are alike (``Levels.one_tree``), the tree between hosts is that of a group
+of one rank each, and such a group reduces the sums. Otherwise hosts send each other their sums,
+and each host that needs a result folds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from transport._algorithms.compressed import compresses
+from transport._call import Call
+from transport._hierarchical.levels import Levels, Selection
+from transport._operands.flat import part_bounds
+from transport._operands.operand import store
+from transport._operands.order import Block, fold
+from transport._operands.reduce_op import Flat, ReduceOp
+
+# Slots of ``Levels.scratch``, behind those of ``reductions``.
+_INSIDE, _BLOCKS, _SENT, _ARRIVED, _TOTAL = range(8, 13)
+
+
+def have_one(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp) -> bool:
+    """Return whether hosts have one sum each of slices of ``nbytes``, reduced among one rank each.
+
+    They do where they are one tree. They also do where sums cross compressed: the rounding depends
+    on the placement in any case.
+    """
+    form = levels.whole.compression
+    return levels.one_tree or (form is not None and compresses(form, nbytes, dtype, op))
+
+
+def reduce_inside(
+    levels: Levels, call: Call, total: Flat, op: ReduceOp, index: int, one: bool
+) -> Flat:
+    """Return, on member ``index`` of this host, the sums of its blocks, one behind the other; or
+    ``one`` of all. The only sum is in ``total`` itself, which on other members stays as it is.
+    """
+    inside, mine = levels.inside, levels.index == index
+    if one or len(levels.blocks) == 1:
+        inside.reduce(call, total, op.plain, index)
+        return total
+    arrived = _split(levels, len(levels.local) if mine else 0, total)
+    inside.gather(call, arrived if mine else None, total, index)
+    return _add_blocks(levels, arrived, op) if mine else total[:0]
+
+
+def scatter_inside(
+    levels: Levels, call: Call, into: Flat, portions: Sequence[Flat], op: ReduceOp, one: bool
+) -> Flat:
+    """Return the sums of this host's blocks of its own one of ``portions``, one behind the other,
+    or ``one`` of all; the only one in ``into``.
+    """
+    if one or len(levels.blocks) == 1:
+        levels.inside.reduce_scatter(call, into, portions, op.plain)
+        return into
+    arrived = _split(levels, len(levels.local), portions[levels.index])
+    levels.inside.all_to_all(call, arrived, portions)
+    return _add_blocks(levels, arrived, op)
+
+
+def _split(levels: Levels, count: int, like: Flat) -> list[Flat]:
+    room = levels.scratch.flat(_INSIDE, like.dtype, count * like.size)
+    return [room[i * like.size : (i + 1) * like.size] for i in range(count)]
+
+
+def _add_blocks(levels: Levels, arrived: Sequence[Flat], op: ReduceOp) -> Flat:
+    """Add up what the members of each block have; ``arrived`` is by member of this host."""
+    size, dtype = arrived[0].size, arrived[0].dtype
+    sums = levels.scratch.flat(_BLOCKS, dtype, len(levels.blocks) * size)
+    begin = 0
+    for number, (first, level) in enumerate(levels.blocks):
+        end = begin + min(1 << level, levels.size - first)
+        out = sums[number * size : (number + 1) * size]
+        fold(levels.scratch, op.plain, arrived[begin:end], out)
+        begin = end
+    return sums
+
+
+def all_reduce_across(
+    levels: Levels, across: Selection, call: Call, sums: Flat, result: Flat, op: ReduceOp
+) -> None:
+    """Write what the ``sums`` of all hosts' blocks come to into everybody's ``result``."""
+    if result.size * sums.itemsize <= across.table.all_reduce_doubling:
+        arrived, rows = _room(levels, result.size, sums.dtype)
+        across.all_gather(call, arrived, sums)
+        _finish(levels, rows, result, op)
+        return
+    bounds = [part_bounds(result.size, across.size, host) for host in range(across.size)]
+    results = [result[slice(*bound)] for bound in bounds]
+    own = across.rank
+    scatter_across(levels, across, call, sums, bounds, results[own], op)
+    across.all_gather(call, results, results[own])
+
+
+def scatter_across(
+    levels: Levels,
+    across: Selection,
+    call: Call,
+    sums: Flat,
+    bounds: Sequence[tuple[int, int]],
+    result: Flat,
+    op: ReduceOp,
+) -> None:
+    """Write what all hosts have for this one into ``result``: elements ``bounds[h]`` of each of
+    the ``sums`` are for host h.
+    """
+    size = len(sums) // len(levels.blocks)
+    rows = [sums[begin : begin + size] for begin in range(0, len(sums), size or 1)]
+    if len(rows) == 1:
+        sent = [sums[start:stop] for start, stop in bounds]
+    else:
+        packed = levels.scratch.flat(_SENT, sums.dtype, sums.size)
+        ends = [0, *accumulate(len(rows) * (stop - start) for start, stop in bounds)]
+        sent = [packed[begin:end] for begin, end in pairwise(ends)]
+        for part, (start, stop) in zip(sent, bounds, strict=True):
+            for number, row in enumerate(rows):
+                width = stop - start
+                np.copyto(part[number * width : (number + 1) * width], row[start:stop])
+    arrived, found = _room(levels, result.size, sums.dtype)
+    across.all_to_all(call, arrived, sent)
+    _finish(levels, found, result, op)
+
+
+def reduce_across(
+    levels: Levels, across: Selection, call: Call, sums: Flat, host: int, op: ReduceOp
+) -> Flat:
+    """Return, on ``host``, what the ``sums`` of all hosts' blocks come to, in their dtype and not
+    finished.
+    """
+    if across.rank != host:
+        across.gather(call, None, sums, host)
+        return sums[:0]
+    size = len(sums) // len(levels.blocks)
+    arrived, rows = _room(levels, size, sums.dtype)
+    across.gather(call, arrived, sums, host)
+    total = levels.scratch.flat(_TOTAL, sums.dtype, size)
+    fold(levels.scratch, op.plain, rows, total, levels.all_blocks)
+    return total
+
+
+def _room(levels: Levels, size: int, dtype: np.dtype[np.generic]) -> tuple[list[Flat], list[Flat]]:
+    """Return memory for what each host sends, a row of ``size`` for each block, and these rows in
+    the order of the blocks.
+    """
+    room = levels.scratch.flat(_ARRIVED, dtype, len(levels.all_blocks) * size)
+    arrived, rows, begin = list[Flat](), dict[Block, Flat](), 0
+    for blocks in levels.blocks_by_host:
+        arrived.append(room[begin : begin + len(blocks) * size])
+        for block in blocks:
+            rows[block] = room[begin : begin + size]
+            begin += size
+    return arrived, [rows[block] for block in levels.all_blocks]
+
+
+def _finish(levels: Levels, rows: Sequence[Flat], result: Flat, op: ReduceOp) -> None:
+    total = result
+    if result.dtype != rows[0].dtype:
+        total = levels.scratch.flat(_TOTAL, rows[0].dtype, result.size)
+    fold(levels.scratch, op.plain, rows, total, levels.all_blocks)
+    op.finish(total, levels.size)
+    if total is not result:
+        store(result, total)

@@ -1,0 +1,128 @@
+"""Asks the engines in turn: the first that knows this process is believed, whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from transport import _environment as environment
+from transport._launch_environments.base import (
+    LaunchEnvironment,
+    LaunchEnvironmentError,
+    NodePlace,
+    Place,
+    Variables,
+    number_in,
+)
+from transport._launch_environments.kubernetes import IndexedJob, LeaderWorkerSet
+from transport._launch_environments.mpi import PMI, OpenMPI
+from transport._launch_environments.skypilot import SkyPilot
+from transport._launch_environments.slurm import Slurm
+from transport._launch_environments.torchrun import Torchrun
+
+NONE = "none"
+"""What ``MESHLIB_LAUNCHER`` says for a process that is meant to be alone."""
+
+# A rank's nearest launcher comes first: MPI's daemons in a Slurm job are tasks of its, and hand
+# their own variables on to the ranks.
+KNOWN: tuple[LaunchEnvironment, ...] = (
+    Torchrun(),
+    OpenMPI(),
+    PMI(),
+    SkyPilot(),
+    LeaderWorkerSet(),
+    IndexedJob(),
+    Slurm(),
+)
+
+
+def detect(variables: Variables | None = None) -> Place:
+    """Return what this process's launcher says; nothing, under the name "no launcher", without one.
+
+    MASTER_ADDR and MASTER_PORT, where set, are stronger than what a launcher implies, and
+    ``MESHLIB_LAUNCHER`` names the only one to be asked; ``none`` makes a world of one. Raises
+    LaunchEnvironmentError when it names none that is known, or one that did not start this process.
+    """
+    variables = os.environ if variables is None else variables
+    chosen = chosen_launcher(variables)
+    if chosen == NONE:
+        return Place(f"{environment.LAUNCHER}={NONE}", 0, 1, 0, 1)
+    found = (engine.place(variables) for engine in _asked(chosen))
+    place = next((place for place in found if place is not None), None)
+    if place is None:
+        _require_unchosen(chosen, variables, "a rank")
+        place = Place("no launcher")
+    address = variables.get(environment.MASTER_ADDR)
+    port = number_in(variables, environment.MASTER_PORT)
+    return replace(
+        place,
+        master_addr=address or place.master_addr,
+        master_port=place.master_port if port is None else port,
+    )
+
+
+def launched_local_rank() -> int | None:
+    """Return the local rank that the launcher of this process gave it, None if there was none."""
+    local_rank = number_in(os.environ, environment.LOCAL_RANK)
+    return detect().local_rank if local_rank is None else local_rank
+
+
+def detect_nodes(variables: Variables | None = None) -> Iterator[NodePlace]:
+    """Yield what each engine says of this node's agent, the nearest first; they are asked lazily.
+
+    A launcher inside a rank starts a job of its own: nobody is asked. Raises
+    LaunchEnvironmentError as ``detect`` does, and for what would make wrong worlds.
+    """
+    variables = os.environ if variables is None else variables
+    chosen = chosen_launcher(variables)
+    if chosen == NONE or variables.get(environment.RUN_ID):
+        return
+    found = False
+    for engine in _asked(chosen):
+        place = engine.node(variables)
+        if place is not None:
+            found = True
+            yield place
+    if not found and chosen != Torchrun.key:
+        _require_unchosen(chosen, variables, "a node's launcher")
+
+
+def engine_restarts(variables: Variables | None = None) -> int:
+    """Return how often the engine has started the whole job again, as far as it says."""
+    variables = os.environ if variables is None else variables
+    names = environment.ENGINE_RESTARTS, "SLURM_RESTART_COUNT"
+    return next((count for name in names if (count := number_in(variables, name))), 0)
+
+
+def hints(variables: Variables) -> str:
+    """Return why signs of engines in the environment make no rank; empty without such signs."""
+    return "; ".join(filter(None, (engine.hint(variables) for engine in KNOWN)))
+
+
+def chosen_launcher(variables: Variables) -> str | None:
+    """Return what ``MESHLIB_LAUNCHER`` names, None when it is not set."""
+    key = variables.get(environment.LAUNCHER, "").strip().lower()
+    if not key:
+        return None
+    keys = [NONE, *(engine.key for engine in KNOWN)]
+    if key not in keys:
+        raise LaunchEnvironmentError(
+            f"environment variable {environment.LAUNCHER} must be one of {', '.join(keys)}; got"
+            f" {variables[environment.LAUNCHER]!r}"
+        )
+    return key
+
+
+def _asked(chosen: str | None) -> list[LaunchEnvironment]:
+    return [engine for engine in KNOWN if chosen in (None, engine.key)]
+
+
+def _require_unchosen(chosen: str | None, variables: Variables, what: str) -> None:
+    if chosen is not None:
+        engine = _asked(chosen)[0]
+        why = engine.hint(variables) or f"its variables are not in the environment of {what}"
+        raise LaunchEnvironmentError(
+            f"{environment.LAUNCHER} is {chosen}, and {engine.name} has not started this process"
+            f" as {what}: {why}"
+        )

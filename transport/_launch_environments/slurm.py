@@ -1,0 +1,153 @@
+"""Slurm: each task of a step is a rank, or a node's agent.
+
+Only a step's variables count. A batch script and a shell in an allocation have ``SLURM_PROCID=0``
+and ``SLURM_NTASKS`` too, and are no task; what ssh has carried elsewhere is incomplete.
+"""
+
+from __future__ import annotations
+
+import re
+
+from transport._launch_environments.base import (
+    LaunchEnvironment,
+    LaunchEnvironmentError,
+    NodePlace,
+    Place,
+    Variables,
+    derived_port,
+    needed_number,
+    number_in,
+)
+from transport._net import LOOPBACK
+
+_SPECIAL_STEPS = 0xFFFFFFF0
+"""From here on a step's number is Slurm's name for what is no step: an interactive shell, a batch
+script (``slurm.h``: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
+_COMMAND = "srun --ntasks-per-node=1 meshrun ..."
+
+
+class Slurm(LaunchEnvironment):
+    """``srun python`` starts ranks, ``srun --ntasks-per-node=1 meshrun`` agents.
+
+    Rank or node 0 is on the first node of the step's list; the port comes from the step's name.
+    """
+
+    name = "Slurm"
+    key = "slurm"
+
+    def place(self, variables: Variables) -> Place | None:
+        if not self.in_step(variables):
+            return None
+        size, local_size = step_size(variables), self._local_size(variables)
+        first = first_host(variables["SLURM_STEP_NODELIST"])
+        return Place(
+            self.name,
+            needed_number(variables, "SLURM_PROCID", self.name),
+            size,
+            number_in(variables, "SLURM_LOCALID"),
+            local_size,
+            LOOPBACK if size == local_size else first,
+            derived_port(self._step_name(variables)),
+        )
+
+    def node(self, variables: Variables) -> NodePlace | None:
+        if not self.in_step(variables):
+            nodes = number_in(variables, "SLURM_JOB_NUM_NODES") or 1
+            if nodes > 1:
+                raise LaunchEnvironmentError(
+                    f"Slurm's job {variables.get('SLURM_JOB_ID')} has {nodes} nodes, and meshrun"
+                    f" was not started by srun on each of them: expected {_COMMAND}, or"
+                    " --standalone for a job on this node alone"
+                )
+            return None
+        tasks = step_size(variables)
+        nodes = needed_number(variables, "SLURM_STEP_NUM_NODES", self.name)
+        if tasks != nodes:
+            raise LaunchEnvironmentError(
+                f"srun has started {tasks} tasks on {nodes} nodes, and meshrun starts the ranks of"
+                f" a whole node: expected {_COMMAND}, or srun python without meshrun"
+            )
+        step = self._step_name(variables)
+        return NodePlace(
+            self.name,
+            str(nodes),
+            needed_number(variables, "SLURM_NODEID", self.name),
+            None,
+            first_host(variables["SLURM_STEP_NODELIST"]),
+            derived_port(step),
+            f"slurm-{variables['SLURM_JOB_ID']}.{variables['SLURM_STEP_ID']}",
+        )
+
+    def hint(self, variables: Variables) -> str:
+        if not any(name.startswith("SLURM_") for name in variables) or self.in_step(variables):
+            return ""
+        found = [
+            f"{name}={variables[name]}"
+            for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS")
+            if variables.get(name)
+        ]
+        return (
+            f"some of Slurm's variables are here ({', '.join(found) or 'none of a task'}), and not"
+            " those of a task that srun has started (SLURM_STEP_ID and SLURM_STEP_NODELIST): a"
+            " batch script, a shell in an allocation and a session of ssh are no rank;"
+            " expected srun python ..."
+        )
+
+    @staticmethod
+    def in_step(variables: Variables) -> bool:
+        """Return whether srun has started this process.
+
+        Raises LaunchEnvironmentError when half of a task's variables are there.
+        """
+        step = number_in(variables, "SLURM_STEP_ID")
+        if step is None or not 0 <= step < _SPECIAL_STEPS:
+            return False
+        if not variables.get("SLURM_STEP_NODELIST"):
+            return False
+        for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"):
+            if not variables.get(name):
+                raise LaunchEnvironmentError(
+                    f"this process has SLURM_STEP_ID={step} and no {name}, so it is no task of"
+                    " Slurm's step, but of something that was started there (by ssh?): expected"
+                    " srun python ..., or MESHLIB_LAUNCHER=none for a process that is meant to be"
+                    " alone"
+                )
+        return True
+
+    @staticmethod
+    def _step_name(variables: Variables) -> str:
+        restarts = number_in(variables, "SLURM_RESTART_COUNT") or 0
+        again = f" restart {restarts}" if restarts else ""
+        return f"slurm {variables['SLURM_JOB_ID']} {variables['SLURM_STEP_ID']}{again}"
+
+    @staticmethod
+    def _local_size(variables: Variables) -> int | None:
+        # "2(x3),1": nodes 0 to 2 have two tasks each, node 3 has one.
+        text = variables.get("SLURM_STEP_TASKS_PER_NODE", "")
+        node = needed_number(variables, "SLURM_NODEID", Slurm.name)
+        counts: list[int] = []
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+            counts += [int(count)] * int(times or 1)
+        return counts[node] if 0 <= node < len(counts) else None
+
+
+def step_size(variables: Variables) -> int | None:
+    """Return the number of tasks of the step that this process is in, if it is in one."""
+    return number_in(variables, "SLURM_STEP_NUM_TASKS")
+
+
+def first_host(node_list: str) -> str:
+    """Return the first host of a Slurm node list: ``gpu[03-05,9],login`` gives ``gpu03``."""
+    match = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\]([^,]*))?", node_list)
+    assert match is not None  # it matches the empty string
+    prefix, number, suffix = match.groups(default="")
+    return prefix + number + suffix
+
+
+def job_host(variables: Variables) -> str | None:
+    """Return the first host of the job around this process, if there is one.
+
+    MPI's launchers in an allocation put their rank 0 there, as long as nobody tells them otherwise.
+    """
+    nodes = variables.get("SLURM_JOB_NODELIST")
+    return first_host(nodes) if nodes else None

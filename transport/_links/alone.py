@@ -1,0 +1,28 @@
+"""The communicator of a group of one, whatever the transport: there is nobody to reach."""
+
+from __future__ import annotations
+
+from transport._algorithms.alone import Alone
+from transport._call import Call
+from transport._communicators.runtime import Membership
+from transport._links.messaging import MessagingCommunicator
+
+_SEGMENT = 256 << 10
+
+
+class AloneCommunicator(MessagingCommunicator, Alone):
+    """What transports hand out to the only member of a group (``BackendEntry.make``).
+
+    Its calls, errors and messages to itself are those of any transport; it needs no peer, hence no
+    thread, no socket and no segment.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        MessagingCommunicator.__init__(self, membership)
+        Alone.__init__(self, _SEGMENT)
+
+    def takes_gaps(self, call: Call) -> bool:
+        return True
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
+        raise IndexError(f"{self.membership.group} has one member, got rank {dst}")

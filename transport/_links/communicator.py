@@ -1,0 +1,41 @@
+"""The base of the transports that move frames between two members."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from transport._algorithms.collectives import LinkCollectives
+from transport._choosing.choice import Thresholds
+from transport._communicators.runtime import Membership
+from transport._links.mailbox import Mailbox
+from transport._links.messaging import MessagingCommunicator
+from transport._operands.flat import Scratch
+
+
+class LinkCommunicator(MessagingCommunicator, LinkCollectives):
+    """Has the collectives over ``link``, and point to point over ``post`` and ``mailbox``, for two
+    members or more; the only member of a group gets an ``AloneCommunicator`` from each transport.
+
+    A transport provides ``link`` and ``post``, hands what arrives to ``mailbox``, and extends
+    ``abort`` and ``close`` (calling these first) by whatever it holds itself.
+
+    ``table`` chooses the algorithms; all members must have equal ones. By default it is what the
+    job's tuning has under ``tuned_as``.
+    """
+
+    tuned_as: ClassVar[str]
+
+    def __init__(
+        self,
+        membership: Membership,
+        table: Thresholds | None = None,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        super().__init__(membership, mailbox)
+        if self.size < 2:
+            raise ValueError(
+                f"expected two members or more, got {self.size}: use AloneCommunicator"
+            )
+        self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
+        self.scratch = Scratch()
+        self.compression = membership.compression

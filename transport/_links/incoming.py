@@ -1,0 +1,81 @@
+"""A message that is on its way to a mailbox, and a receive that waits for one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from transport._call import Call, CallHeader
+from transport._condition import Condition
+from transport._operands.reduce_op import Flat
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
+
+    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
+    looked up and written under the ``guard``, which is held for moments, not while anybody is
+    waited for. What is ``stored`` has memory of its own. The other attributes are the mailbox's,
+    under its lock.
+    """
+
+    _lock: threading.RLock  # pyright: ignore[reportInvalidTypeForm]
+    _stir: Callable[[], None]
+    src: int
+    header: CallHeader
+    buffer: memoryview
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    done: bool = False
+    error: Exception | None = None
+    serial: int = 0
+    stored: bool = False
+    receive: Receive | None = None
+
+    def complete(self) -> None:
+        """Say that ``buffer`` holds the message."""
+        with self._lock:
+            self.done = True
+            receive, self.receive = self.receive, None  # each refers to the other
+            if receive is not None:
+                receive.notify()
+                self._stir()
+
+    def fail(self, error: Exception) -> None:
+        """Say that the message will never be whole; its receiver raises ``error``."""
+        self.error = error
+        self.complete()
+
+
+@dataclass(slots=True, eq=False)
+class Receive:
+    """A receive that waits for a message to be announced."""
+
+    call: Call
+    buffer: Flat
+    src: int | None
+    tag: int
+    code: int
+    """``dtype_code`` of the buffer's."""
+    wake: Condition | None = None
+    """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
+    incoming: Incoming | None = None
+    error: Exception | None = None
+
+    def notify(self) -> None:
+        """Wake its thread, if that sleeps. Under the mailbox's lock."""
+        if self.wake is not None:
+            self.wake.notify_all()
+
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        return self.error is not None or (self.incoming is not None and self.incoming.done)
+
+    def mismatch(self, incoming_header: CallHeader, nbytes: int) -> bool:
+        """Whether a message is not what this receive has room for."""
+        return (
+            incoming_header.dtype != self.code
+            or incoming_header.elements != self.buffer.size
+            or nbytes != self.buffer.nbytes
+        )

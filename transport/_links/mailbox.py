@@ -1,0 +1,429 @@
+"""Point-to-point messages of one communicator: matching those that arrive with those waited for.
+
+Whoever moves bytes (a transport's reader thread, or the sender's own thread where memory is
+shared) announces a message with ``begin``, fills the memory that it is given and says
+``complete``. Where a receive already waits, that memory is the receiver's buffer: no copy.
+
+Order: a message is matched when it is announced, with the oldest receive that accepts it; a
+receive takes the oldest message that it accepts. So messages of one source and tag never overtake
+each other, whatever the threads do afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
+from transport._communicators.runtime import Membership
+from transport._condition import Condition, let_go
+from transport._deadline import Deadline
+from transport._errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    HeaderMismatchError,
+    PeerLostError,
+)
+from transport._links.incoming import Incoming, Receive
+from transport._operands.flat import as_bytes
+from transport._operands.reduce_op import Flat
+
+DEFAULT_LIMIT = 8 << 20
+
+
+class Mailbox:
+    """The messages for one member that have arrived, and the receives that wait for more.
+
+    ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` has the members from
+    whom nothing more comes, and why: mailboxes in one process may share it, so that one entry tells
+    them all (those in ``waiting``, which they share as well, must be told by ``fail``, too).
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        limit: int = DEFAULT_LIMIT,
+        lost: dict[int, Exception] | None = None,
+        waiting: set[Mailbox] | None = None,
+    ) -> None:
+        self._membership = membership
+        self._limit = limit
+        self._lock = threading.RLock()
+        self._room = Condition(self._lock)
+        self._blocked = 0
+        # How many wait, or are about to look whether they must, for a message or room for one.
+        self._waiters = 0
+        self._waiting: set[Mailbox] = set() if waiting is None else waiting
+        self._serials = itertools.count()
+        self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
+        self._stored = [0] * membership.size
+        self._receives: list[Receive] = []
+        self._asleep: set[Condition] = set()
+        self._lost: dict[int, Exception] = {} if lost is None else lost
+        self._arriving = 0
+        self._aborted: str | None = None
+        self.on_room: Callable[[], None] | None = None
+        """Called when there may be room for a message that ``try_begin`` had none for, or for which
+        a receive waits now; under the mailbox's lock.
+        """
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a receive has its message, and waits for the rest of it."""
+        return self._arriving > 0
+
+    def left_over(self) -> list[str]:
+        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        with self._lock:
+            return [
+                f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
+                for (tag, src), queue in self._unclaimed.items()
+            ]
+
+    # What transports call.
+
+    def begin(
+        self, src: int, header: CallHeader, nbytes: int, deadline: Deadline | None = None
+    ) -> Incoming:
+        """Announce a message of ``nbytes`` from ``src``; its tag is ``header.extra``.
+
+        Called by whoever moves bytes, in the order of arrival. Returns with the memory to put
+        them in: the buffer of a receive that waits for it, or storage. Blocks (backpressure)
+        while ``limit`` bytes from ``src`` lie unclaimed, unless a receiver waits for another
+        message from ``src``, or ``src`` is this rank itself. Raises
+        ``CommunicatorTimeoutError`` past ``deadline`` (None: no end but ``abort``),
+        ``CommunicatorAbortedError`` after ``abort`` or after ``fail`` for ``src``.
+        """
+        with self._lock:
+            incoming = self._begin(src, header, nbytes)
+            if incoming is not None:
+                return incoming
+            self._blocked += 1
+            self._count_waiters(1)  # before it looks (again) who is lost
+            try:
+                while True:
+                    incoming = self._begin(src, header, nbytes)
+                    if incoming is not None:
+                        return incoming
+                    self._await_space(src, deadline)
+            finally:
+                self._blocked -= 1
+                self._count_waiters(-1)
+
+    def try_begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
+        """Announce a message as ``begin`` does, or return None where that would block."""
+        with self._lock:
+            return self._begin(src, header, nbytes)
+
+    def deliver(
+        self, src: int, header: CallHeader, payload: memoryview, deadline: Deadline | None = None
+    ) -> None:
+        """Deliver a whole message: ``begin``, copy, ``complete``."""
+        try:
+            incoming = self.begin(src, header, payload.nbytes, deadline)
+            with incoming.guard:
+                incoming.buffer[:] = payload
+            incoming.complete()
+        except BaseException:
+            let_go(self._lock)
+            raise
+
+    def fail(self, src: int, error: Exception) -> None:
+        """Say that nothing more comes from ``src``.
+
+        Receives from it raise ``PeerLostError`` once the messages that came are taken. A receive
+        from any source raises only when every other member is lost: a member that has finished
+        and left is no reason to fail those who wait for the rest.
+        """
+        with self._lock:
+            self._lost.setdefault(src, error)
+            for receive in list(self._receives):
+                lost = self._lost_error(receive.src)
+                if lost is not None:
+                    self._receives.remove(receive)
+                    receive.error = lost
+                    receive.notify()
+                    self._stir()
+            self._room.notify_all()
+
+    def abort(self, reason: str) -> None:
+        """Wake everybody with ``CommunicatorAbortedError``. Never blocks; idempotent."""
+        with self._lock:
+            if self._aborted is not None:
+                return
+            self._aborted = reason
+            self._unclaimed.clear()
+            self._receives.clear()
+            for wake in self._asleep:
+                wake.notify_all()
+            self._room.notify_all()
+
+    def awaits(self, src: int) -> bool:
+        """Whether a receive waits for a message that ``src`` may send."""
+        with self._lock:
+            return any(receive.src is None or receive.src == src for receive in self._receives)
+
+    # What ranks call.
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
+        """Receive as ``Communicator.recv`` does. Any number of threads at once.
+
+        After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError`` in the middle of a
+        message, ``buffer`` may hold a part of it. Nothing writes there any more: what is still to
+        come of the message is thrown away.
+        """
+        receive = Receive(call, buffer, src, tag, dtype_code(buffer.dtype))
+        try:
+            with self._lock:
+                self._check_aborted()
+                call.waiting_for = src
+                incoming = self._take(src, tag) if self._unclaimed else None
+                try:
+                    if incoming is None:
+                        incoming = self._await_match(call, receive)
+                    if not incoming.done:
+                        self._await_bytes(call, receive, incoming)
+                except BaseException:
+                    self._give_up(receive)
+                    raise
+                if incoming.stored:
+                    self._release(incoming)
+                call.waiting_for = None
+        except BaseException:
+            let_go(self._lock)
+            raise
+        if incoming.error is not None:
+            raise PeerLostError.of(incoming.error, incoming.src)
+        if receive.mismatch(incoming.header, incoming.buffer.nbytes):
+            raise self._mismatch_error(receive, incoming)
+        if incoming.stored:
+            as_bytes(buffer)[:] = incoming.buffer
+        return incoming.src
+
+    def _await_rest(self, call: Call, receive: Receive) -> None:
+        """Wait for the rest of a message that was begun in the buffer of ``receive``, and for it
+        alone, by those who extend this class: they give the receive up if this raises.
+        """
+        incoming = receive.incoming
+        assert incoming is not None
+        with self._lock:
+            self._check_aborted()  # it may have been while nobody looked
+            self._await_bytes(call, receive, incoming)
+        if incoming.error is not None:
+            raise PeerLostError.of(incoming.error, incoming.src)
+
+    # Under the lock.
+
+    def _begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
+        """Give a message that is announced its memory; None when there is no room for it."""
+        self._check_aborted()
+        if src in self._lost:
+            raise CommunicatorAbortedError(str(self._lost[src]))
+        receive = self._match(src, header.extra)
+        if receive is not None:
+            self._stir()
+            return self._claim(receive, src, header, nbytes)
+        return self._store(src, header, nbytes) if self._has_room(src, nbytes) else None
+
+    def _stir(self) -> None:
+        """Be told that something has changed for a receive that waits. For those who extend this
+        class, and wait in other ways than on ``Receive.wake``.
+        """
+
+    def _match(self, src: int, tag: int) -> Receive | None:
+        """Return the oldest receive that accepts a message from ``src`` with ``tag``."""
+        for receive in self._receives:
+            if receive.tag == tag and (receive.src is None or receive.src == src):
+                return receive
+        return None
+
+    def _claim(self, receive: Receive, src: int, header: CallHeader, nbytes: int) -> Incoming:
+        """Give the receive's own buffer to the message, or throwaway memory if it does not fit."""
+        wrong = receive.mismatch(header, nbytes)
+        memory = np.empty(nbytes, np.uint8).data if wrong else as_bytes(receive.buffer)
+        # Not before there is memory: a message too large for it must not take the receive along.
+        self._receives.remove(receive)
+        incoming = Incoming(self._lock, self._stir, src, header, memory)
+        incoming.receive = receive
+        receive.incoming = incoming
+        return incoming
+
+    def _await_space(self, src: int, deadline: Deadline | None) -> None:
+        arrived = self._room.wait(None if deadline is None else deadline.remaining())
+        if not arrived and deadline is not None and deadline.expired:
+            raise CommunicatorTimeoutError(
+                f"send to {self._membership.describe(self._membership.rank)} passed its deadline"
+                f" of {deadline.seconds:g} s: {self._stored[src]} bytes lie there, and nobody"
+                " receives them",
+                self._membership.rank,
+            )
+
+    def _store(self, src: int, header: CallHeader, nbytes: int) -> Incoming:
+        incoming = Incoming(self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data)
+        incoming.stored = True
+        incoming.serial = next(self._serials)
+        self._unclaimed.setdefault((header.extra, src), deque()).append(incoming)
+        self._stored[src] += nbytes
+        return incoming
+
+    def _has_room(self, src: int, nbytes: int) -> bool:
+        """Whether a message that nobody waits for may be stored.
+
+        A receiver that waits for ``src`` waits for another tag, which may be behind this one.
+        """
+        stored = self._stored[src]
+        return (
+            stored == 0
+            or stored + nbytes <= self._limit
+            or src == self._membership.rank
+            or self.awaits(src)
+        )
+
+    def _take(self, src: int | None, tag: int) -> Incoming | None:
+        """Take the oldest unclaimed message with ``tag`` from ``src`` (None: any member)."""
+        if src is None:
+            heads = [
+                (queue[0].serial, key) for key, queue in self._unclaimed.items() if key[0] == tag
+            ]
+            if not heads:
+                return None
+            key = min(heads)[1]
+        else:
+            key = (tag, src)
+        queue = self._unclaimed.get(key)
+        if queue is None:
+            return None
+        incoming = queue.popleft()
+        if not queue:
+            del self._unclaimed[key]
+        return incoming
+
+    def _release(self, incoming: Incoming) -> None:
+        """Free what a stored message took."""
+        self._stored[incoming.src] -= incoming.buffer.nbytes
+        self._note_room()
+
+    def _note_room(self) -> None:
+        if self._blocked:
+            self._room.notify_all()
+        if self.on_room is not None:
+            self.on_room()
+
+    def _await_match(self, call: Call, receive: Receive) -> Incoming:
+        self._count_waiters(1)  # before it looks who is lost
+        try:
+            lost = self._lost_error(receive.src)
+            if lost is not None:
+                raise lost
+            self._receives.append(receive)
+            self._note_room()
+            while receive.incoming is None:
+                try:
+                    self._sleep(call, receive)
+                except CommunicatorTimeoutError:
+                    if receive in self._receives:
+                        self._receives.remove(receive)
+                        raise
+                    # A message or an error came in the same moment.
+                if receive.error is not None:
+                    raise receive.error
+            return receive.incoming
+        finally:
+            self._count_waiters(-1)
+
+    def _count_waiters(self, more: int) -> None:
+        self._waiters += more
+        if self._waiters:
+            self._waiting.add(self)
+        else:
+            self._waiting.discard(self)
+
+    def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
+        incoming.receive = receive
+        receive.incoming = incoming
+        self._arriving += 1
+        try:
+            while True:
+                if incoming.done:
+                    return
+                self._sleep(call, receive)
+        finally:
+            self._arriving -= 1
+
+    def _give_up(self, receive: Receive) -> None:
+        """Take a receive back, with its buffer. Lets go of the lock for a moment."""
+        if receive in self._receives:
+            self._receives.remove(receive)
+        incoming = receive.incoming
+        if incoming is None or incoming.done:
+            return
+        incoming.receive = None
+        if incoming.stored:
+            self._release(incoming)
+            return
+        # Who holds the guard may be about to take the lock.
+        self._lock.release()
+        try:
+            with incoming.guard:
+                incoming.buffer = np.empty(incoming.buffer.nbytes, np.uint8).data
+        finally:
+            self._lock.acquire()
+
+    def _sleep(self, call: Call, receive: Receive) -> None:
+        """Wait for a notification; raise when the deadline has passed without, or on abort."""
+        wake = receive.wake
+        if wake is None:
+            wake = receive.wake = Condition(self._lock)
+        self._asleep.add(wake)
+        try:
+            notified = wake.wait(call.deadline.remaining())
+        finally:
+            self._asleep.discard(wake)
+        self._check_aborted()
+        if not notified and call.deadline.expired:
+            raise self._late(call, receive)
+
+    def _late(self, call: Call, receive: Receive) -> CommunicatorTimeoutError:
+        """Return the error for a receive whose deadline has passed."""
+        whom = "any member" if receive.src is None else self._membership.describe(receive.src)
+        return CommunicatorTimeoutError(
+            f"recv from {whom} with tag {receive.tag} passed its deadline of"
+            f" {call.deadline.seconds:g} s",
+            receive.src,
+        )
+
+    def _check_aborted(self) -> None:
+        if self._aborted is not None:
+            raise CommunicatorAbortedError(self._aborted)
+
+    def _lost_error(self, src: int | None) -> PeerLostError | None:
+        """Return the error for a receive from ``src`` that no message can satisfy any more."""
+        if src is not None:
+            lost = self._lost.get(src)
+            return None if lost is None else PeerLostError.of(lost, src)
+        others = self._membership.size - 1
+        lost = len(self._lost) - (self._membership.rank in self._lost)
+        if others and lost == others:
+            peer, lost = next(iter(self._lost.items()))
+            return PeerLostError(f"recv from any member: all others are gone ({lost})", peer)
+        return None
+
+    def _mismatch_error(self, receive: Receive, incoming: Incoming) -> HeaderMismatchError:
+        got = incoming.header
+        expected = receive.call.header._replace(
+            kind=Kind.SEND, dtype=receive.code, elements=receive.buffer.size, root=NO_ROOT
+        )
+        return HeaderMismatchError(
+            f"recv from {self._membership.describe(incoming.src)} with tag {receive.tag}: the"
+            f" message has {got.elements} elements of {dtype_name(got.dtype)}"
+            f" ({incoming.buffer.nbytes} bytes), the buffer {receive.buffer.size} of"
+            f" {dtype_name(receive.code)} ({receive.buffer.nbytes} bytes); the message is"
+            " discarded, the buffer unchanged",
+            incoming.src,
+            expected,
+            got,
+        )

@@ -1,0 +1,158 @@
+"""Taking point-to-point messages out of MPI, while somebody waits for one."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from transport._call import CallHeader
+from transport._communicators.runtime import Membership
+from transport._condition import Condition
+from transport._deadline import Deadline
+from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
+from transport._links.mailbox import Mailbox
+from transport._mpi.library import MpiProcess, wait
+from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
+from transport._waiting import Pauses
+
+_PAUSES = 50e-6, 1e-3
+
+
+class Inbox:
+    """A thread that moves messages from MPI to a mailbox.
+
+    It takes them only from members that a receive waits for: all others stay with MPI, or with
+    their senders, so that nothing piles up here and nobody stands in another one's way.
+    """
+
+    def __init__(
+        self, process: MpiProcess, membership: Membership, mailbox: Mailbox, tag: int
+    ) -> None:
+        self._process = process
+        self._membership = membership
+        self._mailbox = mailbox
+        self._tag = tag
+        self._head = HeadRoom()
+        self._members = {rank: i for i, rank in enumerate(membership.ranks)}
+        self._wanted: Counter[int | None] = Counter()
+        self._taken: Counter[int] = Counter()
+        # Members that have left: how many messages they have sent here, and what is then raised.
+        self._leaving: dict[int, tuple[int, PeerLostError]] = {}
+        self._changed = Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def wanting(self, src: int | None) -> Generator[None]:
+        """Take messages from member ``src`` (None: from all) while the block runs."""
+        with self._changed.lock:
+            self._wanted[src] += 1
+            if self._thread is None and not self._closed:
+                name = f"meshlib-mpi-inbox-{self._membership.group}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._thread = thread  # not before, should Ctrl-C come
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed.lock:
+                self._wanted[src] -= 1
+                self._wanted += Counter()  # drops those that nobody wants
+
+    def lose(self, src: int, sent: int, error: PeerLostError) -> None:
+        """Be told that member ``src`` has left, after ``sent`` messages to this one in all.
+
+        Once they are taken, the mailbox is told ``error``.
+        """
+        with self._changed.lock:
+            self._leaving.setdefault(src, (sent, error))
+        self._lose_if_all_came(src)
+
+    def _lose_if_all_came(self, src: int) -> None:
+        with self._changed.lock:
+            sent, error = self._leaving.get(src, (math.inf, None))
+            all_came = self._taken[src] >= sent
+        if error is not None and all_came:
+            self._mailbox.fail(src, error)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed.lock:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        pauses = Pauses(*_PAUSES)
+        while True:
+            with self._changed.lock:
+                while not self._wanted and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                sources = [None] if None in self._wanted else list(self._wanted)
+            try:
+                moved = [self._take(src) for src in sources]
+            except CommunicatorAbortedError:
+                return
+            if any(moved):
+                pauses.restart()
+            else:
+                time.sleep(pauses.next())
+
+    def _take(self, src: int | None) -> bool:
+        """Move one message that has arrived from ``src``, if there is one."""
+        process, mpi = self._process, self._process.mpi
+        source = mpi.ANY_SOURCE if src is None else self._membership.ranks[src]
+        status = mpi.Status()
+        message = process.comm.Improbe(source, self._tag, status)
+        if message is None:
+            return False
+        sender = self._members[status.Get_source()]
+        message.Recv([self._head.memory, mpi.BYTE])
+        header = CallHeader.unpack(self._head.header)
+        incoming = self._mailbox.begin(sender, header, self._head.size)
+        payload = self._head.payload
+        if self._head.size > INLINE_BYTES:
+            # MPI would go on writing into the array of a receiver that has given up.
+            payload = (
+                incoming.buffer if incoming.stored else np.empty(self._head.size, np.uint8).data
+            )
+            try:
+                self._fill(payload, status.Get_source())
+            except DistError as error:
+                incoming.fail(PeerLostError(str(error), sender))
+                raise
+        if payload is not incoming.buffer:
+            with incoming.guard:
+                incoming.buffer[:] = payload
+        incoming.complete()
+        with self._changed.lock:
+            self._taken[sender] += 1
+        self._lose_if_all_came(sender)
+        return True
+
+    def _fill(self, memory: memoryview, source: int) -> None:
+        process = self._process
+        pieces = range(0, memory.nbytes, PIECE_BYTES)
+        requests: list[Any] = [
+            process.comm.Irecv(
+                [memory[start : start + PIECE_BYTES], process.mpi.BYTE], source, self._tag
+            )
+            for start in pieces
+        ]
+        # The sender has begun: the rest is on its way, unless it dies or gives up.
+        wait(requests, Deadline.after(math.inf), self._check_open)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommunicatorAbortedError("the communicator was closed")

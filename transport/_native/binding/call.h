@@ -1,0 +1,19 @@
+/* The type CallFields: a call under way or over, with its header. */
+#pragma once
+#include "core.h"
+
+/* transport/_call.py */
+typedef struct {
+    PyObject_HEAD
+    PyObject *packed; /* the header as bytes, once somebody has asked for it; else NULL */
+    PyObject *waiting_for, *completion, *error, *group, *label, *code;
+    double issued, started, ended, seconds;
+    long long nbytes;
+    unsigned long thread;
+    int peer, instruction;
+    char sync;
+    Header header;
+} Fields;
+
+extern PyTypeObject *fields_type;
+extern PyType_Spec fields_spec;

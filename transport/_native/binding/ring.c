@@ -1,0 +1,338 @@
+/* The type RingEnd: one end of a ring of messages. And functions on a whole inbox. */
+#include "binding/ring.h"
+
+#include <structmember.h>
+
+#define HELD_BYTES (16 << 10) /* more than that is moved without the interpreter's lock */
+
+PyTypeObject *ring_end_type;
+
+/* ------------------------------------------------------------------ moving bytes */
+
+typedef Status (*Move)(Ring *r, char *data, uint64_t size, Mode mode);
+
+static Status write_more(Ring *r, char *data, uint64_t size, Mode mode) { return ring_write(r, data, size, mode); }
+
+/* Move the rest of a message: without the interpreter's lock where that takes a while. */
+static PyObject *move(RingObject *o, Move function, const Py_buffer *data, int mode) {
+    Ring *r = &o->ring;
+    if (r->left > (uint64_t)data->len)
+        return PyErr_Format(PyExc_ValueError, "%llu bytes are to come, of %zd", (unsigned long long)r->left, data->len);
+    Status status = AGAIN;
+    if (r->left <= HELD_BYTES) status = function(r, data->buf, (uint64_t)data->len, mode < GLANCE ? (Mode)mode : GLANCE);
+    if (status == AGAIN && (mode > GLANCE || r->left > HELD_BYTES)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = function(r, data->buf, (uint64_t)data->len, (Mode)mode);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromLong(status);
+}
+
+/* begin(packed, data, mode): a status; the message has begun where `left` is not 0, or it is done. */
+static PyObject *end_begin(RingObject *o, PyObject *args) {
+    Py_buffer packed, data;
+    int mode;
+    if (!PyArg_ParseTuple(args, "y*y*i", &packed, &data, &mode)) return NULL;
+    PyObject *result = NULL;
+    Ring *r = &o->ring;
+    if (packed.len != HEADER_BYTES) {
+        PyErr_Format(PyExc_ValueError, "a header has %d bytes, not %zd", HEADER_BYTES, packed.len);
+    } else if (r->left) {
+        PyErr_SetString(PyExc_ValueError, "a message is under way");
+    } else {
+        Header header;
+        memcpy(&header, packed.buf, HEADER_BYTES);
+        Status status = AGAIN;
+        if (data.len <= HELD_BYTES)
+            status = ring_begin(r, &header, data.buf, (uint64_t)data.len, mode < GLANCE ? (Mode)mode : GLANCE);
+        if (status == AGAIN && r->left) {
+            result = move(o, write_more, &data, mode);
+        } else if (status == AGAIN && (mode > GLANCE || data.len > HELD_BYTES)) {
+            Py_BEGIN_ALLOW_THREADS
+            status = ring_begin(r, &header, data.buf, (uint64_t)data.len, (Mode)mode);
+            Py_END_ALLOW_THREADS
+        }
+        if (!result && !PyErr_Occurred()) result = PyLong_FromLong(status);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&packed);
+    return result;
+}
+
+static PyObject *move_args(RingObject *o, PyObject *args, const char *format, Move function) {
+    Py_buffer data;
+    int mode;
+    if (!PyArg_ParseTuple(args, format, &data, &mode)) return NULL;
+    PyObject *result = move(o, function, &data, mode);
+    PyBuffer_Release(&data);
+    return result;
+}
+
+static PyObject *end_write(RingObject *o, PyObject *args) { return move_args(o, args, "y*i", write_more); }
+static PyObject *end_take(RingObject *o, PyObject *args) { return move_args(o, args, "w*i", ring_take); }
+
+int send_now(RingObject *o, const Header *header, const Py_buffer *data) {
+    Ring *r = &o->ring;
+    uint64_t size = (uint64_t)data->len;
+    if (r->left || ring_is_broken(r) || !ring_has_room(r, size)) return 0;
+    if (size <= HELD_BYTES) return ring_begin(r, header, data->buf, size, LOOK) == DONE_ALL;
+    Status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ring_begin(r, header, data->buf, size, LOOK);
+    Py_END_ALLOW_THREADS
+    return status == DONE_ALL;
+}
+
+/* Begin to take the next message if it is the expected one: 0: nothing has happened. */
+static int accept_if(Ring *r, const Header *expected, uint64_t size) {
+    Head head;
+    if (ring_peek(r, &head) != DONE_ALL || head.size != size || head.header.extra != expected->extra ||
+        head.header.dtype != expected->dtype)
+        return 0;
+    ring_accept(r, size);
+    return 1;
+}
+
+int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
+    Ring *r = &o->ring;
+    uint64_t size = (uint64_t)into->len;
+    if (size > HELD_BYTES) return 0;
+    int lent = LENT, borrowed = atomic_compare_exchange_strong(&o->lent, &lent, IN_USE);
+    if (lent == IN_USE) return 0;
+    int done = !r->left && ring_await_whole(r, size, GLANCE) && accept_if(r, expected, size) &&
+               ring_take(r, into->buf, size, GLANCE) == DONE_ALL;
+    if (borrowed) o->lent = LENT;
+    return done;
+}
+
+/* Wait until something has come: 0 where Python has to look. */
+static int await_message(RingObject *o) {
+    Ring *r = &o->ring, *const rings[] = {r};
+    char *memory = o->memory.buf;
+    if (ring_has_more(r)) return 1;
+    return inbox_await(memory, rings, 1, inbox_rung(memory), SLEEP) && ring_has_more(r);
+}
+
+Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size) {
+    Ring *r = &o->ring;
+    if (!await_message(o) || !accept_if(r, expected, size)) return AGAIN;
+    Status status = size ? AGAIN : DONE_ALL;
+    while (status == AGAIN && await_message(o)) status = ring_take(r, into, size, SPIN);
+    return status;
+}
+
+/* ------------------------------------------------------------------ the receiver */
+
+/* peek(): the header, packed, and the size of the next message, which is there; None: it is damaged. */
+static PyObject *end_peek(RingObject *o, PyObject *Py_UNUSED(none)) {
+    Head head;
+    if (ring_peek(&o->ring, &head) != DONE_ALL) Py_RETURN_NONE;
+    return Py_BuildValue("y#K", (const char *)&head.header, (Py_ssize_t)HEADER_BYTES, (unsigned long long)head.size);
+}
+
+/* accept(size): begin to take the message that peek has shown. */
+static PyObject *end_accept(RingObject *o, PyObject *size) {
+    unsigned long long nbytes = PyLong_AsUnsignedLongLong(size);
+    if (PyErr_Occurred()) return NULL;
+    ring_accept(&o->ring, nbytes);
+    Py_RETURN_NONE;
+}
+
+/* meet(into, rung, tag, dtype): for a receive that is the only one. Wait for the next message for a moment, and take
+ * it if it is the one; else `position` is where it was. */
+static PyObject *end_meet(RingObject *o, PyObject *args) {
+    Py_buffer into;
+    unsigned long long rung;
+    unsigned int tag;
+    unsigned short dtype;
+    if (!PyArg_ParseTuple(args, "w*KIH", &into, &rung, &tag, &dtype)) return NULL;
+    Ring *r = &o->ring, *const rings[] = {r};
+    Head head;
+    PyObject *result = Py_NewRef(Py_None);
+    char *memory = o->memory.buf;
+    int come = !r->left && inbox_await(memory, rings, 1, rung, GLANCE);
+    if (!r->left && !come) {
+        Py_BEGIN_ALLOW_THREADS
+        come = inbox_await(memory, rings, 1, rung, SPIN);
+        Py_END_ALLOW_THREADS
+    }
+    if (come && ring_peek(r, &head) == DONE_ALL && head.header.extra == tag && head.header.dtype == dtype &&
+        head.size == (uint64_t)into.len) {
+        ring_accept(r, head.size);
+        Py_SETREF(result, move(o, ring_take, &into, SPIN));
+    }
+    PyBuffer_Release(&into);
+    return result;
+}
+
+/* ------------------------------------------------------------------ both */
+
+static PyObject *end_has_room(RingObject *o, PyObject *size) {
+    unsigned long long nbytes = PyLong_AsUnsignedLongLong(size);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(ring_has_room(&o->ring, nbytes));
+}
+
+static PyObject *end_give_up(RingObject *o, PyObject *Py_UNUSED(none)) {
+    ring_give_up(&o->ring);
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_wake_sender(RingObject *o, PyObject *Py_UNUSED(none)) {
+    ring_wake_sender(&o->ring);
+    Py_RETURN_NONE;
+}
+
+/* lend(): let code without the interpreter's lock use this end until Python takes it back, or looks at what is pending. */
+static PyObject *end_lend(RingObject *o, PyObject *Py_UNUSED(none)) {
+    o->lent = LENT;
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_take_back(RingObject *o, PyObject *Py_UNUSED(none)) {
+    o->lent = KEPT;
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) {
+    int lent = LENT;
+    atomic_compare_exchange_strong(&o->lent, &lent, KEPT);
+    return PyBool_FromLong(lent != IN_USE && ring_has_more(&o->ring));
+}
+static PyObject *get_untaken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_has_more(&o->ring)); }
+static PyObject *get_broken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_is_broken(&o->ring)); }
+
+/* ------------------------------------------------------------------ inboxes */
+
+static int is_inbox(const Py_buffer *memory) {
+    if (memory->len >= 4096) return 1;
+    PyErr_Format(PyExc_ValueError, "%zd bytes are no inbox", memory->len);
+    return 0;
+}
+
+PyObject *listen_to(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer inbox;
+    PyObject *ends, *result = NULL;
+    unsigned long long rung;
+    int mode;
+    if (!PyArg_ParseTuple(args, "w*O!Ki", &inbox, &PyTuple_Type, &ends, &rung, &mode)) return NULL;
+    Ring *rings[MAX_MEMBERS];
+    Py_ssize_t count = PyTuple_GET_SIZE(ends), known = 0;
+    for (; known < count && known < MAX_MEMBERS; known++) {
+        PyObject *end = PyTuple_GET_ITEM(ends, known);
+        if (!PyObject_TypeCheck(end, ring_end_type)) break;
+        rings[known] = &((RingObject *)end)->ring;
+    }
+    if (known < count) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of RingEnds");
+    } else if (is_inbox(&inbox)) {
+        int come = inbox_await(inbox.buf, rings, (int)count, rung, mode < GLANCE ? (Mode)mode : GLANCE);
+        if (!come && mode > GLANCE) {
+            Py_BEGIN_ALLOW_THREADS
+            come = inbox_await(inbox.buf, rings, (int)count, rung, (Mode)mode);
+            Py_END_ALLOW_THREADS
+        }
+        result = PyBool_FromLong(come);
+    }
+    PyBuffer_Release(&inbox);
+    return result;
+}
+
+PyObject *create_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer memory;
+    unsigned long long capacity;
+    int size;
+    if (!PyArg_ParseTuple(args, "w*iK", &memory, &size, &capacity)) return NULL;
+    PyObject *result = is_inbox(&memory) ? Py_NewRef(Py_None) : NULL;
+    if (result && refused(inbox_create(memory.buf, size, capacity))) Py_CLEAR(result);
+    PyBuffer_Release(&memory);
+    return result;
+}
+
+PyObject *ring_bell(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer memory;
+    unsigned long long value;
+    if (!PyArg_ParseTuple(args, "w*K", &memory, &value)) return NULL;
+    PyObject *result = is_inbox(&memory) ? Py_NewRef(Py_None) : NULL;
+    if (result) inbox_ring(memory.buf, value);
+    PyBuffer_Release(&memory);
+    return result;
+}
+
+PyObject *read_bell(PyObject *Py_UNUSED(module), PyObject *array) {
+    Py_buffer memory;
+    if (PyObject_GetBuffer(array, &memory, PyBUF_WRITABLE)) return NULL;
+    PyObject *result = is_inbox(&memory) ? PyLong_FromUnsignedLongLong(inbox_rung(memory.buf)) : NULL;
+    PyBuffer_Release(&memory);
+    return result;
+}
+
+PyObject *measure_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
+    int size;
+    unsigned long long given;
+    if (!PyArg_ParseTuple(args, "iK", &size, &given)) return NULL;
+    uint64_t capacity = given, nbytes = inbox_bytes(size, &capacity);
+    return Py_BuildValue("KK", (unsigned long long)nbytes, (unsigned long long)capacity);
+}
+
+/* ------------------------------------------------------------------ the type */
+
+/* RingEnd(memory, size, sender, member, piece, may_spin): `member` of `size` has this end of the ring of `sender`. */
+static int end_init(RingObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *memory;
+    int size, sender, member, may_spin;
+    unsigned long long piece;
+    if (o->memory.obj) {
+        PyErr_SetString(PyExc_RuntimeError, "a RingEnd is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "OiiiKp", &memory, &size, &sender, &member, &piece, &may_spin) ||
+        PyObject_GetBuffer(memory, &o->memory, PyBUF_WRITABLE))
+        return -1;
+    int opened = ring_open(&o->ring, o->memory.buf, (uint64_t)o->memory.len, size, sender, member, piece, may_spin);
+    if (opened >= 0) return refused(opened) ? -1 : 0;
+    PyErr_Format(PyExc_ValueError, "memory of %zd bytes is no inbox of %d members", o->memory.len, size);
+    return -1;
+}
+
+static void end_dealloc(RingObject *o) {
+    PyTypeObject *type = Py_TYPE(o);
+    if (o->memory.obj) PyBuffer_Release(&o->memory);
+    type->tp_free((PyObject *)o);
+    Py_DECREF(type);
+}
+
+static PyMethodDef end_methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))end_begin, METH_VARARGS, NULL},
+    {"write", (PyCFunction)(void (*)(void))end_write, METH_VARARGS, NULL},
+    {"peek", (PyCFunction)(void (*)(void))end_peek, METH_NOARGS, NULL},
+    {"accept", (PyCFunction)(void (*)(void))end_accept, METH_O, NULL},
+    {"take", (PyCFunction)(void (*)(void))end_take, METH_VARARGS, NULL},
+    {"meet", (PyCFunction)(void (*)(void))end_meet, METH_VARARGS, NULL},
+    {"has_room", (PyCFunction)(void (*)(void))end_has_room, METH_O, NULL},
+    {"give_up", (PyCFunction)(void (*)(void))end_give_up, METH_NOARGS, NULL},
+    {"lend", (PyCFunction)(void (*)(void))end_lend, METH_NOARGS, NULL},
+    {"take_back", (PyCFunction)(void (*)(void))end_take_back, METH_NOARGS, NULL},
+    {"wake_sender", (PyCFunction)(void (*)(void))end_wake_sender, METH_NOARGS, NULL},
+    {NULL}};
+static PyMemberDef end_members[] = {{"position", T_ULONGLONG, offsetof(RingObject, ring.position), READONLY, NULL},
+                                    {"left", T_ULONGLONG, offsetof(RingObject, ring.left), READONLY, NULL},
+                                    {NULL}};
+static PyGetSetDef end_computed[] = {{"pending", (getter)(void (*)(void))get_pending, NULL, NULL, NULL},
+                                     {"untaken", (getter)(void (*)(void))get_untaken, NULL, NULL, NULL},
+                                     {"broken", (getter)(void (*)(void))get_broken, NULL, NULL, NULL},
+                                     {NULL}};
+static PyType_Slot end_slots[] = {{Py_tp_init, end_init},
+                                  {Py_tp_new, PyType_GenericNew},
+                                  {Py_tp_dealloc, end_dealloc},
+                                  {Py_tp_methods, end_methods},
+                                  {Py_tp_members, end_members},
+                                  {Py_tp_getset, end_computed},
+                                  {0, NULL}};
+static PyType_Spec end_spec = {"transport._native._core.RingEnd", sizeof(RingObject), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, end_slots};
+
+int add_ring_end(PyObject *module) {
+    ring_end_type = (PyTypeObject *)PyType_FromSpec(&end_spec);
+    return ring_end_type ? PyModule_AddType(module, ring_end_type) : -1;
+}

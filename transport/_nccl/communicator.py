@@ -1,0 +1,371 @@
+"""Collectives by NCCL, on a stream of the group's own.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from transport._call import Call
+from transport._communicators.backends import CommunicatorFactory, over_tcp
+from transport._communicators.base import Communicator
+from transport._communicators.runtime import Membership
+from transport._cuda.device_state import (
+    CLOSE_SECONDS,
+    DeviceCommunicator,
+    DeviceStream,
+    check_one_device,
+)
+from transport._cuda.driver import Driver
+from transport._cuda.flat import DeviceFlat
+from transport._cuda.staged import make_communicator as make_staged
+from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
+from transport._nccl import library as nccl
+from transport._nccl import operands
+from transport._nccl.connection import Connection
+from transport._nccl.ledger import Entry, Ledger
+from transport._nccl.library import NcclComm, NcclLibrary, load_nccl
+from transport._operands.reduce_op import RedOpType, ReduceOp
+from transport._store.prefix_store import PrefixStore
+
+Fallback = Callable[[], Communicator[DeviceFlat]]
+Channel = Callable[[], Communicator]
+
+
+class NcclCommunicator(DeviceCommunicator):
+    """A member of a group in which every rank has a GPU of its own.
+
+    Members meet at the first call on an array, whose device is from then on this rank's
+    (``connection.py``). Calls return when NCCL's work is on the group's stream.
+
+    What NCCL does not have goes by ``fallback``: messages with tags, dtypes and operations that it
+    does not know (all members come to the same conclusion, from what they must agree on), and the
+    barrier. NCCL does not compare what its members call; that is done behind the calls, over
+    ``channel`` (``ledger.py``).
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        fallback: Fallback,
+        channel: Channel,
+        library: NcclLibrary | None = None,
+    ) -> None:
+        super().__init__(membership)
+        self._connection = Connection(membership, library or load_nccl())
+        self._make_fallback = fallback
+        self._make_channel = channel
+        self._lock = threading.Lock()
+        self._ledger: Ledger | None = None
+        self._fallback: Communicator[DeviceFlat] | None = None
+        self._lost: dict[int, str] = {}
+
+    # Collectives.
+
+    def barrier(self, call: Call) -> None:
+        self._by_host(call, "barrier")
+
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
+        plan = operands.plan_copy(buffer.dtype)
+        with self._run(call, [buffer]) as (comm, stream):
+            at, count = buffer.pointer, plan.count(buffer.size)
+            comm.broadcast(at, at, count, plan.dtype, root, stream.handle)
+
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
+        plan = operands.plan_reduction(buffer.dtype, op)
+        if plan is None:
+            self._by_host(call, "all_reduce", buffer, op)
+            return
+        with self._run(call, [buffer]) as (comm, stream):
+            at = buffer.pointer
+            operands.scale(stream, buffer, at, op)
+            comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
+
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
+        plan = operands.plan_reduction(buffer.dtype, op)
+        if plan is None:
+            self._by_host(call, "reduce", buffer, op, root)
+            return
+        owners: list[object] = []
+        with self._run(call, [buffer], owners) as (comm, stream):
+            source = operands.scaled(stream, buffer, op, owners)
+            count = plan.count(buffer.size)
+            at = buffer.pointer
+            comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
+
+    def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
+        plan = operands.plan_copy(input_.dtype)
+        owners: list[object] = []
+        with self._run(call, [input_, *outputs], owners) as (comm, stream):
+            source = input_.pointer
+            if operands.have_one_size(outputs):
+                into = outputs[0].pointer
+                if not operands.are_one_block(outputs):
+                    into = operands.new_block(stream, outputs, owners)
+                count = plan.count(input_.size)
+                comm.all_gather(source, into, count, plan.dtype, stream.handle)
+                for i, output in enumerate(outputs):
+                    operands.copy(stream, output, output.pointer, into + i * output.nbytes)
+                return
+            with self._grouped():
+                for root, output in enumerate(outputs):
+                    count = plan.count(output.size)
+                    if count:
+                        at = output.pointer
+                        mine = source if root == self.rank else at
+                        comm.broadcast(mine, at, count, plan.dtype, root, stream.handle)
+
+    def reduce_scatter(
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
+    ) -> None:
+        plan = operands.plan_reduction(output.dtype, op)
+        if plan is None:
+            self._by_host(call, "reduce_scatter", output, inputs, op)
+            return
+        owners: list[object] = []
+        with self._run(call, [output, *inputs], owners) as (comm, stream):
+            into = output.pointer
+            if operands.have_one_size(inputs):
+                first, count = inputs[0].pointer, plan.count(output.size)
+                if op.kind is RedOpType.PREMUL_SUM or not operands.are_one_block(inputs):
+                    first = operands.new_block(stream, inputs, owners)
+                    for i, part in enumerate(inputs):
+                        at = first + i * part.nbytes
+                        operands.copy(stream, part, at, part.pointer)
+                        operands.scale(stream, part, at, op)
+                comm.reduce_scatter(first, into, count, plan.dtype, plan.op, stream.handle)
+                return
+            sources = [operands.scaled(stream, part, op, owners) for part in inputs]
+            with self._grouped():
+                for root, (part, source) in enumerate(zip(inputs, sources, strict=True)):
+                    count = plan.count(part.size)
+                    # Elsewhere than on the root NCCL does not write; an address is wanted still.
+                    at = into if root == self.rank else source
+                    if count:
+                        comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
+
+    def gather(
+        self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
+    ) -> None:
+        outs = list(outputs or ())
+        gives = [input_.nbytes if peer == root else 0 for peer in range(self.size)]
+        wants = [output.nbytes for output in outs] or [0] * self.size
+        with self._run(call, [input_, *outs], (), gives, wants) as (comm, stream):
+            if root != self.rank:
+                self._exchange(comm, stream, {root: input_}, {})
+                return
+            operands.copy(stream, input_, outs[root].pointer, input_.pointer)
+            self._exchange(comm, stream, {}, dict(enumerate(outs)))
+
+    def scatter(
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
+    ) -> None:
+        ins = list(inputs or ())
+        gives = [part.nbytes for part in ins] or [0] * self.size
+        wants = [output.nbytes if peer == root else 0 for peer in range(self.size)]
+        with self._run(call, [output, *ins], (), gives, wants) as (comm, stream):
+            if root != self.rank:
+                self._exchange(comm, stream, {}, {root: output})
+                return
+            operands.copy(stream, output, output.pointer, ins[root].pointer)
+            self._exchange(comm, stream, dict(enumerate(ins)), {})
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
+    ) -> None:
+        gives, wants = [part.nbytes for part in inputs], [part.nbytes for part in outputs]
+        with self._run(call, [*outputs, *inputs], (), gives, wants) as (comm, stream):
+            mine = inputs[self.rank]
+            operands.copy(stream, mine, outputs[self.rank].pointer, mine.pointer)
+            self._exchange(comm, stream, dict(enumerate(inputs)), dict(enumerate(outputs)))
+
+    # Groups.
+
+    def connect(self, call: Call, driver: Driver, device: int) -> None:
+        """Meet the other members now, on ``device``, not at the first call on an array."""
+        self._post(call)
+        self._connection.connect(call, driver, device)
+
+    def split(
+        self, call: Call, part: Membership | None, like: Communicator[DeviceFlat] | None
+    ) -> bool:
+        """Give ``like``, the communicator of ``part``, what it needs out of this one's.
+
+        All members call; the parts, which do not overlap, are some of them, in any order. None
+        is for members of no part. The new communicator connects nothing anew. Waits for the calls
+        that are under way. False, on all members, if nothing was done: this one is not connected,
+        or NCCL is older than 2.18.
+        """
+        self._post(call)
+        if not self._connection.can_split:
+            return False
+        color, key = nccl.NO_COLOR, 0
+        if part is not None:
+            color, key = self.membership.ranks.index(part.ranks[0]), part.rank
+        found = self._connection.split(call, color, key)
+        if found is not None:
+            assert isinstance(like, NcclCommunicator)
+            like._connection.adopt(*found)
+        return True
+
+    # Point to point: NCCL has neither tags nor receives from anybody.
+
+    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:
+        self._other().send(call, buffer, dst, tag)
+
+    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:
+        return self._other().recv(call, buffer, src, tag)
+
+    def lose(self, peer: int, reason: str) -> None:
+        with self._lock:
+            self._lost[peer] = reason
+            fallback = self._fallback
+        if fallback is not None:
+            fallback.lose(peer, reason)
+
+    @property
+    def receiving(self) -> bool:
+        fallback = self._fallback
+        return fallback is not None and fallback.receiving
+
+    def left_over(self) -> list[str]:
+        fallback = self._fallback
+        return [] if fallback is None else fallback.left_over()
+
+    # The end.
+
+    def abort(self, reason: str) -> None:
+        self._connection.abort(reason)
+        # Neither of them comes to be after that.
+        with self._lock:
+            fallback, ledger = self._fallback, self._ledger
+        if fallback is not None:
+            fallback.abort(reason)
+        if ledger is not None:
+            ledger.abort(reason)
+
+    def close(self) -> None:
+        self._connection.finish(CLOSE_SECONDS)
+        # The others may not have compared this member's last calls yet.
+        if self._ledger is not None and self._connection.abort_reason is None:
+            self._ledger.drain(CLOSE_SECONDS)
+        self._connection.close()
+        with self._lock:
+            fallback, self._fallback = self._fallback, None
+            ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+        if fallback is not None:
+            fallback.close()
+
+    def _on_dispute(self, entry: Entry, error: DistError) -> None:
+        """End everything: members disagree in a call, or one has not made it."""
+        self._connection.watch.fail(error, entry.call.header)
+        with self._lock:
+            fallback = self._fallback
+        if fallback is not None:
+            fallback.abort(str(error))
+        self._connection.end(error)
+        if entry.completion is not None:
+            entry.completion.tell()
+
+    # How it is done.
+
+    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
+        """Have ``call`` compared with the other members'; see ``Ledger.post``."""
+        with self._lock:
+            self._connection.check_open(call)
+            for peer, reason in self._lost.items():
+                # It has given up what it was in, for which its kernels do not come any more.
+                raise PeerLostError(f"{call.header}: {reason}", peer)
+            if self._ledger is None:
+                self._ledger = Ledger(self._make_channel(), self._on_dispute)
+            return self._ledger.post(call, gives, wants)
+
+    def _by_host(self, call: Call, collective: str, *arguments: Any) -> None:
+        """Make a collective that NCCL does not have."""
+        self._post(call)
+        try:
+            getattr(self._other(), collective)(call, *arguments)
+        except CommunicatorAbortedError:
+            self._connection.watch.check_for(call)  # if there is one, that is why it was aborted
+            raise
+
+    @contextmanager
+    def _run(
+        self,
+        call: Call,
+        flats: Sequence[DeviceFlat],
+        owners: Sequence[object] = (),
+        gives: Sequence[int] = (),
+        wants: Sequence[int] = (),
+    ) -> Generator[tuple[NcclComm, DeviceStream]]:
+        """Give what a call is made with, in order behind ``flats``; leave its end with them.
+
+        What the block adds to ``owners`` lives until then. ``gives`` and ``wants`` are the bytes
+        for and of each member where their numbers are not in the header.
+        """
+        check_one_device(flats)
+        entry = self._post(call, gives, wants)
+        comm, stream = self._connection.connect(call, flats[0].driver, flats[0].device)
+        stream.begin(flats)
+        with self._connection.in_use(call, stream):
+            yield comm, stream
+        completion = stream.end(call, flats, *owners)
+        completion.settled = lambda: entry.compared
+        entry.completion = completion
+        self._connection.watch.add(call, completion)
+
+    @contextmanager
+    def _grouped(self) -> Generator[None]:
+        self._connection.library.group_start()
+        try:
+            yield
+        finally:
+            self._connection.library.group_end()
+
+    def _exchange(
+        self,
+        comm: NcclComm,
+        stream: DeviceStream,
+        outward: dict[int, DeviceFlat],
+        inward: dict[int, DeviceFlat],
+    ) -> None:
+        """Send to other members and receive from them, by rank, side by side; empty messages are
+        left out at both ends.
+        """
+        with self._grouped():
+            for peer, flat in outward.items():
+                if flat.size and peer != self.rank:
+                    comm.send(flat.pointer, flat.nbytes, nccl.UINT8, peer, stream.handle)
+            for peer, flat in inward.items():
+                if flat.size and peer != self.rank:
+                    comm.recv(flat.pointer, flat.nbytes, nccl.UINT8, peer, stream.handle)
+
+    def _other(self) -> Communicator[DeviceFlat]:
+        with self._lock:
+            reason = self._connection.abort_reason
+            if reason is not None:
+                raise CommunicatorAbortedError(reason)
+            if self._fallback is None:
+                self._fallback = self._make_fallback()
+                for peer, why in self._lost.items():
+                    self._fallback.lose(peer, why)
+            return self._fallback
+
+
+def make_communicator(
+    membership: Membership, cpu: CommunicatorFactory = over_tcp
+) -> NcclCommunicator:
+    """Make a communicator whose fallback goes by way of the host and the transport ``cpu``."""
+    beside = replace(
+        membership,
+        group=f"{membership.group}/ledger",
+        store=PrefixStore("ledger", membership.store),
+    )
+    return NcclCommunicator(membership, lambda: make_staged(membership, cpu), lambda: cpu(beside))

@@ -1,0 +1,258 @@
+"""One member's NCCL communicator: when it comes to be, who may use it, and how it ends.
+
+Experimental, not run on a GPU (``docs/gpu.md``).
+
+NCCL lets one thread at a time use a communicator, and another one abort it at any moment; the
+abort lets go of the communicator's memory. So whoever uses it holds a lock, for which an abort
+waits, but not for long: a call that NCCL itself holds up ends by the abort alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+from transport._call import Call
+from transport._communicators.runtime import Membership
+from transport._communicators.store_waits import PeerKeys
+from transport._cuda.device_state import DeviceStream, check_device_of_group
+from transport._cuda.driver import Driver
+from transport._cuda.watch import Watch
+from transport._errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+)
+from transport._nccl.library import NcclComm, NcclLibrary
+from transport._nccl.meeting import meet
+
+_SLICE_SECONDS = 0.05
+_IN_USE_SECONDS = 1.0
+
+
+class Connection:
+    """A member's communicator and the stream that its work is on, from the first call on.
+
+    ``watch`` sees to the deadlines of the calls on the device and asks NCCL for errors; either ends
+    the connection for good.
+    """
+
+    def __init__(self, membership: Membership, library: NcclLibrary) -> None:
+        self.library = library
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._comm: NcclComm | None = None
+        self._stream: DeviceStream | None = None
+        self._can_split = False
+        self.abort_reason: str | None = None
+        """Why nothing can be called any more, or None."""
+        self._keys = PeerKeys(membership)
+        self._in_use = threading.Lock()
+        self.watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
+
+    # Beginning.
+
+    def connect(self, call: Call, driver: Driver, device: int) -> tuple[NcclComm, DeviceStream]:
+        """Return the communicator and its stream; all members call it the first time.
+
+        ``device`` is from then on this member's. Raises ValueError for another one, and what
+        ``meet`` raises, and ``_in_time``.
+        """
+        self.check_open(call)
+        if self._comm is None or self._stream is None:
+            self._join(call, driver, device)
+        assert self._stream is not None
+        check_device_of_group(self._stream, device)
+        assert self._comm is not None
+        return self._comm, self._stream
+
+    def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
+        """Be connected by ``comm``, which has the members of this one."""
+        with self._lock:
+            self._comm, self._stream, self._can_split = comm, stream, True
+
+    def _join(self, call: Call, driver: Driver, device: int) -> None:
+        stream, member = DeviceStream(driver, device), self._membership
+        try:
+            name, can_split = meet(member, self._keys, self.library, driver, device, call)
+            comm = self._in_time(
+                lambda: self.library.join(member.size, member.rank, name), stream, call
+            )
+            assert comm is not None
+        except CommunicatorAbortedError:
+            self.watch.check_for(call)  # if there is trouble, that is why it was aborted
+            raise
+        with self._lock:
+            self._stream = stream
+            if self.abort_reason is None:
+                self._comm, self._can_split = comm, can_split
+        if self._comm is None:
+            comm.abort()
+        self.check_open(call)
+
+    def _in_time(
+        self, enter: Callable[[], NcclComm | None], stream: DeviceStream, call: Call
+    ) -> NcclComm | None:
+        """Return ``enter()``, made in a thread of its own: NCCL waits for others without an end.
+
+        Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
+        the connection is aborted, DistBackendError for NCCL's own errors.
+        """
+        done = threading.Event()
+        outcome: list[NcclComm | Exception | None] = []
+        given_up = threading.Event()
+
+        def body() -> None:
+            try:
+                with stream.driver.on(stream.device):
+                    comm = enter()
+                outcome.append(comm)
+                if given_up.is_set() and comm is not None:
+                    comm.abort()
+            except Exception as error:  # noqa: BLE001 (it belongs to the caller)
+                outcome.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=body, name="meshlib-nccl-join", daemon=True).start()
+        while not done.wait(min(_SLICE_SECONDS, call.deadline.remaining())):
+            if self.abort_reason is not None:
+                given_up.set()
+                raise CommunicatorAbortedError(self.abort_reason)
+            if call.deadline.expired:
+                given_up.set()
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: NCCL did not connect all members within"
+                    f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO tells what it tries",
+                    None,
+                )
+        result = outcome[0]
+        if isinstance(result, Exception):
+            raise DistBackendError(
+                f"NCCL could not connect the members: {result}; NCCL_DEBUG=INFO tells more"
+            ) from result
+        return result
+
+    # Use.
+
+    @property
+    def can_split(self) -> bool:
+        """Whether it is there, and all members' NCCL can split it."""
+        return self._comm is not None and self._stream is not None and self._can_split
+
+    @contextmanager
+    def in_use(self, call: Call, stream: DeviceStream) -> Generator[None]:
+        """Hold off an abort while ``call`` is put on ``stream``.
+
+        Raises DistBackendError in the place of NCCL's own errors.
+        """
+        try:
+            with self._in_use, stream.driver.on(stream.device):
+                self.check_open(call)
+                yield
+        except DistError:
+            raise
+        except self.library.errors as error:
+            raise DistBackendError(
+                f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
+            ) from error
+
+    def split(self, call: Call, color: int, key: int) -> tuple[NcclComm, DeviceStream] | None:
+        """Return the communicator of the members with this ``color``, and a stream for it.
+
+        ``can_split`` holds, and all members call. Waits for the calls that are under way. None
+        for ``NO_COLOR``.
+        """
+        comm, stream = self._comm, self._stream
+        assert comm is not None
+        assert stream is not None
+        if not self.watch.drain(call.deadline.remaining()):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: the calls before it were not done within"
+                f" {call.deadline.seconds:g} s",
+                None,
+            )
+        with self._in_use:
+            self.check_open(call)
+            part = self._in_time(lambda: comm.split(color, key), stream, call)
+        return None if part is None else (part, DeviceStream(stream.driver, stream.device))
+
+    # The end.
+
+    def check_open(self, call: Call) -> None:
+        """Raise what ended the connection, if anything did."""
+        reason = self.abort_reason  # set after the trouble, if there is one
+        self.watch.check_for(call)
+        if reason is not None:
+            raise CommunicatorAbortedError(reason)
+
+    def abort(self, reason: str) -> None:
+        """End all work. Any thread; idempotent; never blocks."""
+        with self._lock:
+            first = self.abort_reason is None
+            if first:
+                self.abort_reason = reason
+        self._keys.cancel(reason)
+        if first:
+            error = CommunicatorAbortedError(reason)
+            # NCCL's own abort waits for its kernels to end.
+            threading.Thread(
+                target=self._give_up, args=(error,), name="meshlib-nccl-abort", daemon=True
+            ).start()
+
+    def end(self, error: DistError) -> None:
+        """End NCCL's work, for all members: its kernels end in error elsewhere. May block."""
+        with self._lock:
+            if self.abort_reason is None:
+                self.abort_reason = str(error)
+            comm, self._comm = self._comm, None
+        self._keys.cancel(str(error))
+        if comm is not None:
+            free = self._in_use.acquire(timeout=_IN_USE_SECONDS)
+            try:
+                # One that is broken says so when it is let go of: it is known.
+                with suppress(*self.library.errors):
+                    comm.abort()
+            finally:
+                if free:
+                    self._in_use.release()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the calls under way are done; abort them if that takes too long."""
+        if self._comm is not None and not self.watch.drain(seconds):
+            reason = "the communicator was closed while the device was at work"
+            self._give_up(CommunicatorAbortedError(reason))
+
+    def close(self) -> None:
+        """Let go of the communicator and its stream; nothing is under way. Idempotent."""
+        with self._lock:
+            # The watch may be aborting it at this moment: who takes it ends it.
+            comm, self._comm = self._comm, None
+            if self.abort_reason is None:
+                self.abort_reason = "the communicator was closed"
+            stream, self._stream = self._stream, None
+        self._keys.cancel("the communicator was closed")
+        if comm is not None:
+            with suppress(*self.library.errors):
+                comm.destroy()
+        self.watch.close()
+        if stream is not None:
+            stream.close()
+
+    def _give_up(self, error: DistError) -> None:
+        self.watch.fail(error)
+        self.end(error)
+
+    def _async_error(self) -> str | None:
+        if not self._in_use.acquire(blocking=False):
+            return None  # asked again soon
+        try:
+            comm = self._comm
+            error = None if comm is None else comm.async_error()
+        except self.library.errors as raised:
+            error = str(raised)
+        finally:
+            self._in_use.release()
+        return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN tells more"

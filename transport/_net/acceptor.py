@@ -1,0 +1,266 @@
+"""Accepts connections in a selector loop and hands on those that passed the handshake.
+
+Strangers cost little: whoever has not proved itself gets ``HANDSHAKE_SECONDS`` and a bounded
+number of bytes, and only so many of them are kept; the oldest are dropped for newer ones, those
+that never said a word first. Nobody waits for anybody, nor for anybody's TLS.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import select
+import selectors
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from transport._net.auth import HANDSHAKE_SECONDS, TLS_BEGINS, Handshake
+from transport._net.sockets import tune
+from transport._net.tls_choice import is_tls
+
+if TYPE_CHECKING:
+    from transport._net.tls import Tls
+
+_LOGGER = logging.getLogger("meshlib.transport")
+_ACCEPTS_A_TURN = 32
+_MAX_PENDING = 1024
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE_SECONDS = 0.1
+# What is read, and thrown away, of somebody who has been told why TLS fails.
+_MAX_DISCARDED = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A connection that has not proved itself."""
+
+    sock: socket.socket
+    expires: float
+    handshake: Handshake | None
+    """None before TLS's own."""
+    received: bytes = b""
+    discarded: int | None = None
+
+
+class Acceptor:
+    """Serves a listening socket in the caller's selector loop. One thread only.
+
+    ``deliver`` is given each connection that has proved itself: authenticated, non-blocking,
+    tuned, and not registered; with ``tls``, a ``TlsSocket``. The loop (as ``EventLoop`` does) must
+    call a ready key's ``data(events)``, pass ``seconds_to_wait()`` to ``select`` and call
+    ``expire()`` once a turn::
+
+        for key, events in selector.select(acceptor.seconds_to_wait()):
+            key.data(events)
+        acceptor.expire()
+
+    The listener belongs to the acceptor from now on.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes | None,
+        selector: selectors.BaseSelector,
+        deliver: Callable[[socket.socket], None],
+        tls: Tls | None = None,
+    ) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._tls = tls
+        self._selector = selector
+        self._deliver = deliver
+        # By age, which is also the order of expiry. Who has said hello is dropped last.
+        self._silent: OrderedDict[_Pending, None] = OrderedDict()
+        self._greeted: OrderedDict[_Pending, None] = OrderedDict()
+        self._resume_at: float | None = None
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_pending = max(8, min(_MAX_PENDING, files // 4))
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._on_listener)
+
+    @property
+    def pending(self) -> int:
+        """How many connections have not proved themselves yet."""
+        return len(self._silent) + len(self._greeted)
+
+    def seconds_to_wait(self) -> float | None:
+        """Return after how many seconds ``expire`` has something to do, or None."""
+        moments = [
+            next(iter(pending)).expires for pending in (self._silent, self._greeted) if pending
+        ]
+        if self._resume_at is not None:
+            moments.append(self._resume_at)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def expire(self) -> None:
+        """Drop those whose time is over; accept again after a shortage of descriptors."""
+        if not self._silent and not self._greeted and self._resume_at is None:
+            return
+        now = time.monotonic()
+        for pending in (self._silent, self._greeted):
+            while pending and next(iter(pending)).expires <= now:
+                self._drop(next(iter(pending)), "it did not prove itself in time")
+        if self._resume_at is not None and self._resume_at <= now:
+            self._resume_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._on_listener)
+
+    def close(self) -> None:
+        """Stop listening and drop all that are pending. Delivered connections live on."""
+        if self._resume_at is None and self._listener.fileno() >= 0:
+            self._selector.unregister(self._listener)
+        self._listener.close()
+        for pending in [*self._silent, *self._greeted]:
+            self._drop(pending, "the server is closing")
+
+    def _on_listener(self, _events: int) -> None:
+        # A few a turn: the handshakes under way go on between floods.
+        for _ in range(_ACCEPTS_A_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    continue  # it hung up while it was queued
+                if self.pending:
+                    self._drop_oldest("descriptors are short")
+                    continue
+                _LOGGER.warning("cannot accept connections for a moment: %s", error)
+                self._selector.unregister(self._listener)
+                self._resume_at = time.monotonic() + _PAUSE_SECONDS
+                return
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            tune(sock)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            return
+        if self.pending >= self._max_pending:
+            self._drop_oldest("too many connections are pending")
+        handshake = Handshake(self._secret, initiator=False) if self._tls is None else None
+        pending = _Pending(sock, time.monotonic() + HANDSHAKE_SECONDS, handshake)
+        self._silent[pending] = None
+        self._register(pending)
+
+    def _register(self, pending: _Pending) -> None:
+        on_pending = partial(self._on_pending, pending)
+        self._selector.register(pending.sock, selectors.EVENT_READ, on_pending)
+
+    def _on_pending(self, pending: _Pending, _events: int) -> None:
+        try:
+            if pending.discarded is not None:
+                self._discard(pending, pending.discarded)
+                return
+            handshake = pending.handshake or self._shake_tls(pending)
+            if handshake is not None:
+                self._shake(pending, handshake)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._drop(pending, str(error))
+        except Exception as error:
+            _LOGGER.exception("a handshake failed")
+            self._drop(pending, str(error))
+
+    def _shake_tls(self, pending: _Pending) -> Handshake | None:
+        """Go on with TLS's own handshake; return ours when that is over."""
+        assert self._tls is not None
+        if is_tls(pending.sock):
+            sock = pending.sock
+        elif pending.sock.recv(1, socket.MSG_PEEK) != TLS_BEGINS:
+            # It will be refused, in its own words.
+            pending.handshake = Handshake(self._secret, initiator=False, tls=True)
+            return pending.handshake
+        else:
+            plain = pending.sock
+            sock = pending.sock = self._tls.server(plain)
+            self._selector.unregister(plain)
+            self._register(pending)
+        try:
+            awaited = sock.try_handshake()
+        except OSError as error:
+            if sock.explain(error) is None:
+                raise
+            self._dismiss(pending, f"TLS failed: {error}")
+            return None
+        if awaited:
+            if awaited & select.POLLOUT:
+                self._drop(pending, "it does not take our answer")
+            return None
+        binding = sock.binding
+        pending.handshake = Handshake(self._secret, initiator=False, tls=True, binding=binding)
+        return pending.handshake
+
+    def _shake(self, pending: _Pending, handshake: Handshake) -> None:
+        while handshake.wanted:
+            # Never more than the message: what follows belongs to the connection's user.
+            data = pending.sock.recv(handshake.wanted - len(pending.received))
+            if not data:
+                unasked = pending in self._silent and not pending.received
+                reason = handshake.explain_end(len(pending.received))
+                self._drop(pending, reason, logging.DEBUG if unasked else logging.INFO)
+                return
+            pending.received += data
+            if len(pending.received) < handshake.wanted:
+                continue
+            answer = handshake.receive(pending.received)
+            in_tls = pending.received[:1] == TLS_BEGINS
+            pending.received = b""
+            # A fresh connection's buffer takes these few bytes, or something is wrong.
+            if answer and pending.sock.send(answer) != len(answer):
+                self._drop(pending, "it does not take our answer")
+                return
+            if handshake.refusal:
+                (self._dismiss if in_tls else self._drop)(pending, handshake.refusal)
+                return
+            if pending in self._silent:
+                del self._silent[pending]
+                self._greeted[pending] = None
+        self._forget(pending)
+        try:
+            self._deliver(pending.sock)
+        except Exception:
+            _LOGGER.exception("a connection could not be delivered")
+            pending.sock.close()
+
+    def _dismiss(self, pending: _Pending, reason: str) -> None:
+        """Hang up on somebody who has been told why, but not before it has read that: a socket
+        that is closed with bytes unread takes back its own.
+        """
+        _LOGGER.info("refused a connection: %s", reason)
+        pending.discarded = 0
+        pending.sock.shutdown(socket.SHUT_WR)
+
+    def _discard(self, pending: _Pending, discarded: int) -> None:
+        # Of a TlsSocket, the bytes as they come.
+        data = socket.socket.recv(pending.sock, _MAX_DISCARDED - discarded)
+        pending.discarded = discarded + len(data)
+        if not data or pending.discarded == _MAX_DISCARDED:
+            self._forget(pending)
+            pending.sock.close()
+
+    def _drop_oldest(self, reason: str) -> None:
+        self._drop(next(iter(self._silent or self._greeted)), reason)
+
+    def _drop(self, pending: _Pending, reason: str, level: int = logging.INFO) -> None:
+        """Close a connection, and log why: only for who debugs where it has asked for nothing, as
+        those don't by which other members find out how far this rank is.
+        """
+        self._forget(pending)
+        _LOGGER.log(level, "refused a connection: %s", reason)
+        pending.sock.close()
+
+    def _forget(self, pending: _Pending) -> None:
+        self._silent.pop(pending, None)
+        self._greeted.pop(pending, None)
+        self._selector.unregister(pending.sock)

@@ -1,0 +1,227 @@
+"""The handshake that begins every connection: both ends prove that they know the job's secret.
+
+Messages, each of a fixed size, so that a stranger's bytes are bounded::
+
+    initiator -> acceptor   magic, version, has-secret flag, 32 fresh random bytes
+    acceptor -> initiator   the same, its own
+    initiator -> acceptor   HMAC-SHA256(secret, "initiator" + both hellos)
+    acceptor -> initiator   HMAC-SHA256(secret, "acceptor" + both hellos)
+
+The proofs differ by role, so neither can be reflected, and are bound to both ends' fresh bytes, so
+neither can be replayed. The acceptor says nothing before it has seen the magic, and proves nothing
+before the initiator has. This authenticates; it does not encrypt, and whoever can alter packets on
+the way can alter them afterwards. Inside TLS (``transport._net.tls``) the proofs also cover the
+acceptor's certificate.
+
+An end that is given TLS and one that is not find out here, too: the acceptor answers a plain hello
+with its own, whose flags say that it wants TLS, and the beginning of TLS with an alert.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+
+from transport import _environment as environment
+from transport._deadline import Deadline
+from transport._errors import AuthenticationError
+from transport._net.reach import is_out_of_reach
+from transport._net.secret_file import SECRET_BYTES
+from transport._net.sockets import recv_exact, send_all
+from transport._net.tls_choice import TLS_EVERYWHERE, is_tls
+
+HANDSHAKE_SECONDS = 20.0
+"""What an acceptor grants a connection that has not proved anything."""
+
+_MAGIC = b"meshlib\x00"
+_VERSION = 1
+_HAS_SECRET, _WANTS_TLS = 1, 2
+_NONCE_BYTES = 32
+_HELLO_BYTES = len(_MAGIC) + 2 + _NONCE_BYTES
+_PROOF_BYTES = hashlib.sha256().digest_size
+MAX_UNPROVEN_BYTES = _HELLO_BYTES + _PROOF_BYTES
+"""The most bytes that are read from a connection before it has proved itself."""
+
+TLS_BEGINS = b"\x16"
+"""The first byte of every TLS connection, and of no other that we know."""
+_NO_TLS = b"\x15\x03\x03\x00\x02\x02\x46"  # an alert: fatal, protocol_version
+
+
+class HandshakeInterruptedError(AuthenticationError):
+    """The other end hung up before it said anything, since it is closing or too busy, or there is
+    no way to it any more. Try again.
+    """
+
+
+class Handshake:
+    """One end of a handshake as a state machine without input or output.
+
+    Send ``start()``, then give it messages of exactly ``wanted`` bytes and send what it returns,
+    until ``wanted`` is 0. When ``refusal`` is set the handshake has failed: send the last answer
+    (the other end learns why), then hang up.
+
+    With ``tls``, the other end must want TLS too, and this must be inside it: ``binding`` is then
+    the same on both ends, and on no other connection of somebody in the middle (else None).
+    """
+
+    def __init__(
+        self,
+        secret: bytes | None,
+        *,
+        initiator: bool,
+        tls: bool = False,
+        binding: bytes | None = None,
+    ) -> None:
+        self._key = secret or b""
+        self._initiator = initiator
+        self._wants_tls = tls
+        self._binding = binding
+        self._hello = b"".join(
+            (
+                _MAGIC,
+                bytes((_VERSION, (_HAS_SECRET if secret else 0) | (_WANTS_TLS if tls else 0))),
+                os.urandom(_NONCE_BYTES),
+            )
+        )
+        self._their_hello = b""
+        self.wanted = _HELLO_BYTES
+        self.refusal: str | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the other end has said hello."""
+        return bool(self._their_hello)
+
+    def start(self) -> bytes:
+        """Return what this end sends unasked."""
+        return self._hello if self._initiator else b""
+
+    def receive(self, message: bytes) -> bytes:
+        """Take the next message, of ``wanted`` bytes; return the answer (maybe empty)."""
+        if self._their_hello:
+            return self._receive_proof(message)
+        return self._receive_hello(message)
+
+    def explain_end(self, received: int) -> str:
+        """Return what it means that the other end hung up after ``received`` more bytes."""
+        if self._initiator and self._their_hello:
+            return "the other end refused our proof: it has another secret"
+        if not self._their_hello and received == 0:
+            return "the other end hung up without a word"
+        return "the other end hung up in the middle of the handshake"
+
+    def _receive_hello(self, message: bytes) -> bytes:
+        size = len(_MAGIC)
+        if message[:1] == TLS_BEGINS and not self._wants_tls:
+            return self._refuse(
+                f"the other end speaks TLS and this end does not {TLS_EVERYWHERE}",
+                b"" if self._initiator else _NO_TLS,
+            )
+        if message[:size] != _MAGIC:
+            return self._refuse("the other end does not speak this protocol (wrong first bytes)")
+        answer = b"" if self._initiator else self._hello
+        version, flags = message[size], message[size + 1]
+        has_secret, wants_tls = bool(flags & _HAS_SECRET), bool(flags & _WANTS_TLS)
+        if version != _VERSION:
+            return self._refuse(
+                f"the other end speaks protocol version {version}, this end {_VERSION}", answer
+            )
+        if wants_tls != self._wants_tls or (self._wants_tls and self._binding is None):
+            holder, other = ("the other", "this") if wants_tls else ("this", "the other")
+            return self._refuse(
+                f"{holder} end speaks TLS and {other} end does not {TLS_EVERYWHERE}", answer
+            )
+        if has_secret != bool(self._key):
+            holder, other = ("the other", "this") if has_secret else ("this", "the other")
+            return self._refuse(
+                f"{holder} end has a secret and {other} end has none"
+                f" ({environment.SECRET} must be the same in all processes of a job)",
+                answer,
+            )
+        self._their_hello = message
+        self.wanted = _PROOF_BYTES
+        return self._proof(initiator=True) if self._initiator else answer
+
+    def _receive_proof(self, message: bytes) -> bytes:
+        if not hmac.compare_digest(message, self._proof(initiator=not self._initiator)):
+            return self._refuse("the other end has another secret (wrong proof)")
+        self.wanted = 0
+        return b"" if self._initiator else self._proof(initiator=False)
+
+    def _proof(self, *, initiator: bool) -> bytes:
+        hellos = (self._hello, self._their_hello)
+        first, second = hellos if self._initiator else reversed(hellos)
+        role = b"initiator" if initiator else b"acceptor"
+        return hmac.digest(self._key, role + first + second + (self._binding or b""), "sha256")
+
+    def _refuse(self, reason: str, answer: bytes = b"") -> bytes:
+        self.refusal = reason
+        self.wanted = 0
+        return answer
+
+
+def authenticate(
+    sock: socket.socket,
+    secret: bytes | None,
+    deadline: Deadline,
+    *,
+    initiator: bool,
+    behind: bytes = b"",
+) -> None:
+    """Carry out the handshake on a connected socket, blocking at most until the deadline.
+
+    Exactly one end is the ``initiator`` (the one that connected). With a ``secret`` of None on
+    both ends it checks the protocol only. The initiator sends ``behind`` together with its proof,
+    before it knows whether the other end knows the secret. TLS's own handshake comes first on a
+    ``TlsSocket``. The socket is left open either way, in any timeout mode. Raises
+    AuthenticationError that says what was wrong.
+    """
+    handshake = Handshake(secret, initiator=initiator)
+    try:
+        if is_tls(sock):
+            sock.handshake(deadline)
+            handshake = Handshake(secret, initiator=initiator, tls=True, binding=sock.binding)
+        if initiator:
+            send_all(sock, handshake.start(), deadline)
+        while handshake.wanted:
+            answer = handshake.receive(recv_exact(sock, handshake.wanted, deadline))
+            if answer:
+                proves = initiator and not handshake.refusal
+                send_all(sock, answer + behind if proves else answer, deadline)
+    except OSError as error:
+        if isinstance(error, TimeoutError) and deadline.expired:
+            raise AuthenticationError(
+                f"handshake with {_peer(sock)} failed: the other end said nothing"
+                f" for {deadline.seconds:g} s",
+                refused=False,
+            ) from error
+        if is_out_of_reach(error):
+            raise HandshakeInterruptedError(
+                f"handshake with {_peer(sock)} failed: the other end is out of reach ({error})",
+                refused=False,
+            ) from error
+        if is_tls(sock) and (reason := sock.explain(error)) is not None:
+            raise AuthenticationError(f"handshake with {_peer(sock)} failed: {reason}") from error
+        unheard = initiator and not handshake.answered
+        kind = HandshakeInterruptedError if unheard else AuthenticationError
+        raise kind(
+            f"handshake with {_peer(sock)} failed: {handshake.explain_end(0)} ({error})",
+            refused=handshake.answered,
+        ) from error
+    if handshake.refusal:
+        raise AuthenticationError(f"handshake with {_peer(sock)} failed: {handshake.refusal}")
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "a lost connection"
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) and address else "a socket"
+
+
+def new_secret() -> bytes:
+    """Return a fresh secret for a job."""
+    return os.urandom(SECRET_BYTES)

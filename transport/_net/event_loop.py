@@ -1,0 +1,102 @@
+"""A selector and the thread that serves it: what a store's server and ranks' endpoints run in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+
+from transport._net.fork import close_in_forked_children
+
+_LOGGER = logging.getLogger("meshlib.transport")
+
+# After an error in ``turn`` it is called again; if it fails each time, not all the time.
+_PAUSE_SECONDS = 0.1
+
+OnEvent = Callable[[int], None]
+"""What the ``data`` of a key in the selector is: called with the event mask."""
+
+
+class EventLoop:
+    """Serves ``selector`` in a daemon thread called ``name``, from ``start`` until ``stop``.
+
+    A ready key's ``data``, an ``OnEvent``, is called with the events. ``turn()`` is called before
+    each wait: it does what is due, and returns after how many seconds there is more to do, or
+    None. ``end()`` is called last, and closes what is served. All three run in the loop's thread,
+    and must not block.
+
+    An error in one of them is logged, and concerns nobody else: a rank's loop serves all of its
+    groups. What a callback was called for, and has failed, is not looked at again, so its owner
+    had better catch what may happen and let go of it properly.
+    """
+
+    def __init__(
+        self, name: str, turn: Callable[[], float | None], end: Callable[[], None]
+    ) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._turn = turn
+        self._end = end
+        self.stopping = False
+        """Whether ``stop`` was called."""
+        self._waker, self._woken = socket.socketpair()
+        for side in (self._waker, self._woken):
+            side.setblocking(False)
+            close_in_forked_children(side)
+        on_woken: OnEvent = self._on_woken
+        self.selector.register(self._woken, selectors.EVENT_READ, on_woken)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have ``turn`` called soon. Any thread; never blocks."""
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has ended
+            self._waker.send(b"!")
+
+    def stop(self) -> None:
+        """End the thread, and wait for that unless this is it. Idempotent."""
+        if not self.stopping:
+            self.stopping = True
+            self.wake()
+        # Garbage is collected in any thread, also in this one.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _on_woken(self, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _take_turn(self) -> float | None:
+        try:
+            return self._turn()
+        except Exception:
+            _LOGGER.exception("%s: what was due failed", self._thread.name)
+            return _PAUSE_SECONDS
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping:
+                for key, events in self.selector.select(self._take_turn()):
+                    try:
+                        key.data(events)
+                    except Exception:
+                        _LOGGER.exception("%s: a callback failed", self._thread.name)
+                        with contextlib.suppress(KeyError, ValueError):
+                            self.selector.unregister(key.fileobj)
+        finally:
+            self._end()
+            self.selector.close()
+            self._woken.close()
+            self._waker.close()
+
+
+def sooner(one: float | None, other: float | None) -> float | None:
+    """Return the smaller number of seconds; None stands for never."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

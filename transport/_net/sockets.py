@@ -1,0 +1,307 @@
+"""TCP sockets with deadlines: listen, connect, and move exact numbers of bytes.
+
+Everything that listens or connects does it through here, so that IPv6, ``TCP_NODELAY``, dead
+hosts, forked children and ports are treated once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from transport._deadline import Deadline
+from transport._errors import DistNetworkError
+from transport._net import LOOPBACK
+from transport._net.fork import close_in_forked_children
+from transport._net.limits import explain
+from transport._waiting import Pauses
+
+_LOGGER = logging.getLogger("meshlib.transport")
+
+MAX_BACKLOG = 4096
+
+# A host that vanished without a word (power, cable) is noticed after about 11 seconds.
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 5),
+    (socket.TCP_KEEPINTVL, 2),
+    (socket.TCP_KEEPCNT, 3),
+)
+# One attempt at one of several addresses; a black hole must not eat the whole deadline.
+_ATTEMPT_SECONDS = 5.0
+# A name may be unknown for a while when its machine is just starting (a pod's, until resolvers
+# forget that there was none: half a minute), but a typo should not take the whole deadline.
+_UNKNOWN_NAME_SECONDS = 60.0
+_NAME_WARNING_SECONDS = 5.0
+_PAUSES = 0.002, 0.1, 1.5
+# Errors that waiting does not cure.
+_HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
+
+
+def tune(sock: socket.socket) -> None:
+    """Set what every connected socket of a job has: fork safety, and over TCP no delay and
+    keep-alive.
+
+    ``connect`` does it itself; whoever accepts a connection calls this.
+    """
+    close_in_forked_children(sock)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def format_address(host: str, port: int) -> str:
+    """Return ``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen(host: str | None = None, port: int = 0, backlog: int = MAX_BACKLOG) -> socket.socket:
+    """Return a listening socket at ``host`` (a name or an IPv4 or IPv6 address).
+
+    None is the loopback; ``""`` is all interfaces, both families. Port 0 lets the kernel choose;
+    the caller reads it from ``getsockname()`` and publishes it, so nobody can take it in between.
+
+    Raises DistNetworkError naming host and port when they cannot be bound.
+    """
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be from 0 to 65535, got {port}")
+    where = f"host {host if host else 'all interfaces' if host == '' else LOOPBACK!r} port {port}"
+    try:
+        if host == "" and socket.has_dualstack_ipv6():
+            try:
+                return _bind(socket.AF_INET6, ("::", port), backlog, dual=True)
+            except OSError as error:
+                # IPv6 may be compiled in and switched off.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+        name = LOOPBACK if host is None else host or "0.0.0.0"  # noqa: S104 (asked for by name)
+        found = _resolve(name, port, socket.AI_PASSIVE)
+    except OSError as error:
+        raise DistNetworkError(f"cannot listen on {where}: {_reason(error, host)}") from error
+    # A name for both families ("localhost") is served in the one that every client tries.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    failure: OSError | None = None
+    for family, _, _, _, address in found:
+        try:
+            return _bind(family, address, backlog)
+        except OSError as error:
+            failure = failure or error
+    assert failure is not None
+    raise DistNetworkError(f"cannot listen on {where}: {_reason(failure, host)}") from failure
+
+
+def _bind(family: int, address: object, backlog: int, *, dual: bool = False) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Ports of connections that just ended may be bound again; one that is listened on may not.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        sock.bind(address)  # pyright: ignore[reportArgumentType]
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    close_in_forked_children(sock)
+    return sock
+
+
+def connect(
+    host: str,
+    port: int,
+    deadline: Deadline,
+    *,
+    refusal_is_final: bool = False,
+    before_attempt: Callable[[socket.socket], None] | None = None,
+) -> socket.socket:
+    """Return a connection to ``host:port``, trying every address that the name stands for.
+
+    Refused connections are tried again until the deadline: the other end may not listen yet. With
+    ``refusal_is_final``, it is known to have listened, and to be gone when it refuses.
+    ``before_attempt`` is given each socket before it connects: another thread may end the attempt
+    with ``shutdown``, and what ``before_attempt`` raises ends the whole.
+
+    Raises DistNetworkError with the address, the seconds spent and the last error (its cause).
+    """
+    begin = time.monotonic()
+    pauses = Pauses(*_PAUSES)
+    warned = False
+    while True:
+        try:
+            return _connect_once(host, port, deadline, before_attempt)
+        except OSError as error:
+            spent = time.monotonic() - begin
+            unresolved = isinstance(error, socket.gaierror)
+            hopeless = error.errno in _HOPELESS and not unresolved
+            no_such_name = unresolved and error.errno != socket.EAI_AGAIN
+            unknown = no_such_name and spent > _UNKNOWN_NAME_SECONDS
+            gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
+            if hopeless or unknown or gone or deadline.expired:
+                raise DistNetworkError(
+                    f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
+                    f" last error: {_reason(error, host)}"
+                ) from error
+            if unresolved and not warned and spent > _NAME_WARNING_SECONDS:
+                warned = True
+                _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
+        time.sleep(pauses.next(deadline.remaining()))
+
+
+def is_in_use(error: BaseException | None) -> bool:
+    """Whether ``error``, or its cause, says that somebody else has the address."""
+    if isinstance(error, DistNetworkError):
+        error = error.__cause__
+    return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+
+
+def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[Any, ...]]:
+    """Return the addresses of ``host``; raises OSError, for what can be no name as well."""
+    # Python would load its codec for names of other scripts also for those that need none.
+    plain = host.isascii() and all(0 < len(part) < 64 for part in host.split("."))
+    name = host.encode() if plain else host
+    try:
+        return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:  # a part of it is empty, or too long
+        raise socket.gaierror(socket.EAI_NONAME, f"not a host's name: {error}") from error
+
+
+def _connect_once(
+    host: str,
+    port: int,
+    deadline: Deadline,
+    before_attempt: Callable[[socket.socket], None] | None,
+) -> socket.socket:
+    found = _resolve(host, port)
+    failure: OSError | None = None
+    for family, _, _, _, address in found:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if before_attempt is not None:
+                before_attempt(sock)
+            # Never 0: that would mean non-blocking, and fail before it tried.
+            sock.settimeout(max(min(deadline.remaining(), _ATTEMPT_SECONDS), 0.001))
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():
+                # The kernel chose the target's own port as our source: we reached ourselves.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            tune(sock)
+            sock.settimeout(None)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    assert failure is not None
+    raise failure
+
+
+def _reason(error: OSError, host: str | None) -> str:
+    name = errno.errorcode.get(error.errno or 0, "")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return explain(error)
+    if isinstance(error, socket.gaierror):
+        return f"cannot resolve {host} ({error.strerror})"
+    if isinstance(error, TimeoutError) and not name:
+        return "no answer in time"
+    return f"{error.strerror} ({name})" if name else str(error)
+
+
+def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) -> None:
+    """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
+    rest = memoryview(data)
+    while rest:
+        sock.settimeout(_grant(deadline))
+        with _until_granted_again():
+            rest = rest[sock.send(rest) :]
+
+
+def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -> None:
+    """Fill ``into`` (bytes) from ``sock``.
+
+    Raises TimeoutError past the deadline, ConnectionError when the stream ends before.
+    """
+    done, size = 0, into.nbytes
+    while done < size:
+        sock.settimeout(_grant(deadline))
+        with _until_granted_again():
+            count = sock.recv_into(into[done:])
+            if count == 0:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
+                )
+            done += count
+
+
+def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
+    """Return the next ``size`` bytes of ``sock``; raises as ``recv_exact_into`` does."""
+    data = bytearray(size)
+    recv_exact_into(sock, memoryview(data), deadline)
+    return bytes(data)
+
+
+def _grant(deadline: Deadline) -> float:
+    seconds = deadline.piece()
+    if seconds <= 0:
+        raise TimeoutError(errno.ETIMEDOUT, f"no progress within {deadline.seconds:g} s")
+    return seconds
+
+
+@contextmanager
+def _until_granted_again() -> Generator[None]:
+    """Go on when the seconds granted are over: the deadline may be later. (Where the kernel has
+    given the connection up, its error has a number.)
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        if error.errno is not None:
+            raise
+
+
+def local_address_towards(host: str, port: int) -> str:
+    """Return this machine's address on the interface from which ``host`` is reached.
+
+    No packet is sent. Raises DistNetworkError when there is no route.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise DistNetworkError(
+            f"no interface leads to {format_address(host, port)}: {_reason(error, host)}"
+        ) from error
+
+
+def is_local(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine, as far as it resolves."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def resolves(host: str) -> bool:
+    """Return whether ``host`` is an address, or a name that is known here by now."""
+    try:
+        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return False

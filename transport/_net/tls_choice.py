@@ -1,0 +1,48 @@
+"""Whether connections are TLS's, for those who do not know: without it, it need not be loaded.
+
+OpenSSL's Python side takes as long as a good part of this package to import.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
+
+from transport import _environment as environment
+
+if TYPE_CHECKING:
+    from transport._net.tls import Tls, TlsSocket
+
+TLS_EVERYWHERE = (
+    f"({environment.TLS_CERT}, {environment.TLS_KEY} and {environment.TLS_CA} must be set in all"
+    " processes of a job, or in none)"
+)
+
+
+def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | None:
+    """Return what ``MESHLIB_TLS_CERT``, ``_KEY`` and ``_CA`` name, or None when none is set.
+
+    Raises ValueError when only some are set, or a file is not what it should be.
+    """
+    variables = os.environ if variables is None else variables
+    files = [variables.get(name, "") for name in environment.TLS]
+    if not any(files):
+        return None
+    if not all(files):
+        missing = [name for name, file in zip(environment.TLS, files, strict=True) if not file]
+        raise ValueError(
+            f"{' and '.join(missing)} not set: TLS needs all of {', '.join(environment.TLS)},"
+            " or none"
+        )
+    from transport._net.tls import Tls
+
+    return Tls(*files)
+
+
+def is_tls(sock: socket.socket) -> TypeGuard[TlsSocket]:
+    """Return whether ``sock`` is a ``TlsSocket``."""
+    tls = sys.modules.get("transport._net.tls")  # without it there is none
+    return tls is not None and isinstance(sock, tls.TlsSocket)

@@ -1,0 +1,74 @@
+"""``Compression``: in what form a group's reductions send floating-point numbers.
+
+Plain values, without NumPy: configs are checked where no array library is loaded. What the forms
+are stands in ``transport/_operands/encoding.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+FORMATS = ("bf16", "fp8", "int8")
+_KEYS = ("format", "error_feedback")
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What the large reductions along a mesh dim send: ``bf16``, or blocks of ``fp8`` or ``int8``.
+
+    Args:
+        format: ``"bf16"`` (half of float32's bytes), ``"fp8"`` or ``"int8"`` (a quarter, and a
+            scale for each block of 256 numbers).
+        error_feedback: Whether ``DistributedDataParallel``, ``DiLoCo`` and ``LocalSGD`` keep what
+            was rounded away and add it the next time.
+
+    Raises:
+        ValueError: For another format.
+        TypeError: For an ``error_feedback`` that is no bool.
+    """
+
+    format: str
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(
+                f"compress is {self.format!r}; expected one of {', '.join(map(repr, FORMATS))}"
+            )
+        if not isinstance(self.error_feedback, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"error_feedback is {self.error_feedback!r}; expected True or False")
+
+    @classmethod
+    def parse(cls, value: object) -> Compression | None:
+        """Return what ``value`` says: a format, a table of this class's fields, such an object.
+
+        None for None. Raises ValueError that has ``value`` in it for anything else.
+        """
+        if value is None or isinstance(value, Compression):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"compress is {value!r}; expected one of {', '.join(map(repr, FORMATS))}, or a"
+                " table with format and error_feedback"
+            )
+        table = cast("Mapping[str, Any]", value)
+        strange = [key for key in table if key not in _KEYS]
+        if strange or "format" not in table:
+            raise ValueError(f"compress is {value!r}; expected format, and maybe error_feedback")
+        try:
+            return cls(**table)
+        except TypeError as error:
+            raise ValueError(f"compress: {error}") from None
+
+    def to_value(self) -> str | dict[str, Any]:
+        """Return what ``parse`` makes an equal one of, as it stands in a config."""
+        if not self.error_feedback:
+            return self.format
+        return {"format": self.format, "error_feedback": True}
+
+    def __str__(self) -> str:
+        return f"{self.format} with error feedback" if self.error_feedback else self.format

@@ -1,0 +1,274 @@
+"""The forms in which compressed reductions send float32 numbers, and the way there and back.
+
+``bf16`` is the upper half of a float32, rounded to even. ``fp8`` (e4m3) and ``int8`` go in blocks
+of ``BLOCK`` numbers, each with a scale (a float32) that makes the largest number of the block the
+largest of the form: 448 or 127. A frame has all its scales first, then a code for each number. A
+block with an infinity or a NaN comes out as NaN. Everything is one rounding to nearest, and the
+same bits on every machine.
+
+NumPy alone, in pieces that stay in cache: 1.2 (bf16) to 2.6 ns (fp8) a number there and back.
+
+Sources: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", arXiv:1511.04561 (scaled
+blocks); Micikevicius et al., "FP8 Formats for Deep Learning", arXiv:2209.05433 (e4m3).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transport._operands.flat import Scratch
+from transport._operands.operand import CODED, WIDENED
+from transport._operands.reduce_op import Flat
+
+BLOCK = 256
+"""How many numbers share a scale."""
+
+Floats = npt.NDArray[np.float32]
+_Bits = npt.NDArray[np.uint32]
+
+# Numbers worked on at a time: a multiple of BLOCK, small enough for the second cache.
+_PIECE = 32 << 10
+# Below, a block's scale or its inverse may leave the range in which float32 has 24 bits.
+_TINY = np.float32(2.0**-110)
+_LIFT = np.float32(2.0**64)
+_MOST = np.finfo(np.float32).max
+_F32 = np.dtype(np.float32)
+
+
+class Encoding(ABC):
+    """One form. Methods work on pieces: 1-D float32 ``values``, ``scales`` and ``codes``."""
+
+    name: str
+    scaled: bool
+    dtype: np.dtype[Any]
+    """Of the codes."""
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of ``count`` numbers."""
+        return 4 * self.scales(count) + self.dtype.itemsize * count
+
+    def scales(self, count: int) -> int:
+        """Return how many scales ``count`` numbers have."""
+        return -(-count // BLOCK) if self.scaled else 0
+
+    @abstractmethod
+    def encode(self, values: Floats, scales: Floats, codes: Flat, work: Floats) -> None:
+        """Write ``values`` as ``scales`` and ``codes``; ``work`` has room for as many."""
+
+    @abstractmethod
+    def decode(self, scales: Floats, codes: Flat, values: Floats) -> None:
+        """Write into ``values`` what ``encode`` wrote."""
+
+
+class _Bf16(Encoding):
+    name, scaled, dtype = "bf16", False, np.dtype(np.uint16)
+
+    def encode(self, values: Floats, scales: Floats, codes: Flat, work: Floats) -> None:
+        bits, rounded = values.view(np.uint32), work.view(np.uint32)
+        _round_to_even(bits, 16, rounded)
+        np.copyto(codes, rounded, casting="unsafe")
+        strange = np.isnan(values)
+        if strange.any():
+            codes[strange] = 0x7FC0  # rounding may have carried a NaN over
+
+    def decode(self, scales: Floats, codes: Flat, values: Floats) -> None:
+        np.left_shift(codes, np.uint32(16), out=values.view(np.uint32), dtype=np.uint32)
+
+
+class _Blocks(Encoding):
+    scaled = True
+    largest: np.float32
+
+    def encode(self, values: Floats, scales: Floats, codes: Flat, work: Floats) -> None:
+        np.abs(values, out=work)
+        whole = values.size - values.size % BLOCK
+        found = scales[: whole // BLOCK]
+        np.max(work[:whole].reshape(-1, BLOCK), axis=1, out=found)
+        if whole < values.size:
+            scales[-1] = work[whole:].max()
+        finite, tiny = np.isfinite(scales), scales < _TINY
+        factors = np.zeros_like(scales)
+        np.divide(self.largest, scales, out=factors, where=finite & ~tiny)
+        if not finite.all():
+            # What is multiplied by 0 and is no number must not be made a whole one of.
+            values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+        lifted = tiny & (scales > 0)
+        exact = scales[lifted].astype(np.float64) / self.largest
+        np.divide(scales, self.largest, out=scales)
+        if lifted.any():
+            values = self._lift(values, lifted, exact, scales, factors)
+        _scale(values, factors, work)
+        self._round(work, codes)
+        # Rounded up, the scale of float32's largest number would make an infinity of it.
+        np.minimum(scales, np.nextafter(_MOST / self.largest, _F32.type(0)), out=scales)
+        scales[~finite] = np.nan
+
+    def _lift(
+        self,
+        values: Floats,
+        lifted: npt.NDArray[np.bool_],
+        exact: npt.NDArray[np.float64],
+        scales: Floats,
+        factors: Floats,
+    ) -> Floats:
+        """Return ``values`` with the blocks ``lifted`` times ``_LIFT``; set these blocks' scales
+        and factors. ``exact`` has the scales before rounding.
+
+        A scale may be subnormal, with few bits: it is rounded up, so that no code is too large, and
+        the codes are computed from the rounded one.
+        """
+        rounded = exact.astype(np.float32)
+        rounded = np.where(rounded < exact, np.nextafter(rounded, _MOST), rounded)
+        scales[lifted] = rounded
+        factors[lifted] = 1 / (rounded * _LIFT)
+        found = np.empty_like(values)
+        _scale(values, np.where(lifted, _LIFT, _F32.type(1)), found)
+        return found
+
+    @abstractmethod
+    def _round(self, work: Floats, codes: Flat) -> None:
+        """Write ``work``, numbers up to ``largest``, as ``codes``; it may be overwritten."""
+
+
+class _Int8(_Blocks):
+    name, dtype, largest = "int8", np.dtype(np.int8), np.float32(127)
+
+    def _round(self, work: Floats, codes: Flat) -> None:
+        np.rint(work, out=work)
+        np.copyto(codes, work, casting="unsafe")
+
+    def decode(self, scales: Floats, codes: Flat, values: Floats) -> None:
+        _scale(codes, scales, values)
+
+
+class _Fp8(_Blocks):
+    """The exponents of e4m3 are moved to the low end of float32's, subnormals to subnormals."""
+
+    name, dtype, largest = "fp8", np.dtype(np.uint8), np.float32(448)
+    _down, _up = np.float32(2.0**-120), np.float32(2.0**120)
+
+    def _round(self, work: Floats, codes: Flat) -> None:
+        np.multiply(work, self._down, out=work)
+        bits = work.view(np.uint32)
+        signs = np.right_shift(bits, np.uint32(24)).astype(np.uint8)
+        signs &= np.uint8(0x80)
+        bits &= np.uint32(0x7FFFFFFF)
+        _round_to_even(bits, 20, bits)
+        np.copyto(codes, bits, casting="unsafe")
+        codes |= signs
+
+    def decode(self, scales: Floats, codes: Flat, values: Floats) -> None:
+        bits = values.view(np.uint32)
+        np.left_shift(codes, np.uint32(24), out=bits, dtype=np.uint32)
+        signs = bits & np.uint32(0x80000000)
+        bits ^= signs
+        bits >>= np.uint32(4)
+        bits |= signs
+        values *= self._up
+        _scale(values, scales, values)
+
+
+def _round_to_even(bits: _Bits, dropped: int, out: _Bits) -> None:
+    """Write ``bits`` without their last ``dropped`` ones, rounded; ``out`` may be ``bits``."""
+    odd = np.right_shift(bits, np.uint32(dropped))
+    odd &= np.uint32(1)
+    odd += np.uint32((1 << (dropped - 1)) - 1)
+    np.add(bits, odd, out=out)
+    np.right_shift(out, np.uint32(dropped), out=out)
+
+
+def _scale(numbers: Flat, factors: Floats, out: Floats) -> None:
+    """Write each block of ``numbers`` times its factor."""
+    whole = numbers.size - numbers.size % BLOCK
+    blocks = factors[: whole // BLOCK, None]
+    into = out[:whole].reshape(-1, BLOCK)
+    np.multiply(numbers[:whole].reshape(-1, BLOCK), blocks, out=into, dtype=np.float32)
+    if whole < numbers.size:
+        np.multiply(numbers[whole:], factors[-1], out=out[whole:], dtype=np.float32)
+
+
+ENCODINGS: dict[str, Encoding] = {form.name: form for form in (_Bf16(), _Fp8(), _Int8())}
+
+
+class Coder:
+    """Encodes and decodes flat buffers in the scratch memory of one group; one thread at a time."""
+
+    def __init__(self, encoding: Encoding, scratch: Scratch) -> None:
+        self._encoding = encoding
+        self._scratch = scratch
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of ``count`` numbers."""
+        return self._encoding.nbytes(count)
+
+    def encode(self, source: Flat, residual: Floats | None = None) -> Flat:
+        """Return ``source``, of any floats, as bytes in new memory.
+
+        A ``residual`` is added before, and replaced by what was rounded away: no number where the
+        bytes stand for none.
+        """
+        return self._encode(source, residual, residual, None, 1.0)
+
+    def encode_sum(self, total: Floats, into: Flat, residual: Floats | None, scale: float) -> Flat:
+        """Return ``total`` as bytes in new memory, and write what they stand for to ``into``.
+
+        What was rounded away, times ``scale``, is left in ``residual``, as by ``encode``.
+        """
+        return self._encode(total, None, residual, into, scale)
+
+    def _encode(
+        self,
+        source: Flat,
+        added: Floats | None,
+        kept: Floats | None,
+        into: Flat | None,
+        scale: float,
+    ) -> Flat:
+        count, form = source.size, self._encoding
+        data = np.empty(form.nbytes(count), np.uint8)
+        most = min(count, _PIECE)
+        work, other = (self._scratch.flat(slot, _F32, most) for slot in (CODED, WIDENED))
+        for start, stop, scales, codes in _pieces(form, data, count):
+            values, part = source[start:stop], other[: stop - start]
+            if added is not None:
+                values = np.add(values, added[start:stop], dtype=np.float32, casting="unsafe")
+            elif values.dtype != _F32:
+                values = values.astype(np.float32)
+            form.encode(values, scales, codes, work[: stop - start])
+            if kept is None and into is None:
+                continue
+            form.decode(scales, codes, part)
+            if kept is not None:
+                np.subtract(values, part, out=kept[start:stop])
+                kept[start:stop] *= np.float32(scale)
+            if into is not None:  # which may be where ``values`` are
+                np.copyto(into[start:stop], part, casting="unsafe")
+        return data
+
+    def decode(self, data: Flat, into: Flat) -> None:
+        """Write what ``data`` stands for into all of ``into``, of any floats."""
+        form = self._encoding
+        if into.dtype == _F32:
+            for start, stop, scales, codes in _pieces(form, data, into.size):
+                form.decode(scales, codes, into[start:stop])
+            return
+        decoded = self._scratch.flat(WIDENED, _F32, min(into.size, _PIECE))
+        for start, stop, scales, codes in _pieces(form, data, into.size):
+            form.decode(scales, codes, decoded[: stop - start])
+            np.copyto(into[start:stop], decoded[: stop - start], casting="unsafe")
+
+
+def _pieces(form: Encoding, data: Flat, count: int) -> list[tuple[int, int, Floats, Flat]]:
+    """Return where the pieces of ``count`` numbers begin and end, with their scales and codes."""
+    head = 4 * form.scales(count)
+    scales, codes = data[:head].view(np.float32), data[head:].view(form.dtype)
+    found: list[tuple[int, int, Floats, Flat]] = []
+    for start in range(0, count, _PIECE):
+        stop = min(count, start + _PIECE)
+        own = scales[start // BLOCK : -(-stop // BLOCK)]
+        found.append((start, stop, own, codes[start:stop]))
+    return found

@@ -1,0 +1,74 @@
+"""Flat buffers: their bytes, how they are cut into parts, and scratch memory that is reused."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transport._operands.reduce_op import Flat
+
+_RAW = -1
+
+
+def as_bytes(buffer: Flat) -> memoryview:
+    """Return the bytes of ``buffer`` (format ``B``) without a copy.
+
+    By way of a uint8 array, because the buffer protocol knows neither bfloat16 nor float8.
+    """
+    view = buffer.view(np.uint8).data
+    return view if view.ndim == 1 else view.cast("B")  # a subclass may never have one dimension
+
+
+def part_bounds(count: int, parts: int, index: int) -> tuple[int, int]:
+    """Return where part ``index`` of ``count`` elements begins and ends.
+
+    The parts are in order, cover everything, and differ in size by one element at most.
+    """
+    return count * index // parts, count * (index + 1) // parts
+
+
+def laps_of(nbytes: int, segment: int) -> int:
+    """Return how many segments ``nbytes`` take, at least one: empty data takes part as well."""
+    return max(1, -(-nbytes // segment))
+
+
+class Scratch:
+    """A few growing pieces of working memory, kept between calls.
+
+    Each algorithm asks for no more than a segment, so what is kept stays bounded, and a small
+    call allocates nothing. One thread at a time.
+    """
+
+    __slots__ = ("_views",)
+
+    def __init__(self) -> None:
+        # By slot and dtype number; a slot's memory itself is under ``_RAW``.
+        self._views: dict[tuple[int, int], Flat] = {}
+
+    def flat(self, slot: int, dtype: np.dtype[np.generic], count: int) -> Flat:
+        """Return ``count`` elements of ``dtype`` in piece ``slot``, with undefined contents.
+
+        Pieces of different slots never overlap; a later request for one slot takes its memory.
+        """
+        key = (slot, dtype.num)
+        view = self._views.get(key)
+        if view is None or view.size < count:
+            view = self._grow(slot, dtype, count)
+            self._views[key] = view
+        return view[:count]
+
+    def _grow(self, slot: int, dtype: np.dtype[np.generic], count: int) -> Flat:
+        raw = self._views.get((slot, _RAW))
+        need = count * dtype.itemsize
+        if raw is None or raw.nbytes < need:
+            size = max(4096, 1 << (need - 1).bit_length())
+            for key in [key for key in self._views if key[0] == slot]:
+                del self._views[key]  # views of the old memory would keep it alive
+            raw = np.empty(size, np.uint8)
+            self._views[slot, _RAW] = raw
+        usable = raw.nbytes - raw.nbytes % dtype.itemsize
+        return raw[:usable].view(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are held."""
+        return sum(view.nbytes for (_, kind), view in self._views.items() if kind == _RAW)

@@ -1,0 +1,115 @@
+"""A rank's input as it enters a reduction, and its result as it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport._link import OnPiece
+from transport._operands.flat import Scratch
+from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+
+# Slots of the communicator's scratch memory.
+ARRIVING = 0
+LOADED = 2
+TOTAL = 3
+WHOLE = 4
+CODED = 5
+WIDENED = 6
+ENCODED = 7
+ARRIVING_BEHIND = 8
+REDUCED = 9
+
+
+class Operand:
+    """Reads inputs of one dtype for ``op``: widened to the reduction dtype and scaled.
+
+    Where neither is needed the input itself is read, without a copy.
+    """
+
+    __slots__ = ("_copies", "_op", "_scratch", "_slot", "dtype")
+
+    def __init__(
+        self, scratch: Scratch, op: ReduceOp, dtype: np.dtype[np.generic], slot: int = LOADED
+    ) -> None:
+        self.dtype = reduction_dtype(dtype)
+        self._copies = self.dtype != dtype or op.kind is RedOpType.PREMUL_SUM
+        self._op = op
+        self._scratch = scratch
+        self._slot = slot
+
+    def load(self, source: Flat, start: int, stop: int) -> Flat:
+        """Return elements ``start`` to ``stop`` of ``source``, valid until the next ``load``."""
+        part = source[start:stop]
+        if not self._copies:
+            return part
+        loaded = self._scratch.flat(self._slot, self.dtype, part.size)
+        scale(loaded, source, start, stop, self._op)
+        return loaded
+
+
+def scale(into: Flat, source: Flat, start: int, stop: int, op: ReduceOp) -> None:
+    """Write elements ``start`` to ``stop`` of ``source``, scaled where ``op`` does, to ``into``."""
+    np.copyto(into, source[start:stop], casting="unsafe")
+    op.part(start, stop, source.size).prepare(into)
+
+
+def store(into: Flat, value: Flat) -> None:
+    """Write a reduced ``value`` to ``into``, rounding once where that is narrower."""
+    np.copyto(into, value, casting="unsafe")
+
+
+def pack(scratch: Scratch, op: ReduceOp, inputs: Sequence[Flat]) -> tuple[Flat, list[Flat]]:
+    """Return all of ``inputs`` as operands of ``op``, one behind the other, and the part of each;
+    in scratch memory (``TOTAL``; ``LOADED`` is used as well).
+    """
+    operand = Operand(scratch, op, inputs[0].dtype)
+    total = scratch.flat(TOTAL, operand.dtype, sum(part.size for part in inputs))
+    places: list[Flat] = []
+    start = 0
+    for part in inputs:
+        place = total[start : start + part.size]
+        np.copyto(place, operand.load(part, 0, part.size))
+        places.append(place)
+        start += part.size
+    return total, places
+
+
+class Arrival:
+    """Reduces a frame while it arrives, in pieces small enough to be still in cache.
+
+    An instance is the ``on_piece`` of a receive into ``lower`` or ``upper``, whichever arrives;
+    ``finish`` does what is left when the frame is complete.
+    """
+
+    __slots__ = ("_bytes", "_done", "_op", "_piece", "lower", "out", "upper")
+
+    def __init__(self, op: ReduceOp, lower: Flat, upper: Flat, out: Flat, piece: int) -> None:
+        self._op = op
+        self.lower = lower
+        self.upper = upper
+        self.out = out
+        self._bytes = out.itemsize
+        self._piece = max(1, piece // out.itemsize)
+        self._done = 0
+
+    def __call__(self, received: int) -> None:
+        """Reduce what has arrived, if it is worth a call."""
+        ready = received // self._bytes
+        if ready - self._done >= self._piece:
+            self._reduce_to(ready)
+
+    def finish(self) -> None:
+        """Reduce the rest."""
+        if self._done < self.out.size:
+            self._reduce_to(self.out.size)
+
+    def _reduce_to(self, stop: int) -> None:
+        part = slice(self._done, stop)
+        self._op.combine(self.lower[part], self.upper[part], self.out[part])
+        self._done = stop
+
+    def on_piece(self) -> OnPiece | None:
+        """Return this object where the frame has more than one piece, else None."""
+        return self if self.out.size > self._piece else None

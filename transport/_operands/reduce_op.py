@@ -1,0 +1,274 @@
+"""Reduce operations: which dtypes they take, and what they do to two flat buffers."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from transport._call import OP_CODES, dtype_code
+
+Flat = npt.NDArray[Any]
+"""A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array over somebody's memory."""
+
+
+class RedOpType(enum.Enum):
+    """The kinds of reduction, by c10d's names."""
+
+    SUM = "SUM"
+    AVG = "AVG"
+    PRODUCT = "PRODUCT"
+    MIN = "MIN"
+    MAX = "MAX"
+    BAND = "BAND"
+    BOR = "BOR"
+    BXOR = "BXOR"
+    PREMUL_SUM = "PREMUL_SUM"
+
+
+_UFUNCS: dict[RedOpType, np.ufunc] = {
+    RedOpType.SUM: np.add,
+    RedOpType.AVG: np.add,
+    RedOpType.PREMUL_SUM: np.add,
+    RedOpType.PRODUCT: np.multiply,
+    RedOpType.MIN: np.minimum,
+    RedOpType.MAX: np.maximum,
+    RedOpType.BAND: np.bitwise_and,
+    RedOpType.BOR: np.bitwise_or,
+    RedOpType.BXOR: np.bitwise_xor,
+}
+_BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
+_SCALED = frozenset({RedOpType.AVG, RedOpType.PREMUL_SUM})
+_ORDERED = frozenset({RedOpType.MIN, RedOpType.MAX})
+# The kinds of dtype that each takes; V is that of bfloat16 and its like.
+_TAKES: dict[RedOpType, str] = (
+    dict.fromkeys(RedOpType, "biufcV")
+    | dict.fromkeys(_BITWISE, "biu")
+    | dict.fromkeys(_ORDERED, "biufV")
+    | dict.fromkeys(_SCALED, "fcV")
+)
+
+
+class ReduceOp:
+    """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``,
+    ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
+
+    ``kind`` says which. Raises TypeError for another kind, ValueError for a ``factor`` without
+    PREMUL_SUM or PREMUL_SUM without one. ``residual`` is what ``error_feedback`` was given.
+    """
+
+    __slots__ = ("_takes", "code", "codes", "factor", "kind", "residual", "ufunc")
+    RedOpType = RedOpType
+    PREMUL_SUM = RedOpType.PREMUL_SUM
+
+    # Made below; ready values, as c10d's enumeration has them.
+    SUM: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+
+    kind: RedOpType
+    factor: Any
+    residual: npt.NDArray[np.float32] | None
+    """What earlier calls rounded away, flat: the next one adds it, and leaves its own there."""
+    ufunc: np.ufunc
+    """What combines two contributions, for those who call it very often; see ``combine``."""
+    code: int
+    """The op's number on the wire."""
+    codes: dict[np.dtype[np.generic], int]
+    """The wire codes of those dtypes that it was found to apply to already; see ``code_of``."""
+    _takes: str
+
+    def __init__(
+        self,
+        kind: RedOpType,
+        factor: Any = None,
+        residual: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        if not isinstance(kind, RedOpType):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"kind must be a RedOpType, got {kind!r}; expected ReduceOp.SUM and its like, which"
+                " are ready, or premul_sum(factor)"
+            )
+        if kind is RedOpType.PREMUL_SUM and factor is None:
+            raise ValueError("PREMUL_SUM needs a factor; expected what premul_sum(factor) returns")
+        if kind is not RedOpType.PREMUL_SUM and factor is not None:
+            raise ValueError(f"factor belongs to PREMUL_SUM and to nothing else, got {kind.name}")
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "residual", residual)
+        object.__setattr__(self, "ufunc", _UFUNCS[kind])
+        object.__setattr__(self, "code", OP_CODES[kind.name])
+        object.__setattr__(self, "codes", {})
+        object.__setattr__(self, "_takes", _TAKES[kind])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("ReduceOp is immutable")
+
+    def __reduce__(self) -> tuple[type[ReduceOp], tuple[RedOpType, Any]]:
+        return ReduceOp, (self.kind, self.factor)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RedOpType):
+            return self.kind is other
+        return (
+            isinstance(other, ReduceOp)
+            and self.kind is other.kind
+            and self.residual is other.residual
+            and bool(np.array_equal(self.factor, other.factor))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    def __repr__(self) -> str:
+        inside = "" if self.factor is None else f"({self.factor!r})"
+        return f"ReduceOp.{self.kind.name}{inside}"
+
+    def code_of(self, dtype: np.dtype[np.generic]) -> int:
+        """Return the wire code of ``dtype``, to which this op applies.
+
+        Raises TypeError when it does not, or when no collective carries ``dtype``.
+        """
+        code = self.codes.get(dtype)
+        if code is None:
+            code = dtype_code(dtype)
+            self.check(dtype)
+            # Arrays must fit the number of elements each time.
+            if np.ndim(self.factor) == 0 and self.residual is None:
+                self.codes[dtype] = code
+        return code
+
+    def check(self, dtype: np.dtype[np.generic], count: int | None = None) -> None:
+        """Raise TypeError when this op has no meaning for ``dtype``.
+
+        Raises ValueError when its factor or residual does not fit a flat buffer of ``count``
+        elements (None: not known).
+        """
+        if self.residual is not None and count not in (None, self.residual.size):
+            raise ValueError(
+                f"the residual of op {self!r} has {self.residual.size} elements; expected {count},"
+                " as the array has"
+            )
+        if dtype.kind in self._takes:
+            if self.factor is not None:
+                self._check_factor(dtype, count)
+            return
+        if self.kind in _BITWISE:
+            why = "bitwise operations are defined on integers and bool"
+        elif self.kind in _ORDERED:
+            why = "complex numbers have no order"
+        else:
+            why = "scaling an integer would round it"
+        raise TypeError(f"op {self!r} does not apply to dtype {dtype.name}: {why}")
+
+    def _check_factor(self, dtype: np.dtype[np.generic], count: int | None) -> None:
+        if np.iscomplexobj(self.factor) and dtype.kind != "c":
+            raise TypeError(
+                f"op {self!r} does not apply to dtype {dtype.name}: its factor is complex"
+            )
+        shape = np.shape(self.factor)
+        if count is not None and shape not in ((), (1,), (count,)):
+            raise ValueError(
+                f"op {self!r} has a factor of shape {shape}; expected a number, or one for each of"
+                f" the {count} elements"
+            )
+
+    def combine(self, lower: Flat, upper: Flat, out: Flat) -> None:
+        """Write ``lower`` op ``upper`` into ``out``, which may be either of them.
+
+        ``lower`` must hold the contribution of the lower ranks: keeping operands in rank order
+        makes NaN payloads and signed zeros come out the same on every rank.
+        """
+        self.ufunc(lower, upper, out=out)
+
+    def prepare(self, buffer: Flat) -> None:
+        """Apply to ``buffer`` what comes before the reduction: PREMUL_SUM scales the input."""
+        if self.kind is RedOpType.PREMUL_SUM:
+            np.multiply(buffer, self.factor, out=buffer, casting="same_kind")
+
+    def part(self, start: int, stop: int, count: int) -> ReduceOp:
+        """Return this op for elements ``start`` to ``stop`` of a flat buffer of ``count``: the same
+        unless it has an array (``factor``, ``residual``), of which it then has the matching part.
+        """
+        if self.residual is not None:
+            return ReduceOp(self.kind, None, self.residual[start:stop])
+        if self.factor is None or np.ndim(self.factor) == 0:
+            return self
+        return ReduceOp(self.kind, np.broadcast_to(self.factor, count)[start:stop])
+
+    @property
+    def plain(self) -> ReduceOp:
+        """What is left of this op between ``prepare`` and ``finish``: the one that combines."""
+        if self.residual is not None:
+            return ReduceOp(RedOpType.SUM, None, self.residual)
+        return ReduceOp.SUM if self.kind in _SCALED else self
+
+    def finish(self, buffer: Flat, size: int) -> None:
+        """Apply to ``buffer`` what comes after the reduction over ``size`` ranks: AVG divides."""
+        if self.kind is RedOpType.AVG:
+            if buffer.dtype.kind == "c":  # complex division rounds more than once
+                buffer = buffer.view(np.real(buffer).dtype)
+            np.divide(buffer, size, out=buffer, casting="same_kind")
+
+
+for _type in set(RedOpType) - {RedOpType.PREMUL_SUM}:
+    setattr(ReduceOp, _type.name, ReduceOp(_type))
+
+
+def premul_sum(factor: Any) -> ReduceOp:
+    """Return the op that multiplies each rank's input by ``factor``, then sums.
+
+    ``factor`` is a number, or a 1-D array with one for each element of the flattened array (for
+    reduce_scatter: of the output, and the same for each part). Raises TypeError for anything else;
+    calls raise ValueError for an array of another length, TypeError for a complex factor of real
+    numbers.
+    """
+    if np.asarray(factor).dtype.kind not in "biufcV":
+        raise TypeError(f"factor must be a number or an array of numbers, got {factor!r}")
+    return ReduceOp(RedOpType.PREMUL_SUM, factor)
+
+
+def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
+    """Return ``op`` for an all_reduce over a dim that compresses, so that no rounding is lost.
+
+    What compressed calls round away is left in ``residual`` and added by the next call with it: an
+    array for each array that is reduced again and again, on each rank its own, zeros at first.
+    Where nothing is compressed it stays as it is.
+
+    Args:
+        op: ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
+        residual: A C-contiguous NumPy array, float32, with as many elements as the array that is
+            reduced. Calls write to it.
+
+    Returns:
+        The op, for ``all_reduce`` alone.
+
+    Raises:
+        ValueError: For another op.
+        TypeError: For a residual that is no such array.
+    """
+    if not isinstance(op, ReduceOp) or op.kind not in (RedOpType.SUM, RedOpType.AVG):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"op is {op!r}; expected ReduceOp.SUM or ReduceOp.AVG for error feedback")
+    fits = isinstance(residual, np.ndarray) and residual.dtype == np.float32  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not fits or not residual.flags.c_contiguous or not residual.flags.writeable:
+        raise TypeError(
+            f"residual is {type(residual).__name__} {getattr(residual, 'dtype', '')}; expected a"
+            " C-contiguous NumPy array of float32 that can be written to"
+        )
+    return ReduceOp(op.kind, None, residual.reshape(-1))
+
+
+def reduction_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """Return the dtype in which ``dtype`` is reduced: float32 for floats of 8 and 16 bits.
+
+    They are then rounded once, at the end, instead of at each addition.
+    """
+    is_small_float = dtype.itemsize <= 2 and dtype.kind in "fV"
+    return np.dtype(np.float32) if is_small_float else dtype

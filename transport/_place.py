@@ -1,0 +1,84 @@
+"""Where a rank runs: the one way to tell which ranks share a machine, and so perhaps memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from transport import _environment as environment
+from transport._errors import DistNetworkError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = "/proc/self/ns/net"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs, as it is published in a store.
+
+    ``machine`` is ``this_machine`` there. Ranks with equal ones *may* share memory; they do when a
+    descriptor has really arrived. ``obstacle`` is empty, or says why this rank cannot share memory
+    at all. ``pid`` tells ranks that are threads of one process from others. ``address`` is that of
+    an abstract Unix socket (hexadecimal), where there is one. ``site`` is what
+    ``MESHLIB_SITE`` says there.
+    """
+
+    machine: str
+    obstacle: str = ""
+    pid: int = 0
+    address: str = ""
+    site: str = ""
+
+    def encode(self) -> bytes:
+        """Return the place as the bytes that are published."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Place:
+        """Return the place in ``data``; raise DistNetworkError when there is none."""
+        try:
+            fields = json.loads(data)
+            place = cls(**fields)
+            bytes.fromhex(place.address)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DistNetworkError(
+                f"expected the place of a rank in the store, got {data[:80]!r}"
+            ) from error
+        return place
+
+    def may_share_with(self, other: Place) -> bool:
+        """Whether memory can be shared with the rank at ``other``, as far as can be told."""
+        return not self.obstacle and not other.obstacle and self.machine == other.machine
+
+
+def this_place(
+    obstacle: str | None = None, address: bytes = b"", machine: str | None = None
+) -> Place:
+    """Return this process's place; ``obstacle`` says why it cannot share memory, if it cannot,
+    ``machine`` what it is to say instead of where it is.
+    """
+    try:
+        machine = machine or _boot_and_namespace()
+    except OSError as error:
+        machine = this_machine()
+        obstacle = obstacle or f"this machine does not say which boot and namespace it is: {error}"
+    site = os.environ.get(environment.SITE, "")
+    return Place(machine, obstacle or "", os.getpid(), address.hex(), site)
+
+
+def this_machine() -> str:
+    """Return what processes that share our loopback have in common: the running kernel's boot and
+    the network namespace, in which sockets' addresses mean something. Two namespaces of one machine
+    are two machines; a name alone says nothing, many have the same.
+    """
+    try:
+        return _boot_and_namespace()
+    except OSError:
+        return socket.gethostname()
+
+
+def _boot_and_namespace() -> str:
+    return f"{_BOOT_ID.read_text().strip()} {os.readlink(_NAMESPACE)}"

@@ -1,0 +1,169 @@
+"""Datagrams to a multicast group: who is looking for the job, and who serves its store."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transport._errors import DistNetworkError
+from transport._net import LOOPBACK
+from transport._net.fork import close_in_forked_children
+from transport._net.sockets import format_address
+
+_MAGIC = b"meshlib beacon 1"
+_PROOF_BYTES = hashlib.sha256().digest_size
+_MAX_BYTES = 1200
+_LOOPBACK_6 = "::1"
+
+
+@dataclass(frozen=True, slots=True)
+class Beacon:
+    """What a process says of itself. ``port`` 0: it serves no store.
+
+    ``host`` is where its store is; empty: where the datagram came from.
+    """
+
+    group: str
+    identity: str
+    host: str = ""
+    port: int = 0
+
+    def pack(self, secret: bytes | None) -> bytes:
+        """Return the datagram, with a proof of the job's secret."""
+        body = json.dumps(asdict(self)).encode()
+        return _MAGIC + _proof(secret, body) + body
+
+    @classmethod
+    def unpack(cls, data: bytes, secret: bytes | None) -> Beacon | None:
+        """Return the beacon in a datagram, or None when it is none of this job's."""
+        size = len(_MAGIC) + _PROOF_BYTES
+        body = data[size:]
+        if data[: len(_MAGIC)] != _MAGIC or len(data) > _MAX_BYTES:
+            return None
+        if not hmac.compare_digest(data[len(_MAGIC) : size], _proof(secret, body)):
+            return None
+        try:
+            fields: dict[str, Any] = json.loads(body)
+            group, identity, host = fields["group"], fields["identity"], fields["host"]
+            port = fields["port"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        fits = all(isinstance(text, str) for text in (group, identity, host))
+        if not fits or not isinstance(port, int) or not 0 <= port < 65536:
+            return None
+        return cls(group, identity, host, port)
+
+
+def new_identity() -> str:
+    """Return an identity that no other process has."""
+    return os.urandom(16).hex()
+
+
+class BeaconSocket:
+    """Sends and receives the beacons of one job in the multicast group ``host:port``.
+
+    Without a ``secret`` and without ``interface`` (an address of this machine) the datagrams do
+    not leave this host, nor does the store listen to others: ``listen_host`` is the loopback.
+    Raises DistNetworkError when this machine has no way to the group.
+    """
+
+    def __init__(
+        self, host: str, port: int, group: str, secret: bytes | None, interface: str | None
+    ) -> None:
+        self._address = (host, port)
+        self._group = group
+        self._secret = secret
+        local = not secret and not interface
+        version_4 = ipaddress.ip_address(host.partition("%")[0]).version == 4
+        loopback = LOOPBACK if version_4 else _LOOPBACK_6
+        self.listen_host = interface or (loopback if local else "")
+        self.announced_host = loopback if local else interface or ""
+        # The first way that works. Not every machine routes multicast over its loopback.
+        ways = [
+            *([loopback] if local else []),
+            *([interface] if interface else [None]),
+        ]
+        failure: OSError | None = None
+        for way in ways:
+            try:
+                self._sock = _open(host, port, way, local=local)
+            except OSError as error:
+                failure = error
+            else:
+                close_in_forked_children(self._sock)
+                return
+        raise DistNetworkError(
+            f"no way to the multicast group {format_address(host, port)}: {failure}"
+        ) from failure
+
+    def send(self, beacon: Beacon) -> None:
+        """Send a beacon. A datagram that cannot go now is lost, as any may be."""
+        with contextlib.suppress(OSError):
+            self._sock.sendto(beacon.pack(self._secret), self._address)
+
+    def receive(self, seconds: float, take: Callable[[Beacon], bool]) -> None:
+        """Hand arriving beacons of the job to ``take`` for so long, or until it returns True."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([self._sock], [], [], left)[0]:
+                return
+            with contextlib.suppress(OSError):
+                data, address = self._sock.recvfrom(_MAX_BYTES + 1)
+                beacon = Beacon.unpack(data, self._secret)
+                if beacon is None or beacon.group != self._group:
+                    continue
+                host = beacon.host or str(address[0])
+                if take(Beacon(beacon.group, beacon.identity, host, beacon.port)):
+                    return
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._sock.close()
+
+
+def _proof(secret: bytes | None, body: bytes) -> bytes:
+    return hmac.digest(secret or b"", _MAGIC + body, "sha256")
+
+
+def _open(host: str, port: int, way: str | None, *, local: bool) -> socket.socket:
+    """Return a socket in the multicast group, by the address of an interface, ``way``, if given."""
+    bare = host.partition("%")[0]
+    interface: int | bytes
+    if ipaddress.ip_address(bare).version == 4:
+        interface = socket.inet_aton(way or "0.0.0.0")  # noqa: S104 (the kernel's choice)
+        address, membership = (host, port), socket.inet_aton(host) + interface
+        family, level = socket.AF_INET, socket.IPPROTO_IP
+        join, leave_by = socket.IP_ADD_MEMBERSHIP, socket.IP_MULTICAST_IF
+        hops = socket.IP_MULTICAST_TTL
+    else:
+        # An interface other than the routing table's choice is named as address%interface.
+        name = "lo" if way == _LOOPBACK_6 else (way or host).partition("%")[2]
+        interface = socket.if_nametoindex(name) if name else 0
+        address = host, port, 0, interface
+        membership = socket.inet_pton(socket.AF_INET6, bare) + struct.pack("@I", interface)
+        family, level = socket.AF_INET6, socket.IPPROTO_IPV6
+        join, leave_by = socket.IPV6_JOIN_GROUP, socket.IPV6_MULTICAST_IF
+        hops = socket.IPV6_MULTICAST_HOPS
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.setsockopt(level, join, membership)
+        sock.setsockopt(level, leave_by, interface)
+        sock.setsockopt(level, hops, 0 if local else 1)
+        sock.sendto(b"", address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

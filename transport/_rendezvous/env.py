@@ -1,0 +1,157 @@
+"""``env://``: the launcher's variables say where the store is and which rank this is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from transport import _environment as environment
+from transport._launch_environments import (
+    KNOWN,
+    NONE,
+    LaunchEnvironmentError,
+    Place,
+    detect,
+    hints,
+)
+from transport._net import LOOPBACK
+from transport._net.sockets import format_address, is_local
+from transport._rendezvous.plain import solo_rendezvous, static_store
+from transport._rendezvous.request import Request
+from transport._rendezvous.seats import in_group, join_turn, take_turn
+from transport._store.base import Store
+from transport._store.prefix_store import PrefixStore
+from transport._store.tcp.store import TCPStore
+
+ALONE = "solo://"
+_LOGGER = logging.getLogger("meshlib.transport")
+
+
+def env_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return the store, the rank and the world size that the environment names.
+
+    Rank and world size in the URL's query are stronger. Raises LaunchEnvironmentError naming the
+    variables that are missing and what was found.
+    """
+    if os.environ.get(environment.LAUNCHER, "").strip().lower() == NONE:
+        return solo_rendezvous(request, f"{environment.LAUNCHER}={NONE}")
+    place = detect()
+    rank = _pick(request.rank, place.rank)
+    world_size = _pick(request.world_size, place.world_size)
+    host, port = place.master_addr, place.master_port
+    if rank is None or world_size is None or host is None or port is None:
+        needed = {
+            environment.RANK: rank,
+            environment.WORLD_SIZE: world_size,
+            environment.MASTER_ADDR: host,
+            environment.MASTER_PORT: port,
+        }
+        raise LaunchEnvironmentError(_explain(needed, place))
+    if world_size < 1:
+        raise LaunchEnvironmentError(
+            f"{environment.WORLD_SIZE} must be at least 1, got {world_size}"
+        )
+    joining = os.environ.get(environment.JOIN) == "1"
+    if joining and rank < world_size:
+        raise LaunchEnvironmentError(
+            f"{environment.JOIN} is 1 for a rank that comes later: expected {environment.RANK} from"
+            f" {environment.WORLD_SIZE} = {world_size} on, got {rank}"
+        )
+    if rank < 0 or (rank >= world_size and not joining):
+        raise LaunchEnvironmentError(
+            f"{environment.RANK} must be from 0 to {environment.WORLD_SIZE} - 1 ="
+            f" {world_size - 1}, got {rank}"
+        )
+    if not 0 < port < 65536:
+        raise LaunchEnvironmentError(
+            f"{environment.MASTER_PORT} must be a port from 1 to 65535, got {port}"
+        )
+    _log(place, rank, world_size, host, port)
+    if not os.environ.get(environment.MASTER_ADDR):
+        _check_implied(request, host, rank, place.launcher)
+    if os.environ.get(environment.AGENT_STORE) == f"{host}:{port}":
+        store = _agent_store(request, host, port, rank, joining)
+    elif joining:
+        raise LaunchEnvironmentError(
+            f"{environment.JOIN} is 1, but no launcher serves the store at {host}:{port}: expected"
+            " meshrun --replace or --spares"
+        )
+    else:
+        store = static_store(request, host, port, rank, world_size)
+    return store, rank, world_size
+
+
+def _agent_store(request: Request, host: str, port: int, rank: int, joining: bool) -> Store:
+    """Return this job's part of the store that the launcher's agent serves.
+
+    The agent's store outlives the ranks: restarts and repeated initialisations get parts of
+    their own.
+    """
+    store = TCPStore(host, port, timeout=request.timeout, secret=request.secret)
+    try:
+        restart = os.environ.get(environment.RESTART_COUNT, "0")
+        part = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
+        return join_turn(part) if joining else take_turn(part, rank)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _pick(given: int, found: int | None) -> int | None:
+    return found if given < 0 else given
+
+
+def _check_implied(request: Request, host: str, rank: int, launcher: str) -> None:
+    """Check an address that the launcher implies: rank 0 has to be there, and strangers are.
+
+    Raises LaunchEnvironmentError.
+    """
+    if rank == 0 and not is_local(host):
+        raise LaunchEnvironmentError(
+            f"{launcher} started rank 0 on {socket.gethostname()}, and from the first node of its"
+            f" list the ranks take it to be on {host}, which is no address of this machine:"
+            f" expected {environment.MASTER_ADDR}, the address of rank 0, equal on all ranks"
+        )
+    if request.secret is None and host != LOOPBACK and not os.environ.get(environment.HOST):
+        raise LaunchEnvironmentError(
+            f"{launcher} started ranks on several machines, which meet at {host}, and they have no"
+            " secret to know each other by: run `meshlib secret` once where the machines share a"
+            f" home, or export {environment.SECRET}=$(meshlib secret --print) before they start"
+        )
+
+
+def _log(place: Place, rank: int, world_size: int, host: str, port: int) -> None:
+    given = os.environ.get(environment.MASTER_ADDR)
+    _LOGGER.info(
+        "rank %d of %d, as %s says; store at %s, as %s says",
+        rank,
+        world_size,
+        place.launcher if place.rank == rank else "the program",
+        format_address(host, port),
+        environment.MASTER_ADDR if given else place.launcher,
+    )
+
+
+def _explain(needed: Mapping[str, object], place: Place) -> str:
+    missing = [name for name, value in needed.items() if value is None]
+    found = [f"{name}={os.environ[name]!r}" for name in needed if os.environ.get(name)]
+    launchers = ", ".join(known.name for known in KNOWN)
+    hint = hints(os.environ)
+    text = (
+        f"init_method 'env://' needs {' and '.join(missing)} in the environment;"
+        f" found {', '.join(found) or 'none of its variables'}"
+        f" and {place.launcher} (recognised: {launchers}){'. ' + hint if hint else ''}"
+    )
+    if place.rank is not None or place.world_size is not None:
+        return text
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if not program.endswith(".py") or program == "__main__.py":
+        program = "PROGRAM.py"
+    return (
+        f"{text}. To start several ranks: meshrun --nproc-per-node 2 {program}. To run this"
+        f" process alone, a world of one: {environment.LAUNCHER}={NONE} in its environment, or"
+        f" init_process_group(init_method={ALONE!r})"
+    )

@@ -1,0 +1,45 @@
+"""``mpi://``: MPI knows the ranks; rank 0 serves the store and tells the others where."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+from transport import _environment as environment
+from transport._net import LOOPBACK
+from transport._net.auth import new_secret
+from transport._place import this_machine
+from transport._rendezvous.request import Request
+from transport._rendezvous.seats import in_group
+from transport._store.base import Store
+from transport._store.tcp.store import TCPStore
+
+
+def mpi_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return a store, and rank and world size as MPI has them.
+
+    Where the job has no secret, rank 0 makes one; it travels over MPI and is put into the
+    environment, as a launcher would do. Raises ValueError when the URL's rank or world size are
+    not MPI's.
+    """
+    from transport._mpi.library import join
+
+    deadline, timeout = request.deadline(), request.timeout
+    process = join(deadline)
+    request.check_found(process.rank, process.size, "MPI says otherwise")
+    machines = process.all_gather(this_machine(), deadline)
+    if process.rank == 0:
+        key = request.secret or new_secret()
+        host = os.environ.get(environment.HOST)
+        if not host:
+            host = LOOPBACK if len(set(machines)) == 1 else socket.gethostname()
+        store = TCPStore(host, 0, is_master=True, timeout=timeout, secret=key)
+        letter = {"host": host, "port": store.port, "secret": key.hex()}
+        process.all_gather(json.dumps(letter), deadline)
+    else:
+        letter = json.loads(process.all_gather("", deadline)[0])
+        key = bytes.fromhex(letter["secret"])
+        store = TCPStore(letter["host"], letter["port"], timeout=timeout, secret=key)
+    os.environ.setdefault(environment.SECRET, key.hex())
+    return in_group(store, request.group_name), process.rank, process.size

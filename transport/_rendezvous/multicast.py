@@ -1,0 +1,212 @@
+"""``tcp://`` with a multicast address: processes that know only a group find each other.
+
+Everybody sends beacons. After a short silence in which nobody claimed to serve the store, the one
+with the least identity does, and says so in its beacons; the others join it. Two may come to serve
+where datagrams were lost: the one with the greater identity gives up as soon as it hears of the
+other, and its members look again. Only a store that all ``world_size`` processes have joined
+is used, so there is one at most, and nobody gives up afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+
+from transport import _environment as environment
+from transport._errors import DistNetworkError, DistStoreError, StoreTimeoutError
+from transport._rendezvous.beacon import Beacon, BeaconSocket, new_identity
+from transport._rendezvous.request import Request
+from transport._store.base import Store
+from transport._store.tcp.store import TCPStore
+
+_BEACON_SECONDS = 0.03
+_SETTLE_SECONDS = 0.3
+_CONNECT_SECONDS = 3.0
+_COUNT, _MEMBER, _RANKS = "rendezvous/count", "rendezvous/member", "rendezvous/ranks"
+_SIZE = "rendezvous/size"
+_HEARD = "rendezvous/heard"
+
+
+def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return the store, the rank and the world size of the job in the group.
+
+    Processes without a rank get those that are left, in the order of arrival.
+
+    Raises StoreTimeoutError when not all come in time, DistStoreError when their ranks or world
+    sizes do not fit together, DistNetworkError when the machine has no way to the group.
+    """
+    secret = request.secret
+    request.check_place(rank_needed=False)
+    interface = os.environ.get(environment.HOST) or None
+    beacons = BeaconSocket(request.host, request.port, request.group_name, secret, interface)
+    try:
+        store, rank = _Search(request, beacons, secret).run()
+    finally:
+        beacons.close()
+    store.set_timeout(request.timeout)
+    return store, rank, request.world_size
+
+
+class _Search:
+    """One process' search for the others."""
+
+    def __init__(self, request: Request, beacons: BeaconSocket, secret: bytes | None) -> None:
+        self._where = request.url
+        self._rank = request.rank
+        self._world_size = request.world_size
+        self._beacons = beacons
+        self._secret = secret
+        self._deadline = request.deadline()
+        self._me = Beacon(request.group_name, new_identity())
+        # Those whose store could not be joined, and until when they are not asked again.
+        self._avoided: dict[str, float] = {}
+
+    def run(self) -> tuple[Store, int]:
+        """Return the store and this process' rank."""
+        while True:
+            host = self._find_host()
+            found = self._serve() if host is None else self._join(host)
+            if found is not None:
+                return found
+
+    def _find_host(self) -> Beacon | None:
+        """Return the beacon of one who serves, or None when this process should."""
+        candidates: dict[str, float] = {}
+        hosts: list[Beacon] = []
+
+        def take(beacon: Beacon) -> bool:
+            if beacon.port == 0:
+                candidates[beacon.identity] = time.monotonic()
+            elif self._avoided.get(beacon.identity, 0.0) < time.monotonic():
+                hosts.append(beacon)
+            return bool(hosts)
+
+        begin = time.monotonic()
+        while True:
+            self._check_deadline("somebody who serves the store")
+            self._beacons.send(self._me)
+            self._beacons.receive(_BEACON_SECONDS, take)
+            if hosts:
+                return hosts[0]
+            now = time.monotonic()
+            alive = [name for name, at in candidates.items() if now - at < _SETTLE_SECONDS]
+            if now - begin >= _SETTLE_SECONDS and min(alive, default="") >= self._me.identity:
+                return None
+
+    def _serve(self) -> tuple[Store, int] | None:
+        """Serve until all have joined; return None when another one is to serve instead."""
+        store = TCPStore(
+            self._beacons.listen_host or "::",
+            0,
+            is_master=True,
+            timeout=max(self._deadline.remaining(), 1.0),
+            secret=self._secret,
+        )
+        me = Beacon(self._me.group, self._me.identity, self._beacons.announced_host, store.port)
+        rivals: list[Beacon] = []
+
+        def take(beacon: Beacon) -> bool:
+            if beacon.port and beacon.identity < me.identity:
+                rivals.append(beacon)
+            return bool(rivals)
+
+        try:
+            mine = self._enroll(store)
+            # Ranks that are there before all members are are what is wrong with those.
+            while not store.check([_RANKS]):
+                if store.check([f"{_MEMBER}/{self._world_size}"]):
+                    self._assign(store)
+                    break
+                self._check_deadline(f"{self._world_size} processes", store)
+                self._beacons.send(me)
+                self._beacons.receive(_BEACON_SECONDS, take)
+                if rivals:
+                    store.close()
+                    return None
+            return store, self._read_rank(store, mine)
+        except _MisfitError:
+            # The others learn of it from this store.
+            with contextlib.suppress(DistStoreError):
+                store.tail(_HEARD, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
+            store.close()
+            raise
+        except BaseException:
+            store.close()
+            raise
+
+    def _join(self, host: Beacon) -> tuple[Store, int] | None:
+        """Join the store of another; return None when it went away before all had come."""
+        store: TCPStore | None = None
+        try:
+            store = TCPStore(
+                host.host,
+                host.port,
+                timeout=min(self._deadline.remaining(), _CONNECT_SECONDS),
+                secret=self._secret,
+            )
+            store.set_timeout(max(self._deadline.remaining(), 0.001))
+            mine = self._enroll(store)
+            if mine > self._world_size:
+                raise _MisfitError(
+                    f"{self._where}: world_size={self._world_size} processes have joined"
+                    " already; this one is too many"
+                )
+            return store, self._read_rank(store, mine)
+        except BaseException as error:
+            if store is not None:
+                store.close()
+            gone = isinstance(error, DistStoreError | DistNetworkError)
+            if not gone or isinstance(error, StoreTimeoutError | _MisfitError):
+                raise
+            self._avoided[host.identity] = time.monotonic() + 1.0
+            self._check_deadline("somebody who serves the store")
+            return None
+
+    def _enroll(self, store: Store) -> int:
+        mine = store.add(_COUNT, 1)
+        # In the order of the numbers, so that the last one's key means that all are there.
+        if mine > 1:
+            store.wait([f"{_MEMBER}/{mine - 1}"])
+        size = str(self._world_size).encode()
+        others = store.compare_set(_SIZE, b"", size)
+        if others != size:
+            sizes = f"{others.decode()} and {self._world_size}"
+            store.set(_RANKS, json.dumps({"error": f"world_size differs: {sizes}"}))
+        store.set(f"{_MEMBER}/{mine}", str(self._rank))
+        return mine
+
+    def _assign(self, store: Store) -> None:
+        keys = [f"{_MEMBER}/{number}" for number in range(1, self._world_size + 1)]
+        ranks = [int(value) for value in store.multi_get(keys)]
+        store.compare_set(_RANKS, b"", json.dumps(_fill(ranks)))
+
+    def _read_rank(self, store: Store, mine: int) -> int:
+        answer = json.loads(store.get(_RANKS))
+        if "error" in answer:
+            store.append(_HEARD, ".")
+            raise _MisfitError(f"{self._where}: {answer['error']}")
+        return answer["ranks"][mine - 1]
+
+    def _check_deadline(self, what: str, store: Store | None = None) -> None:
+        if self._deadline.expired:
+            come = f"; {int(store.get(_COUNT))} have come" if store is not None else ""
+            raise StoreTimeoutError(
+                f"{self._where}: waited {self._deadline.seconds:g} s for {what}{come}"
+            )
+
+
+class _MisfitError(DistStoreError):
+    """Processes that do not fit together: by their ranks, their world sizes, or their number."""
+
+
+def _fill(ranks: Sequence[int]) -> dict[str, object]:
+    """Return the ranks, with -1 replaced by those that are left, or what is wrong with them."""
+    given = [rank for rank in ranks if rank >= 0]
+    twice = sorted({rank for rank in given if given.count(rank) > 1})
+    if twice:
+        return {"error": f"several processes have the same rank: {twice}"}
+    free = iter(sorted(set(range(len(ranks))) - set(given)))
+    return {"ranks": [rank if rank >= 0 else next(free) for rank in ranks]}

@@ -1,0 +1,98 @@
+"""``tcp://host:port``, ``file:///path`` and ``solo://``: where to meet is in the URL."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+
+from transport._deadline import Deadline
+from transport._rendezvous.request import Request
+from transport._rendezvous.seats import in_group, take_seat
+from transport._store.base import Store
+from transport._store.file.store import FileStore
+from transport._store.hash_store import HashStore
+from transport._store.tcp.store import TCPStore
+
+_LOGGER = logging.getLogger("meshlib.transport")
+
+
+def tcp_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return the store at the URL's host and port, the rank and the world size.
+
+    A multicast address needs no rank: see ``multicast_rendezvous``.
+    """
+    host, port = request.host, request.port
+    if not host or port <= 0:
+        raise ValueError(f"init_method must be tcp://host:port, got {request.url!r}")
+    if is_multicast(host):
+        # Few meet like this, and datagrams are not for those who do not.
+        from transport._rendezvous.multicast import multicast_rendezvous
+
+        return multicast_rendezvous(request)
+    request.check_place()
+    rank, world_size = request.rank, request.world_size
+    return static_store(request, host, port, rank, world_size), rank, world_size
+
+
+def is_multicast(host: str) -> bool:
+    """Return whether ``host`` is the address of a multicast group."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_multicast
+    except ValueError:
+        return False
+
+
+def static_store(request: Request, host: str, port: int, rank: int, world_size: int) -> Store:
+    """Return the store at ``host:port``, which rank 0 serves, once this rank has joined.
+
+    Several jobs of one process may share the port under different group names.
+    """
+
+    def connect(deadline: Deadline) -> Store:
+        store = TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=deadline.remaining(),
+            wait_for_workers=False,
+            multi_tenant=True,
+            secret=request.secret,
+        )
+        store.set_timeout(deadline.seconds)
+        return in_group(store, request.group_name)
+
+    return take_seat(connect, rank, world_size, request.deadline())[0]
+
+
+def file_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return a store in the URL's file, the rank and the world size.
+
+    Without a rank (on all processes, or on none) ranks go in the order of arrival. The last
+    process removes the file; what a crashed job left there is thrown away.
+    """
+    if request.host not in ("", "localhost") or not request.path.startswith("/"):
+        raise ValueError(f"init_method must be file:///absolute/path, got {request.url!r}")
+    request.check_place(rank_needed=False)
+    world_size = request.world_size
+
+    def connect(deadline: Deadline) -> Store:
+        store = FileStore(request.path, world_size, deadline.remaining())
+        store.set_timeout(deadline.seconds)
+        return in_group(store, request.group_name)
+
+    store, rank = take_seat(connect, request.rank, world_size, request.deadline())
+    return store, rank, world_size
+
+
+def solo_rendezvous(request: Request, why: str | None = None) -> tuple[Store, int, int]:
+    """Return a store of this process's own, rank 0 and world size 1, and say in the log ``why``.
+
+    For debuggers, notebooks and tests of a program by itself. It is a warning: a launcher that was
+    forgotten on a cluster looks the same. Raises ValueError for another rank or world size in the
+    URL.
+    """
+    why = why or repr(request.url)
+    request.check_found(0, 1, f"{why} makes a world of one")
+    _LOGGER.warning("a world of one, as %s asks for: no other process takes part", why)
+    return HashStore(), 0, 1

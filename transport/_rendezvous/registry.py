@@ -1,0 +1,103 @@
+"""The registry of rendezvous methods: a URL's scheme and what serves it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from transport._deadline import Timeout, to_seconds
+from transport._errors import DistError
+from transport._rendezvous.env import env_rendezvous
+from transport._rendezvous.mpi import mpi_rendezvous
+from transport._rendezvous.plain import file_rendezvous, solo_rendezvous, tcp_rendezvous
+from transport._rendezvous.request import Request, Secret, with_place
+from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
+
+RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
+"""Called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)``; rank and
+world size, where given, are in the URL's query. Yields (store, rank, world size)."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
+
+def _handler(meet: Callable[[Request], tuple[Store, int, int]]) -> RendezvousHandler:
+    """Return the handler for a method of our own: it has one rendezvous to give."""
+
+    def handle(
+        url: str, *, timeout: float, group_name: str, secret: Secret, **_: Any
+    ) -> Iterator[tuple[Store, int, int]]:
+        yield meet(Request.parse(url, timeout, group_name, secret))
+        raise DistError(f"{url!r} gives one rendezvous only; expected no second next()")
+
+    return handle
+
+
+_HANDLERS: dict[str, RendezvousHandler] = {
+    "env": _handler(env_rendezvous),
+    "mpi": _handler(mpi_rendezvous),
+    "file": _handler(file_rendezvous),
+    "solo": _handler(solo_rendezvous),
+    "tcp": _handler(tcp_rendezvous),
+}
+
+
+def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
+    """Have ``handler`` serve the URLs that begin with ``scheme://`` (case does not matter).
+
+    It is called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)`` and
+    yields (store, rank, world size). Raises ValueError when the scheme is taken or is none,
+    TypeError for a handler that cannot be called.
+    """
+    if not isinstance(scheme, str) or not _SCHEME.fullmatch(scheme):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"scheme must be a URL's scheme such as 'tcp', got {scheme!r}")
+    if not callable(handler):
+        raise TypeError(f"handler must be callable, got {type(handler).__name__}: {handler!r}")
+    key = scheme.lower()
+    if key in _HANDLERS:
+        raise ValueError(f"scheme {scheme!r} is registered already; expected a new one")
+    _HANDLERS[key] = handler
+
+
+def rendezvous(
+    url: str,
+    rank: int = -1,
+    world_size: int = -1,
+    *,
+    timeout: Timeout = DEFAULT_STORE_TIMEOUT,
+    group_name: str = "",
+    secret: Secret = ...,
+    **others: Any,
+) -> Iterator[tuple[Store, int, int]]:
+    """Return an iterator over (store, rank, world size), of which the first is what to use.
+
+    Args:
+        url: how the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``,
+            ``solo://`` (alone), or a registered scheme.
+        rank: this process' rank; -1: from the URL, the environment, or assigned.
+        world_size: the number of ranks; -1: from the URL or the environment.
+        timeout: how long to wait for the others, and the store's timeout; seconds or a timedelta.
+        group_name: tells apart jobs that meet at the same place.
+        secret: the job's secret; default: from the environment.
+        others: handed to the handler of a registered scheme.
+
+    Raises ValueError for an unknown scheme, TypeError for a URL that is no ``str`` and numbers that
+    are none. What the handlers raise comes at the first ``next``: ValueError for a URL that lacks
+    something, ``DistStoreError`` when not all ranks come in time, ``DistNetworkError`` when the
+    store cannot be reached.
+    """
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"url must be a str, got {type(url).__name__}: {url!r}")
+    scheme = urlsplit(url).scheme
+    handler = _HANDLERS.get(scheme)
+    if handler is None:
+        known = ", ".join(f"{name}://" for name in sorted(_HANDLERS))
+        raise ValueError(f"scheme {scheme!r} of {url!r} is unknown; expected one of {known}")
+    return handler(
+        with_place(url, rank, world_size),
+        timeout=to_seconds(timeout),
+        group_name=group_name,
+        secret=secret,
+        **others,
+    )

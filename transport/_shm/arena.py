@@ -1,0 +1,137 @@
+"""Symmetric memory: arrays that every member of a group has at the same place of a shared segment.
+
+Allocation is collective. All members decide from what all of them know, so they decide alike:
+which blocks exist, and which of them nobody refers to any more. A member gives an array's memory
+back when its last view is gone. The memory is used again once all members have given it back.
+Segments without a used block are unmapped when a new one is needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from transport._operands.reduce_op import Flat
+from transport._shm.segment import Segment, pages
+
+_LEAST = 256 << 10
+"""The least that a member's part of a segment has."""
+
+_ALIGNMENT = 64
+
+
+@dataclass(slots=True)
+class _Block:
+    """A piece of every member's part of segment ``number``.
+
+    ``held``: by this member, as far as it has noticed; ``used``: by any, when they last compared.
+    """
+
+    number: int
+    offset: int
+    nbytes: int
+    held: bool = False
+    used: bool = False
+
+
+class Arena:
+    """One member's view of the group's symmetric memory. One thread at a time.
+
+    ``follow`` is told, whenever it changes, where segments are mapped: number, address, bytes a
+    member.
+    """
+
+    def __init__(
+        self, rank: int, size: int, follow: Callable[[list[tuple[int, int, int]]], object]
+    ) -> None:
+        self._rank = rank
+        self._follow = follow
+        self._size = size
+        self._segments: dict[int, tuple[Segment, int]] = {}
+        self._blocks: list[_Block] = []
+        self._next_number = 0
+        # Filled by finalizers, which run at any moment in any thread.
+        self._dropped: deque[_Block] = deque()
+
+    # Allocating, in the order in which all members do it.
+
+    def dropped(self) -> npt.NDArray[np.uint8]:
+        """Return, for each block, 1 where this member does not hold it."""
+        while self._dropped:
+            self._dropped.popleft().held = False
+        return np.array([not block.held for block in self._blocks], np.uint8)
+
+    def settle(self, free: npt.NDArray[np.uint8], nbytes: int) -> bool:
+        """Be told which blocks nobody uses. Return whether there is room for ``nbytes`` more;
+        otherwise a new segment is needed.
+        """
+        self._merge(free)
+        need = _round(nbytes)
+        if any(not block.used and block.nbytes >= need for block in self._blocks):
+            return True
+        parts = {number: part for number, (_, part) in self._segments.items()}
+        idle = {b.number for b in self._blocks if not b.used and b.nbytes == parts[b.number]}
+        self._blocks = [block for block in self._blocks if block.number not in idle]
+        for number in idle:
+            del self._segments[number]
+        self._tell()
+        return False
+
+    def new_segment(self, nbytes: int) -> tuple[int, int]:
+        """Return the number of the segment that comes next, and its size for ``nbytes``."""
+        return self._next_number, max(pages(_round(nbytes)), _LEAST) * self._size
+
+    def add(self, segment: Segment) -> None:
+        """Take in the next segment, while all members do. Raises OSError where this one's part
+        gets no memory.
+        """
+        part = segment.nbytes // self._size
+        segment.allocate(self._rank * part, part, self._size)
+        self._segments[self._next_number] = (segment, part)
+        self._blocks.append(_Block(self._next_number, 0, part))
+        self._next_number += 1
+        self._tell()
+
+    def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """Return an array in the first of the smallest blocks that have room. There must be one."""
+        need = _round(count * dtype.itemsize)
+        fitting = [block for block in self._blocks if not block.used and block.nbytes >= need]
+        block = min(fitting, key=lambda block: block.nbytes)
+        if block.nbytes > need:
+            rest = _Block(block.number, block.offset + need, block.nbytes - need)
+            self._blocks.insert(self._blocks.index(block) + 1, rest)
+            block.nbytes = need
+        block.used = block.held = True
+        segment, part = self._segments[block.number]
+        start = self._rank * part + block.offset
+        # Every view keeps this array alive, since its own base is no array.
+        memory = np.frombuffer(segment.data, np.uint8, need, start)
+        weakref.finalize(memory, self._dropped.append, block).atexit = False
+        return memory[: count * dtype.itemsize].view(dtype)
+
+    def _merge(self, free: npt.NDArray[np.uint8]) -> None:
+        merged: list[_Block] = []
+        for block, unused in zip(self._blocks, free, strict=True):
+            last = merged[-1] if merged else None
+            joins = last is not None and not last.used and last.number == block.number
+            if unused and joins and last is not None:
+                last.nbytes += block.nbytes
+                continue
+            block.used = not unused
+            merged.append(block)
+        self._blocks = merged
+
+    def _tell(self) -> None:
+        self._follow([(n, of.address, part) for n, (of, part) in self._segments.items()])
+
+
+def _round(nbytes: int) -> int:
+    """Return the bytes that an array of ``nbytes`` takes; whole pages for large ones."""
+    if nbytes >= _LEAST:
+        return pages(nbytes)
+    return max(_ALIGNMENT, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)

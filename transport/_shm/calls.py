@@ -1,0 +1,175 @@
+"""Has the engine make collectives: waits where it must, raises what goes wrong, and reduces what it
+cannot.
+
+The engine returns within 50 milliseconds, whatever it waits for. In between Python handles signals,
+and ``check`` looks at deadlines and at members that are lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from transport._call import Call, CallHeader, Kind
+from transport._communicators.runtime import Membership
+from transport._errors import DistBackendError, HeaderMismatchError, PeerLostError
+from transport._operands.flat import Scratch
+from transport._operands.operand import store
+from transport._operands.quiet import quiet_runner
+from transport._operands.reduce_op import Flat, ReduceOp
+from transport._shm.folding import fold, scaled
+from transport._shm.segment import Segment, no_memory
+from transport._shm.sizes import Sizes
+from transport._shm.support import may_spin, the_core
+
+Check = Callable[[Call, int], None]
+"""Raises when waiting for a member (a group rank; -1: for none) in a call has become pointless."""
+
+_NOBODY = -1
+_NO_DTYPE = np.dtype(np.uint8)
+
+
+class Calls:
+    """The collectives of one member of a group of at least two. One thread at a time.
+
+    ``segment`` is what the members share, ``native`` the engine's group on it.
+    """
+
+    def __init__(
+        self, segment: Segment, sizes: Sizes, membership: Membership, check: Check
+    ) -> None:
+        self._core = core = the_core()
+        self.segment = segment
+        self._membership = membership
+        self._check = check
+        self._quietly = quiet_runner()
+        self._scratch = Scratch()
+        rank, size = membership.rank, membership.size
+        given = (sizes.direct, sizes.piece, sizes.unstaged)
+        spins = may_spin(size)
+        try:
+            self.native: Any = core.Group(segment.mapping, rank, size, given, spins)
+        except ValueError as error:
+            raise DistBackendError(
+                f"the group's shared memory: {error}; expected the same version on all ranks"
+            ) from error
+
+    def run(
+        self,
+        kind: int,
+        root: int,
+        call: Call,
+        inputs: Sequence[Flat],
+        outputs: Sequence[Flat],
+        op: ReduceOp | None = None,
+    ) -> None:
+        """Carry out a call with what ``Communicator`` has for that ``Kind``.
+
+        ``root`` is 0 for kinds without one. ``inputs`` are by member or one for all, ``outputs`` by
+        member or one; empty where this member has none. An array that is reduced in place is an
+        output.
+        """
+        if op is not None and op.factor is not None:
+            self._run_scaled(kind, root, call, inputs, outputs, op)
+            return
+        native = self.native
+        try:
+            status = native.start(kind, root, call, inputs, outputs, 0 if op is None else op.code)
+            if status:
+                arrays = [*inputs, *outputs]
+                dtype = arrays[0].dtype if arrays else _NO_DTYPE
+                self._go_on(call, status, op, dtype)
+        except BaseException:
+            native.stop()
+            raise
+
+    def resume(self, call: Call, status: int) -> None:
+        """Go on with a call that compiled code has begun, which has all loops that it needs."""
+        try:
+            self._go_on(call, status, None, _NO_DTYPE)
+        except BaseException:
+            self.native.stop()
+            raise
+
+    def wake(self) -> None:
+        """Have all members that sleep look up. Any thread."""
+        self.native.wake()
+
+    def _go_on(
+        self, call: Call, status: int, op: ReduceOp | None, dtype: np.dtype[np.generic]
+    ) -> None:
+        """Carry on with a call on arrays of ``dtype`` until it is done."""
+        core, native = self._core, self.native
+        while status != core.DONE:
+            if status == core.AGAIN:
+                status = self._look_up(call)
+            elif status == core.UNSUPPORTED and op is not None:
+                self._quietly(self._fold, op, dtype)
+                status = native.go_on()
+            else:
+                raise self._explain(call)
+        call.waiting_for = None
+
+    def _look_up(self, call: Call) -> int:
+        native = self.native
+        peer = native.waits_for
+        if peer != _NOBODY:
+            call.waiting_for = peer
+        try:
+            self._check(call, peer)
+        except PeerLostError:
+            # Its last step may have become visible just before the news that it left.
+            status = native.go_on()
+            if status == self._core.AGAIN and native.waits_for == peer:
+                raise
+            return status
+        return native.go_on()
+
+    def _fold(self, op: ReduceOp, dtype: np.dtype[np.generic]) -> None:
+        parts, out = self.native.parts()
+        arrays = [np.frombuffer(part, dtype) for part in parts]
+        fold(self._scratch, arrays, op, np.frombuffer(out, dtype))
+
+    def _run_scaled(
+        self,
+        kind: int,
+        root: int,
+        call: Call,
+        inputs: Sequence[Flat],
+        outputs: Sequence[Flat],
+        op: ReduceOp,
+    ) -> None:
+        """Carry out a PREMUL_SUM: a sum of copies, scaled and of the dtype of the reduction."""
+        copies = [self._quietly(scaled, input_, op) for input_ in inputs]
+        if kind == Kind.REDUCE_SCATTER:
+            results = [np.empty(outputs[0].size, copies[0].dtype)]
+        else:  # reduced in place
+            results = [self._quietly(scaled, output, op) for output in outputs]
+        self.run(kind, root, call, copies, results, op.plain)
+        for output, result in zip(outputs, results, strict=True):
+            self._quietly(store, output, result)
+
+    def _explain(self, call: Call) -> Exception:
+        """Return why the engine cannot go on."""
+        core = self._core
+        trouble, peer, ours, theirs, found, wanted = self.native.problem()
+        name, header = self._membership.describe(peer), call.header
+        if trouble == core.OTHER_CALL:
+            own, received = CallHeader.unpack(ours), CallHeader.unpack(theirs)
+            text = f"this rank is in {own}, {name} in {received}"
+            return HeaderMismatchError(text, peer, own, received)
+        if trouble == core.SENT:
+            text = f"{name} sent {found} bytes in {header}, expected {wanted}"
+            return HeaderMismatchError(text, peer, header, header)
+        if trouble == core.EXPECTS:
+            text = f"{name} expects {found} bytes in {header}, got {wanted} bytes"
+            return HeaderMismatchError(text, peer, header, header)
+        if trouble == core.NO_MEMORY:
+            return no_memory(name, wanted, OSError(found, os.strerror(found)))
+        what = f"says that it is {found:#x} steps far, where {wanted:#x} are expected"
+        if trouble == core.BAD_PLACE:
+            what = f"says that {wanted} bytes lie at place {found:#x}, where it has no memory"
+        return DistBackendError(f"{name} {what}, in {header}: the shared memory is damaged")

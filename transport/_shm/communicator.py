@@ -1,0 +1,355 @@
+"""Collectives and messages through shared memory, for members on one host."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transport._call import Call, Kind
+from transport._communicators.runtime import Membership
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport._links.messaging import MessagingCommunicator
+from transport._operands.flat import as_bytes
+from transport._operands.reduce_op import Flat, ReduceOp
+from transport._place import this_place
+from transport._shm.arena import Arena
+from transport._shm.calls import Calls
+from transport._shm.meeting.directory import Neighbourhood
+from transport._shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
+from transport._shm.messages import INBOX, Messages
+from transport._shm.segment import OwnedSegment, Segment, no_memory
+from transport._shm.sizes import DEFAULT_SIZES, Sizes
+from transport._shm.support import the_core, unsupported_reason
+
+_GROUP = "group"
+_NOBODY = -1
+
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
+_BARRIER, _ALL_REDUCE = Kind.BARRIER, Kind.ALL_REDUCE
+_ALL_GATHER, _ALL_TO_ALL = Kind.ALL_GATHER, Kind.ALL_TO_ALL
+_REDUCE, _REDUCE_SCATTER = Kind.REDUCE, Kind.REDUCE_SCATTER
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What there is once all members have found each other."""
+
+    calls: Calls
+    arena: Arena
+
+
+class ShmCommunicator(MessagingCommunicator):
+    """A communicator whose members, at least two, share memory.
+
+    Members find each other at the first collective: group rank 0 makes the segment, the others
+    fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
+    of each other's end. ``sizes`` must be equal on all members. ``neighbourhood`` knows where
+    they are; ``machine`` is what it says of this rank instead of where it is.
+
+    Raises DistBackendError where this process cannot share memory (``unsupported_reason``).
+    """
+
+    mailbox: Messages
+
+    def __init__(
+        self,
+        membership: Membership,
+        sizes: Sizes = DEFAULT_SIZES,
+        machine: str | None = None,
+    ) -> None:
+        self._core: Any = the_core()
+        runtime, group = membership.runtime, membership.group
+        endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
+        place = this_place(unsupported_reason(), endpoint.address, machine)
+        # Nothing here refers back to this object: its mappings go when it goes.
+        neighbourhood = Neighbourhood(membership, place, endpoint)
+        super().__init__(membership, Messages(membership, neighbourhood, sizes))
+        self.neighbourhood = neighbourhood
+        self._sizes = sizes
+        # Guards what the endpoint's thread touches as well.
+        self._lock = threading.Lock()
+        self._owned: dict[str, OwnedSegment] = {INBOX: self.mailbox.inbox}
+        self._gone: dict[int, PeerLostError] = {}
+        self._dead: list[int] = []
+        self._meeting: _Meeting | None = None
+        self._ready: _Meeting | None = None
+        self._failure: str | None = None
+        self._endpoint = endpoint
+        endpoint.register(group, self)
+        neighbourhood.publish()
+
+    # Collectives.
+
+    def barrier(self, call: Call) -> None:
+        self._run(_BARRIER, 0, call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
+        inputs, outputs = ([buffer], ()) if root == self.rank else ((), [buffer])
+        self._run(_BROADCAST, root, call, inputs, outputs)
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        self._run(_ALL_REDUCE, 0, call, (), [buffer], op)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        inputs, outputs = ((), [buffer]) if root == self.rank else ([buffer], ())
+        self._run(_REDUCE, root, call, inputs, outputs, op)
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
+        self._run(_ALL_GATHER, 0, call, [input_], outputs)
+
+    def reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        self._run(_REDUCE_SCATTER, 0, call, inputs, [output], op)
+
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
+        self._run(_GATHER, root, call, [input_], outputs or ())
+
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
+        self._run(_SCATTER, root, call, inputs or (), [output])
+
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        self._run(_ALL_TO_ALL, 0, call, inputs, outputs)
+
+    def takes_gaps(self, call: Call) -> bool:
+        """See ``Communicator.takes_gaps``."""
+        return True
+
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
+        arena, nbytes = self._members(call).arena, count * dtype.itemsize
+        self.barrier(call)
+        free = arena.dropped()
+        if free.size:
+            self.all_reduce(call, free, ReduceOp.MIN)
+        if not arena.settle(free, nbytes):
+            self._grow(call, arena, nbytes)
+        return arena.take(count, dtype)
+
+    def _grow(self, call: Call, arena: Arena, nbytes: int) -> None:
+        """Add a segment to the arena that has room for ``nbytes`` more on every member."""
+        number, size = arena.new_segment(nbytes)
+        name = f"arena-{number}"
+        if self.rank == 0:
+            segment = OwnedSegment(size, name)
+            with self._lock:
+                self._owned[name] = segment
+            self.barrier(call)
+            self._add(arena, segment, nbytes)
+            self.barrier(call)
+            # All have it; what keeps the memory from now on are the mappings alone.
+            with self._lock:
+                del self._owned[name]
+            segment.close()
+        else:
+            self.barrier(call)
+            self._add(arena, self.neighbourhood.fetch(0, name, call), nbytes)
+            self.barrier(call)
+
+    def _add(self, arena: Arena, segment: Segment, nbytes: int) -> None:
+        try:
+            arena.add(segment)
+        except OSError as error:
+            raise no_memory(self.membership.describe(self.rank), nbytes, error) from error
+
+    # Point to point.
+
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
+        # The usual one at once: ``post`` itself says for whom it waits, if it must.
+        if dst == self.rank or self.abort_reason is not None:
+            super().send(call, buffer, dst, tag)
+        else:
+            self.mailbox.post(call, as_bytes(buffer), dst)
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
+        self.mailbox.post(call, data, dst)
+
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        return self.abort_reason is None and self.mailbox.has_room(dst, nbytes)
+
+    def lose(self, peer: int, reason: str) -> None:
+        self.mailbox.lose(peer, PeerLostError(reason, peer))
+
+    def outline(self) -> Any:
+        return None if self._ready is None else self._ready.calls.native
+
+    def message_rings(self) -> tuple[Any, ...] | None:
+        return self.mailbox.rings
+
+    def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
+        """See ``Communicator.lend_rings``."""
+        return self.mailbox.lend(peer)
+
+    def resume(self, call: Call, status: int) -> None:
+        self._attempt(self._members(call).calls.resume, call, status)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:
+        self._end(reason, f"{ABORTED}: {reason}")
+
+    def close(self) -> None:
+        self._end("the communicator was closed", LEFT)
+        with self._lock:
+            owned = list(self._owned.values())
+            self._owned.clear()
+            self._meeting = self._ready = None
+        for segment in owned:
+            segment.close()
+
+    def _end(self, reason: str, how: str) -> None:
+        with self._lock:
+            if self.abort_reason is None:
+                self.abort_reason = reason
+            meeting = self._meeting
+        self.neighbourhood.cancel(reason)
+        self._stop(reason)
+        # The others may leave as soon as they know, which receives here would take for a loss.
+        self._endpoint.unregister(self.membership.group, how)
+        if meeting is not None:
+            meeting.calls.wake()
+
+    # For the endpoint, in its thread.
+
+    def offer(self, what: str) -> int:
+        """Return a new descriptor of the memory ``what``; LookupError when there is none."""
+        with self._lock:
+            if self.abort_reason is not None:
+                raise LookupError(LEFT)
+            owned = self._owned.get(what)
+            if owned is None and what == _GROUP and self.rank == 0:
+                owned = self._own_segment()
+            if owned is None or owned.fd < 0:
+                raise LookupError(f"has no memory called {what!r}")
+            return os.dup(owned.fd)
+
+    def on_gone(self, rank: int, how: str) -> None:
+        """Be told that member ``rank`` will not come again."""
+        error = PeerLostError(f"{self.membership.describe(rank)} {how}", rank)
+        with self._lock:
+            self._gone.setdefault(rank, error)
+            if how == DIED:
+                self._dead.append(rank)
+            meeting = self._meeting
+        self.mailbox.lose(rank, error)
+        if meeting is not None:
+            meeting.calls.wake()
+
+    def on_kick(self) -> None:
+        """Be told that a sender waits for room in this rank's inbox."""
+        self.mailbox.carry()
+
+    # Meeting.
+
+    def meet(self, call: Call) -> None:
+        """Find all members and map the group's segment, as the first collective would.
+
+        Raises DistNetworkError when memory cannot be shared with all of them.
+        """
+        self._check_usable()
+        if self._meeting is None:
+            self._meet(call)
+
+    def _check_usable(self) -> None:
+        if self.abort_reason is not None or self._failure is not None:
+            raise CommunicatorAbortedError(self.abort_reason or self._failure or "")
+
+    def _members(self, call: Call) -> _Meeting:
+        return self._ready or self._get_ready(call)
+
+    def _run(
+        self,
+        kind: Kind,
+        root: int,
+        call: Call,
+        inputs: Sequence[Flat] = (),
+        outputs: Sequence[Flat] = (),
+        op: ReduceOp | None = None,
+    ) -> None:
+        """Carry out a collective; see ``Calls.run``."""
+        ready = self._ready
+        if ready is None or self.abort_reason is not None or self._failure is not None:
+            self._check_usable()
+            ready = self._members(call)
+        self._attempt(ready.calls.run, kind, root, call, inputs, outputs, op)
+
+    def _attempt(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Go on with a collective; after one that failed, the members are out of step for good."""
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self._failure = f"an earlier call failed: {error!r}"
+            raise
+
+    def _own_segment(self) -> OwnedSegment:
+        """Return the segment of the group, made at the first use. Under the lock."""
+        segment = self._owned.get(_GROUP)
+        if segment is None:
+            nbytes, block = self._core.measure_group(self.size, self._sizes.block)
+            segment = OwnedSegment(nbytes, "group")
+            try:
+                self._core.create_group(segment.mapping, self.size, block)
+            except OSError as error:
+                raise no_memory(self.membership.describe(self.rank), nbytes, error) from error
+            self._owned[_GROUP] = segment
+        return segment
+
+    def _meet(self, call: Call) -> _Meeting:
+        """Find all members and map the group's segment."""
+        neighbourhood = self.neighbourhood
+        neighbourhood.look_up_all(call)
+        for peer in range(self.size):
+            if peer != self.rank:
+                neighbourhood.watch(peer, call)
+        if self.rank == 0:
+            with self._lock:
+                self.check_open()
+                segment: Segment = self._own_segment()
+        else:
+            try:
+                segment = neighbourhood.fetch(0, _GROUP, call)
+            except PeerLostError as error:
+                raise self._cause(0, error) from error
+        calls = Calls(segment, self._sizes, self.membership, self._check)
+        meeting = _Meeting(calls, Arena(self.rank, self.size, calls.native.lay_out))
+        with self._lock:
+            self.check_open()
+            self._meeting = meeting
+        return meeting
+
+    def _get_ready(self, call: Call) -> _Meeting:
+        """Do what comes before the first collective, once all members are known to share memory."""
+        meeting = self._meeting or self._meet(call)
+        self._attempt(meeting.calls.run, _BARRIER, 0, call, (), ())
+        with self._lock:
+            self.check_open()
+            self._ready = meeting
+            # All have mapped it by now: a group costs each member one descriptor, its inbox's.
+            if (segment := self._owned.get(_GROUP)) is not None:
+                segment.close()
+        return meeting
+
+    def _check(self, call: Call, peer: int) -> None:
+        """Raise when waiting for ``peer`` has become pointless."""
+        self.check_open()
+        if peer in self._gone:
+            raise self._cause(peer)
+        if call.deadline.expired and peer != _NOBODY:
+            raise CommunicatorTimeoutError(
+                f"{call.header}: waited {call.deadline.seconds:g} s for"
+                f" {self.membership.describe(peer)}",
+                peer,
+            )
+
+    def _cause(self, peer: int, error: PeerLostError | None = None) -> PeerLostError:
+        """Return why ``peer`` is lost: if others died, it may have gone because of that."""
+        lost = error or self._gone[peer]
+        if self._dead and peer not in self._dead:
+            lost = self._gone[self._dead[0]]
+        return PeerLostError(str(lost), lost.peer)

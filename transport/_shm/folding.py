@@ -1,0 +1,30 @@
+"""What the engine leaves to NumPy of a reduction: whatever it has no loops for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport._operands import order
+from transport._operands.flat import Scratch
+from transport._operands.operand import scale
+from transport._operands.reduce_op import Flat, ReduceOp, reduction_dtype
+
+
+def fold(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Flat) -> None:
+    """Reduce ``parts``, those of ranks 0, 1, …, into ``out``, which may be one of them.
+
+    All have one dtype. Small floats are reduced in float32 and rounded once.
+    """
+    total = np.empty(out.size, reduction_dtype(out.dtype))
+    order.fold(scratch, op, parts, total)
+    op.finish(total, len(parts))
+    np.copyto(out, total, casting="unsafe")
+
+
+def scaled(source: Flat, op: ReduceOp) -> Flat:
+    """Return what PREMUL_SUM adds of ``source``: scaled, in the dtype of the reduction."""
+    result = np.empty(source.size, reduction_dtype(source.dtype))
+    scale(result, source, 0, source.size, op)
+    return result

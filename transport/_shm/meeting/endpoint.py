@@ -1,0 +1,408 @@
+"""Where a rank hands out descriptors of its memory, and learns that a peer has gone.
+
+One listening Unix socket for each rank, in the abstract namespace: the name is the kernel's, lives
+in no file system and ends with the process. Both ends of a connection prove that they know the
+job's secret and belong to the same user. A connection stays open as long as both processes live:
+that it ends is how a death is noticed, without the store and whatever the process was doing.
+
+All packets are read by one thread, so no call of another thread ever blocks on a socket: it waits
+for its ``Request``, which an abort completes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from transport._errors import (
+    AuthenticationError,
+    DistBackendError,
+    DistNetworkError,
+    PeerLostError,
+)
+from transport._net.acceptor import Acceptor
+from transport._net.event_loop import EventLoop, sooner
+from transport._net.limits import explain
+from transport._net.sockets import close_in_forked_children
+from transport._shm.meeting.peer_connection import Connection, Message, Operation, same_user
+
+_LOGGER = logging.getLogger("meshlib.transport")
+_BACKLOG = 4096
+# A peer whose queue of newcomers is full is asked again so soon.
+_RETRY_SECONDS = 0.02
+# What the kernel says where nobody listens.
+_GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.EPIPE, errno.ECONNRESET}
+
+LEFT = "has closed its communicator"
+ABORTED = "has aborted"
+DIED = "is gone: its process has ended"
+
+
+class Service(Protocol):
+    """A communicator, seen from the endpoint's thread. None of these may block."""
+
+    def offer(self, what: str) -> int:
+        """Return a new descriptor of the memory called ``what``; raise LookupError for none."""
+        ...
+
+    def on_gone(self, rank: int, how: str) -> None:
+        """Be told that member ``rank`` will not come again; ``how`` completes "rank 3 …"."""
+        ...
+
+    def on_kick(self) -> None:
+        """Be told that a sender waits for this rank to take messages out of its inbox."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """End, because this rank cannot serve the group any more."""
+        ...
+
+
+class Request:
+    """What a thread asks member ``peer`` of ``group``, called ``name`` in messages, and the answer
+    that it waits for.
+    """
+
+    connection: Connection | None = None
+
+    def __init__(self, group: str, peer: int, name: str) -> None:
+        self.group = group
+        self.peer = peer
+        self.name = name
+        self._done = threading.Event()
+        self._fd = -1
+        self._error: Exception | None = None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the answer for so long; return whether it is there."""
+        return self._done.wait(seconds)
+
+    def take(self) -> int:
+        """Return the descriptor that came (-1: none was asked for), or raise what came instead."""
+        if self._error is not None:
+            raise self._error
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def complete(self, fd: int = -1, error: Exception | None = None) -> None:
+        """Give the answer; of several, the first counts."""
+        if self._done.is_set():
+            if fd >= 0:
+                os.close(fd)
+            return
+        self._fd, self._error = fd, error
+        self._done.set()
+
+    def refuse(self, how: str) -> None:
+        """Answer that the peer is lost: ``how`` completes its name."""
+        self.complete(error=PeerLostError(f"{self.name} {how}", self.peer))
+
+    def discard(self) -> None:
+        """Want the answer no more, whether it has come or not."""
+        self.complete(error=DistNetworkError("the request was given up"))
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Endpoint:
+    """Listens in a daemon thread of its own until ``close``. ``address`` is to be published."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(b"")  # the kernel chooses a free abstract name
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        close_in_forked_children(listener)
+        name = listener.getsockname()
+        self.address: bytes = name if isinstance(name, bytes) else name.encode()
+        # Under the lock: everything that other threads touch. The selector is the loop's own.
+        self._lock = threading.Lock()
+        self._services: dict[str, Service] = {}
+        self._outward: dict[bytes, Connection] = {}
+        self._connections: set[Connection] = set()
+        self._requests: dict[int, Request] = {}
+        self._next_number = 1
+        self._connecting: list[Connection] = []  # the loop's
+        self._errands: deque[Callable[[], None]] = deque()
+        self._loop = EventLoop("meshlib-shm-endpoint", self._turn, self._end)
+        self._selector = self._loop.selector
+        self._acceptor = Acceptor(listener, secret, self._selector, self._welcome)
+        self._loop.start()
+
+    # For communicators.
+
+    def register(self, group: str, service: Service) -> None:
+        """Serve ``group`` from now on."""
+        with self._lock:
+            self._services[group] = service
+
+    def unregister(self, group: str, how: str) -> None:
+        """Serve ``group`` no more, and tell the peers that know this rank of it. Never blocks.
+
+        Requests of this rank for ``group`` that are under way end. Idempotent.
+        """
+        with self._lock:
+            if self._services.pop(group, None) is None:
+                return
+            for connection in self._connections:
+                if group in connection.users:
+                    connection.send(Message(Operation.GONE, group, text=how))
+                    del connection.users[group]
+            ended = [request for request in self._requests.values() if request.group == group]
+        for request in ended:
+            request.refuse(f"is not asked any more: this rank {how}")
+
+    def ask(
+        self, address: bytes, group: str, rank: int, peer: int, what: str, name: str
+    ) -> tuple[int, Request]:
+        """Ask the endpoint at ``address`` (``peer`` in ``group``, called ``name`` in messages) for
+        the memory ``what``.
+
+        Returns the request and its number, for ``forget``. Never blocks.
+        """
+        request = Request(group, peer, name)
+        with self._lock:
+            try:
+                connection = self._connect(address)
+            except OSError as error:
+                request.complete(error=_unreachable(name, peer, error))
+                return 0, request
+            request.connection = connection
+            number = self._next_number
+            self._next_number += 1
+            self._requests[number] = request
+            connection.users[group] = peer
+            connection.send(Message(Operation.ASK, group, number, rank, what))
+        self._loop.wake()
+        return number, request
+
+    def watch(self, address: bytes, group: str, rank: int, peer: int, name: str) -> None:
+        """Have the service of ``group`` told when ``peer``, at ``address``, is gone.
+
+        Never blocks. It may be gone already; then the service is told from this thread. Raises
+        DistNetworkError when this rank cannot connect.
+        """
+        with self._lock:
+            if any(connection.users.get(group) == peer for connection in self._connections):
+                return
+            service = self._services.get(group)
+            try:
+                connection = self._connect(address)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise _unreachable(name, peer, error) from error
+                connection = None
+            else:
+                connection.users[group] = peer
+                connection.send(Message(Operation.ASK, group, 0, rank))
+        if connection is not None:
+            self._loop.wake()
+        elif service is not None:
+            service.on_gone(peer, DIED)
+
+    def _connect(self, address: bytes) -> Connection:
+        """Return the connection to ``address``, begun if there is none. Under the lock."""
+        connection = self._outward.get(address)
+        if connection is None:
+            connection = self._outward[address] = Connection.to(address, self._secret)
+            self._connections.add(connection)
+            self._errands.append(partial(self._listen_to, connection))
+        return connection
+
+    def forget(self, number: int) -> None:
+        """Have no interest in the request ``number`` any more."""
+        with self._lock:
+            self._requests.pop(number, None)
+
+    def kick(self, group: str, rank: int) -> None:
+        """Ask member ``rank``'s endpoint to empty its inbox. Never blocks; may be lost."""
+        with self._lock:
+            for connection in self._connections:
+                if connection.users.get(group) == rank:
+                    connection.send(Message(Operation.KICK, group), may_drop=True)
+                    return
+
+    def close(self) -> None:
+        """Stop listening and let go of all connections. Idempotent."""
+        self._loop.stop()
+
+    # The loop.
+
+    def _turn(self) -> float | None:
+        self._acceptor.expire()
+        while self._errands:
+            self._errands.popleft()()
+        connecting, self._connecting = self._connecting, []
+        for connection in connecting:
+            self._listen_to(connection)
+        pause = _RETRY_SECONDS if self._connecting else None
+        return sooner(self._acceptor.seconds_to_wait(), pause)
+
+    def _end(self) -> None:
+        self._acceptor.close()
+        for connection in list(self._connections):
+            self._drop(connection)
+
+    def _listen_to(self, connection: Connection) -> None:
+        try:
+            with self._lock:
+                connected = connection.begin()
+            if not connected:
+                self._connecting.append(connection)
+                return
+            self._selector.register(
+                connection.sock, selectors.EVENT_READ, partial(self._on_packet, connection)
+            )
+        except (OSError, ValueError) as error:
+            self._drop(connection, error)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        """Take a connection that has proved itself."""
+        if not same_user(sock):
+            _LOGGER.warning("refused a connection of another user")
+            sock.close()
+            return
+        connection = Connection(sock, None)
+        with self._lock:
+            self._connections.add(connection)
+        self._listen_to(connection)
+
+    def _on_packet(self, connection: Connection, _events: int) -> None:
+        while True:
+            try:
+                with self._lock:
+                    shaking = connection.shake_hands()
+                received = None if shaking else connection.receive()
+            except (BlockingIOError, InterruptedError):
+                return
+            except (OSError, ValueError, AuthenticationError) as error:
+                _LOGGER.debug("a shared-memory connection ended: %s", error)
+                self._drop(connection, error)
+                return
+            if received is not None:
+                try:
+                    self._act(connection, *received)
+                except Exception as error:
+                    _LOGGER.exception("a shared-memory connection failed")
+                    self._drop(connection, error)
+                    return
+
+    def _act(self, connection: Connection, message: Message, fd: int) -> None:
+        operation = message.operation
+        if operation is Operation.GIVE:
+            with self._lock:
+                found = self._requests.pop(message.number, None)
+            if found is not None and fd >= 0:
+                found.complete(fd)
+                return
+            if found is not None:
+                # What the kernel does with a descriptor for which there is no room.
+                why = explain(OSError(errno.EMFILE, ""))
+                text = f"cannot take the memory of {found.name}: {why}"
+                found.complete(error=DistBackendError(text))
+                return
+        if fd >= 0:
+            os.close(fd)
+        with self._lock:
+            service = self._services.get(message.group)
+        if operation is Operation.REFUSE:
+            self._on_refusal(connection, service, message)
+        elif operation is Operation.ASK:
+            self._answer(connection, service, message)
+        elif operation is Operation.KICK:
+            if service is not None:
+                service.on_kick()
+        elif operation is Operation.GONE:
+            with self._lock:
+                rank = connection.users.pop(message.group, None)
+            if service is not None and rank is not None:
+                service.on_gone(rank, message.text)
+
+    def _on_refusal(
+        self, connection: Connection, service: Service | None, message: Message
+    ) -> None:
+        with self._lock:
+            found = self._requests.pop(message.number, None)
+            rank = None if message.number else connection.users.pop(message.group, None)
+        if found is not None:
+            found.refuse(message.text)
+        elif service is not None and rank is not None:
+            service.on_gone(rank, message.text)
+
+    def _answer(self, connection: Connection, service: Service | None, message: Message) -> None:
+        number, what, trouble = message.number, message.text, ""
+        if service is None:
+            answer, fd = Message(Operation.REFUSE, message.group, number, text=LEFT), -1
+        else:
+            with self._lock:
+                connection.users[message.group] = message.rank
+            try:
+                fd = service.offer(what) if what else -1
+                answer = Message(Operation.GIVE, message.group, number)
+            except (LookupError, OSError, DistBackendError) as error:
+                fd, text = -1, str(error)
+                if not isinstance(error, LookupError):
+                    trouble = f"cannot give its memory to others: {explain(error)}"
+                    text = f"{ABORTED}: {trouble}"
+                answer = Message(Operation.REFUSE, message.group, number, text=text)
+        with self._lock:
+            connection.send(answer, fd=fd)
+            # The group may have been closed since it was looked up; then nobody told this peer.
+            if service is not None and message.group not in self._services:
+                connection.users.pop(message.group, None)
+                connection.send(Message(Operation.GONE, message.group, text=LEFT))
+        if fd >= 0:
+            os.close(fd)
+        if trouble and service is not None:
+            service.abort(f"this rank {trouble}")
+
+    def _drop(self, connection: Connection, error: Exception | None = None) -> None:
+        """Let go of a connection that has ended, and tell who needs to know."""
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):
+            self._selector.unregister(connection.sock)
+        with self._lock:
+            self._connections.discard(connection)
+            for address, other in list(self._outward.items()):
+                if other is connection:
+                    del self._outward[address]
+            lost = {n: r for n, r in self._requests.items() if r.connection is connection}
+            for number in lost:
+                del self._requests[number]
+            users, connection.users = connection.users, {}
+            told = [
+                (service, rank)
+                for group, rank in users.items()
+                if (service := self._services.get(group)) is not None
+            ]
+            connection.sock.close()
+        for request in lost.values():
+            if isinstance(error, PermissionError):
+                request.complete(error=_unreachable(request.name, request.peer, error))
+            elif isinstance(error, AuthenticationError):
+                request.complete(error=AuthenticationError(f"{request.name}: {error}"))
+            else:
+                request.refuse(DIED)
+        if not self._loop.stopping:
+            for service, rank in told:
+                service.on_gone(rank, DIED)
+
+
+def _unreachable(name: str, peer: int, error: OSError) -> DistNetworkError:
+    """Return why the member ``peer`` is not reached: it has gone, or this rank cannot connect."""
+    if error.errno in _GONE:
+        return PeerLostError(f"{name} {DIED} ({error})", peer)
+    return DistNetworkError(f"cannot connect to {name}: {explain(error)}")

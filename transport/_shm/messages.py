@@ -1,0 +1,420 @@
+"""Point-to-point messages through rings in the receivers' memory.
+
+A sender copies into its ring at the receiver. A thread that waits for a message there takes
+everything out of all rings, for every thread of its rank: it is the *carrier*, one at a time. A
+message that nobody waits for stays in the ring. Once that is full, the sender asks the receiver's
+endpoint to carry. So messages are taken in up to the mailbox's limit whatever the receiver does.
+
+A carrier that finds nothing sleeps on its inbox's *bell*, a word into which each sender writes some
+value that was never there before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._communicators.runtime import Membership
+from transport._condition import has, hold, let_go
+from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._links.incoming import Incoming, Receive
+from transport._links.mailbox import Mailbox
+from transport._operands.flat import as_bytes
+from transport._operands.reduce_op import Flat
+from transport._shm.meeting.directory import Neighbourhood
+from transport._shm.rings import RingReader, RingWriter
+from transport._shm.segment import OwnedSegment, no_memory
+from transport._shm.sizes import Sizes
+from transport._shm.support import the_core
+
+INBOX = "inbox"
+
+
+class Messages(Mailbox):
+    """The mailbox of one member, with the rings that lead to it and from it.
+
+    ``shared``: another transport delivers messages of other members here.
+    """
+
+    def __init__(self, membership: Membership, neighbourhood: Neighbourhood, sizes: Sizes) -> None:
+        super().__init__(membership)
+        self._core: Any = the_core()
+        size, rank = membership.size, membership.rank
+        nbytes, capacity = self._core.measure_inbox(size, sizes.ring)
+        self.inbox = OwnedSegment(nbytes, "inbox")
+        self._memory = self.inbox.mapping
+        try:
+            self._core.create_inbox(self._memory, size, capacity)
+        except OSError as error:
+            raise no_memory(membership.describe(rank), nbytes, error) from error
+        self.shared = False
+        self._neighbourhood = neighbourhood
+        self._piece = sizes.piece
+        self._rank, self._size = rank, size
+        self._rings = {
+            src: RingReader(self.inbox, (rank, size), src, sizes.piece)
+            for src in range(size)
+            if src != rank
+        }
+        # Held by the carrier.
+        self._carrying = threading.RLock()
+        self._carriers: list[int] = []
+        # Members that are gone, until all that they sent is taken.
+        self._ending: dict[int, PeerLostError] = {}
+        self._gone: dict[int, PeerLostError] = {}
+        self._watched: set[int] = set()
+        self._writers: dict[int, RingWriter] = {}
+        self._guard = threading.Lock()
+        self._own_rings = itertools.count(1)
+        self._senders: list[Any] = [None] * size
+        self._receivers: list[Any] = [None] * size
+        self.rings: tuple[Any, ...] = (
+            self._senders,
+            self._receivers,
+            *(self._receives, self._unclaimed, self._lost, self._carriers),
+        )
+        """See ``Communicator.message_rings``."""
+
+    # Sending.
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
+        """Send a message to another member; return when ``data`` may be reused."""
+        ring = self._writers.get(dst) or self._open_ring(dst, call)
+        turn = ring.turn
+        try:
+            if not turn.acquire(False):
+                call.waiting_for = dst
+                if not turn.acquire(timeout=call.deadline.remaining()):
+                    raise self._unsent(call, dst)
+                call.waiting_for = None
+            self._write(call, data, ring)
+            turn.release()
+        except BaseException:
+            let_go(turn)
+            raise
+
+    def has_room(self, dst: int, nbytes: int) -> bool:
+        """Whether a message fits into this rank's ring at ``dst`` as it is now."""
+        ring = self._writers.get(dst)
+        if ring is None or dst in self._gone:
+            return False
+        return not ring.end.broken and ring.end.has_room(nbytes)
+
+    def _write(self, call: Call, data: memoryview, ring: RingWriter) -> None:
+        core, end = self._core, ring.end
+        if ring.peer in self._gone or end.broken:
+            self._check_receiver(call, ring)
+        try:
+            # What compiled code has begun goes on here.
+            begun = end.left > 0
+            first = core.SPIN if call.sync else core.LOOK
+            status = core.AGAIN if begun else end.begin(call.packed, data, first)
+            mode = self._patient(call)
+            while status == core.AGAIN:
+                self._look_up(call, ring)
+                status = end.write(data, mode) if end.left else end.begin(call.packed, data, mode)
+        except BaseException:
+            if end.left:
+                end.give_up()
+            raise
+
+    def _patient(self, call: Call) -> int:
+        """Return how a call waits that has looked up."""
+        return self._core.SLEEP if call.sync else self._core.NAP
+
+    def _look_up(self, call: Call, ring: RingWriter) -> None:
+        """See whether there is sense in waiting for room in a ring, and have it made."""
+        call.waiting_for = ring.peer
+        self._check_receiver(call, ring)
+        self._neighbourhood.kick(ring.peer)
+
+    def _check_receiver(self, call: Call, ring: RingWriter) -> None:
+        """Raise when there is no sense in sending, or in waiting until one can."""
+        dst = ring.peer
+        self._check_there(dst)
+        if ring.end.broken:
+            name = self._membership.describe(dst)
+            raise PeerLostError(f"an earlier message to {name} was broken off in the middle", dst)
+        if call.deadline.expired:
+            raise self._unsent(call, dst)
+
+    def _check_there(self, dst: int) -> None:
+        self._neighbourhood.check()
+        if dst in self._gone:
+            raise PeerLostError(str(self._gone[dst]), dst)
+
+    def _unsent(self, call: Call, dst: int) -> CommunicatorTimeoutError:
+        name = self._membership.describe(dst)
+        return CommunicatorTimeoutError(
+            f"send to {name} passed its deadline of {call.deadline.seconds:g} s: its inbox is full,"
+            " and nobody receives",
+            dst,
+        )
+
+    def _open_ring(self, dst: int, call: Call) -> RingWriter:
+        self._check_there(dst)
+        inbox = self._neighbourhood.fetch(dst, INBOX, call)
+        with self._guard:
+            self._watched.add(dst)
+            ring = self._writers.get(dst)
+            if ring is None:
+                member = self._rank, self._size
+                try:
+                    ring = self._writers[dst] = RingWriter(inbox, member, dst, self._piece)
+                except OSError as error:
+                    name = self._membership.describe(self._rank)
+                    raise no_memory(name, inbox.nbytes // self._size, error) from error
+            if self._aborted is None and dst not in self._gone:
+                self._senders[dst], self._receivers[dst] = ring.end, self._rings[dst].end
+            return ring
+
+    # Receiving.
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
+        """See ``Mailbox.recv``."""
+        if len(self._watched) < self._size - 1:
+            self._watch(call, src)
+        if call.sync and src is not None:
+            ring = self._rings.get(src)
+            if ring is not None and self._meet(call, buffer, ring, tag):
+                return src
+        return super().recv(call, buffer, src, tag)
+
+    def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
+        """Wait a moment for the ring's next message, for the only receive that there is; return
+        whether that was it. If not, nothing has happened.
+        """
+        src = ring.peer
+        receive: Receive | None = None
+        try:
+            with self._lock:
+                if (
+                    self._receives
+                    or (tag, src) in self._unclaimed
+                    or src in self._lost
+                    or self._aborted is not None
+                    or not self._try_carrying()
+                ):
+                    return False
+            # Not before: another carrier may have begun a message until this moment.
+            come = False
+            if ring.between:
+                call.waiting_for = src
+                end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
+                before = end.position
+                come = end.left > 0  # compiled code has begun it, in this very buffer
+                try:
+                    if not come:
+                        end.meet(data, self._core.read_bell(self._memory), tag, code)
+                finally:
+                    come = come or end.position != before
+                    if end.left:
+                        header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
+                        incoming = Incoming(self._lock, self._stir, src, header, data)
+                        receive = Receive(call, buffer, src, tag, code)
+                        receive.incoming = incoming
+                        ring.adopt(incoming)
+            self._stop_carrying()
+            if receive is not None:
+                self._await_rest(call, receive)
+            if come:
+                call.waiting_for = None
+            return come
+        except BaseException:
+            self._drop_carrying()
+            let_go(self._lock)
+            if receive is not None:
+                with self._lock:
+                    self._give_up(receive)
+            raise
+
+    def lend(self, peer: int) -> tuple[Any, ...] | None:
+        """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
+
+        For a caller who makes all calls with that peer, one after the other. It ends as soon as
+        this rank looks at what has come. Returns the two ends, the sender's None if nothing was
+        sent yet; no ends where the peer is this rank; None while anything there is unusual.
+        """
+        if peer == self._rank:
+            with self._lock:
+                return None if self._receives or self._unclaimed else ()
+        writer, reader = self._writers.get(peer), self._rings.get(peer)
+        if reader is None or peer not in self._watched:
+            return None
+        try:
+            if not self._try_carrying():
+                return None
+            with self._lock, self._guard:
+                idle = reader.between and not (self._receives or self._unclaimed)
+                lent = (
+                    idle and not self._ending and self._aborted is None and peer not in self._gone
+                )
+                if lent:
+                    reader.end.lend()
+                    if writer is not None:
+                        writer.end.lend()
+            self._stop_carrying()
+        except BaseException:
+            self._drop_carrying()
+            let_go(self._lock)
+            raise
+        return (writer and writer.end, reader.end) if lent else None
+
+    def carry(self) -> None:
+        """Take in what has arrived. Never blocks; any thread."""
+        try:
+            if not self._try_carrying():
+                self._ring_bell()
+                return
+            while True:
+                if not self._carry(self._core.LOOK):
+                    break
+            self._stop_carrying()
+        except BaseException:
+            self._drop_carrying()
+            raise
+
+    def lose(self, src: int, error: PeerLostError) -> None:
+        """Be told that member ``src`` is gone; what it sent before is still received."""
+        with self._guard:
+            self._gone.setdefault(src, error)
+            self._ending.setdefault(src, error)
+            self._senders[src] = self._receivers[src] = None
+            ring = self._writers.get(src)
+            if ring is not None:
+                ring.end.take_back()
+        self.carry()
+        if ring is not None:
+            ring.end.wake_sender()
+
+    def abort(self, reason: str) -> None:
+        """See ``Mailbox.abort``; senders are woken as well."""
+        super().abort(reason)
+        self._ring_bell()
+        # An interrupted call, which is the reason, may have kept them.
+        self._drop_carrying()
+        with self._guard:
+            self._senders[:] = self._receivers[:] = [None] * self._size
+            rings = list(self._writers.values())
+        for end in (*(ring.end for ring in rings), *(ring.end for ring in self._rings.values())):
+            end.take_back()
+        for ring in rings:
+            let_go(ring.turn)
+            ring.end.wake_sender()
+
+    def _watch(self, call: Call, src: int | None) -> None:
+        """See to it that this rank learns when a member goes from which it waits for a message."""
+        for peer in self._rings if src is None else (src,):
+            if peer == self._rank or peer in self._watched:
+                continue
+            # A member that has not said where it is has not sent anything either.
+            if src is None and self._neighbourhood.find(peer) is None:
+                continue
+            # Another transport that delivers here watches members that this one cannot reach.
+            if not self.shared or self._neighbourhood.is_near(peer, call):
+                self._neighbourhood.watch(peer, call)
+                with self._guard:
+                    if self._aborted is None and peer not in self._gone:
+                        self._receivers[peer] = self._rings[peer].end
+            self._watched.add(peer)
+
+    def _stir(self) -> None:
+        # A thread that waits may be the carrier, which sleeps on the bell.
+        if self._carriers not in ([], [threading.get_ident()]):
+            self._ring_bell()
+
+    def _sleep(self, call: Call, receive: Receive) -> None:
+        """Carry messages until something has arrived, or wait for the thread that does."""
+        rung = self._core.read_bell(self._memory)
+        try:
+            if not self._try_carrying():
+                if any(ring.stalled for ring in self._rings.values()):
+                    self._ring_bell()  # this receive may be what the ring waits for
+                super()._sleep(call, receive)
+                return
+            try:
+                self._lock.release()
+                self._carry_patiently(call, rung)
+                self._stop_carrying()
+            finally:
+                hold(self._lock)
+        except BaseException:
+            self._drop_carrying()
+            hold(self._lock)
+            raise
+        self._check_aborted()
+        if call.deadline.expired:
+            raise self._late(call, receive)
+
+    def _try_carrying(self) -> bool:
+        """Become the carrier, unless there is one."""
+        me = threading.get_ident()
+        if self._carriers == [me] or not self._carrying.acquire(blocking=False):
+            return False
+        self._carriers.append(me)
+        return True
+
+    def _stop_carrying(self) -> None:
+        """Leave the rest to somebody else. Not under the mailbox's lock."""
+        while True:
+            self._carriers.clear()
+            self._carrying.release()
+            self._wake_carriers()
+            if not self._ending or not self._try_carrying():
+                return
+            # Somebody came with news while this thread was busy.
+            self._carry(self._core.LOOK)
+
+    def _drop_carrying(self) -> None:
+        """Leave all to somebody else if this thread carries, wherever an exception came."""
+        if has(self._carrying):
+            self._carriers.clear()
+            let_go(self._carrying)
+            self._wake_carriers()
+
+    def _wake_carriers(self) -> None:
+        """Let another thread carry: who came meanwhile sleeps, and has to look."""
+        with self._lock:
+            for wake in self._asleep:
+                wake.notify_all()
+
+    def _carry_patiently(self, call: Call, rung: int) -> None:
+        core = self._core
+        mode = core.SPIN if call.sync else core.LOOK
+        if self._carry(mode):
+            return
+        ends = tuple(ring.end for ring in self._rings.values() if ring.listens)
+        if core.listen_to(self._memory, ends, rung, self._patient(call)):
+            self._carry(mode)
+
+    def _carry(self, mode: int) -> bool:
+        """Move up to a message from each ring; return whether anything was there.
+
+        ``mode``: how long to wait for a sender that is in the middle of one.
+        """
+        moved = False
+        for src, ring in self._rings.items():
+            if ring.pull(self, mode):
+                moved = True
+            elif ring.breaks and src not in self._gone:
+                ring.given_up = True
+                name = self._membership.describe(src)
+                what = "broke off a message in the middle"
+                if ring.damaged:
+                    what = "wrote what is no message: the shared memory is damaged"
+                error = PeerLostError(f"{name} {what}", src)
+                self._ending.setdefault(src, error)
+        if self._ending:
+            for src, error in list(self._ending.items()):
+                if self._rings[src].end_with(error):
+                    del self._ending[src]
+                    self.fail(src, error)
+                    moved = True
+        return moved
+
+    def _ring_bell(self) -> None:
+        """Have the carrier of this rank look again."""
+        value = next(self._own_rings) * self._size + self._rank
+        self._core.ring_bell(self._memory, value)

@@ -1,0 +1,166 @@
+"""What may be asked of a store's data: commands with fields of bytes, answered with fields.
+
+A ``HashStore`` has them behind a lock, a ``FileStore`` in a log, a ``TCPStore`` on a wire.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+from transport._store.fields import unpack_number
+from transport._store.table import KeysWaiter, PopWaiter, Table, TailWaiter, Waiter
+
+Fields = Sequence[bytes]
+Deliver = Callable[[Waiter], None]
+
+_WORKERS = b"workers"
+
+
+class Op(enum.IntEnum):
+    """A command's number. Part of the wire's and the file's format: append, never renumber."""
+
+    SET = 1
+    GET = 2
+    ADD = 3
+    APPEND = 4
+    CHECK = 5
+    COMPARE_SET = 6
+    DELETE = 7
+    MULTI_GET = 8
+    MULTI_SET = 9
+    NUM_KEYS = 10
+    WAIT = 11
+    PUSH = 12
+    POP = 13
+    TRY_POP = 14
+    QUEUE_LEN = 15
+    TAIL = 16
+    SET_WILL = 17
+    JOIN = 18
+    WAIT_WORKERS = 19
+    GOODBYE = 20
+    CANCEL = 21
+    NUM_WORKERS = 22
+    LIST_KEYS = 23
+
+
+CHANGES = frozenset(
+    {Op.SET, Op.ADD, Op.APPEND, Op.COMPARE_SET, Op.DELETE, Op.MULTI_SET, Op.PUSH, Op.TRY_POP}
+)
+"""The commands that may change users' data, each at once and by its fields alone."""
+
+
+def wanted(op: Op) -> str:
+    """Return what a command waits for, before the names of the keys."""
+    if op == Op.POP:
+        return "a value in queue"
+    return "more at the end of key" if op == Op.TAIL else "key"
+
+
+Answer = Callable[[Fields], Fields | None]
+MakeWaiter = Callable[[Fields, Deliver], tuple[Table, Waiter]]
+
+
+def _nothing(method: Callable[..., None]) -> Answer:
+    """Return the command that does ``method`` with its fields, and answers that it is done."""
+
+    def answer(fields: Fields) -> Fields:
+        method(*fields)
+        return ()
+
+    return answer
+
+
+def _found(method: Callable[..., bytes | None]) -> Answer:
+    """Return the command that answers with the value that ``method`` returns, if there is one."""
+
+    def answer(fields: Fields) -> Fields | None:
+        value = method(*fields)
+        return None if value is None else (value,)
+
+    return answer
+
+
+def _number(method: Callable[..., int]) -> Answer:
+    """Return the command that answers with the number, or the truth, that ``method`` returns."""
+    return lambda fields: (b"%d" % method(*fields),)
+
+
+class Commands:
+    """The commands over one table. Fields that are wrong raise ValueError or TypeError.
+
+    One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self.table = table = Table()
+        # Not the users' keys: num_keys does not count them and no key can collide with them.
+        internal = Table()
+
+        def add(key: bytes, amount: bytes) -> int:
+            return table.add(key, int(amount))
+
+        def multi_set(*fields: bytes) -> None:
+            for key, value in zip(fields[::2], fields[1::2], strict=True):
+                table.set(key, value)
+
+        def join() -> int:
+            internal.append(_WORKERS, b".")
+            return internal.size(_WORKERS)
+
+        pop = _found(table.pop)
+        self._at_once: dict[int, Answer] = {
+            Op.SET: _nothing(table.set),
+            Op.GET: _found(table.get),
+            Op.ADD: _number(add),
+            Op.APPEND: _nothing(table.append),
+            Op.CHECK: _number(lambda *keys: not table.missing(keys)),
+            Op.COMPARE_SET: _found(table.compare_set),
+            Op.DELETE: _number(table.delete),
+            Op.MULTI_SET: _nothing(multi_set),
+            Op.NUM_KEYS: _number(lambda: len(table)),
+            Op.LIST_KEYS: lambda _: table.keys(),
+            Op.PUSH: _nothing(table.push),
+            Op.TRY_POP: lambda fields: pop(fields) or (),
+            Op.QUEUE_LEN: _number(table.queue_len),
+            Op.JOIN: _number(join),
+            Op.NUM_WORKERS: _number(lambda: internal.size(_WORKERS)),
+        }
+
+        def values(keys: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            return table, KeysWaiter(keys, deliver, values=True)
+
+        def queue(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            (key,) = fields
+            return table, PopWaiter([key], deliver)
+
+        def tail(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            key, offset = fields
+            return table, TailWaiter(key, unpack_number(offset), deliver)
+
+        def workers(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            (count,) = fields
+            return internal, TailWaiter(_WORKERS, unpack_number(count) - 1, deliver)
+
+        self._waits: dict[int, MakeWaiter] = {
+            Op.GET: values,
+            Op.MULTI_GET: values,
+            Op.WAIT: lambda keys, deliver: (table, KeysWaiter(keys, deliver, values=False)),
+            Op.POP: queue,
+            Op.TAIL: tail,
+            Op.WAIT_WORKERS: workers,
+        }
+
+    def answer(self, op: int, fields: Fields) -> Fields | None:
+        """Return the answer to a command that has one now, else None: then ``waiter`` has it."""
+        run = self._at_once.get(op)
+        return None if run is None else run(fields)
+
+    def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+        """Return who waits for the answer to a command, for ``deliver``, and the table to submit
+        it to. Raises ValueError for numbers that are no such command's.
+        """
+        if op not in self._waits:
+            raise ValueError(f"opcode {op} is none of ours")
+        return self._waits[op](fields, deliver)

@@ -1,0 +1,130 @@
+"""A part of another store, apart from its other users' keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from transport._deadline import Timeout
+from transport._errors import DistError
+from transport._store.arguments import from_key, to_key
+from transport._store.base import Store
+from transport._store.commands import Fields, Op
+
+T = TypeVar("T")
+
+
+def underlying(store: Any) -> Any:
+    """Return the store below all prefixes, which may be another library's, as ``store`` may."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+class PrefixStore(Store):
+    """Wraps ``store`` and puts ``prefix/`` before every key.
+
+    The timeout is the wrapped store's, and so is ``num_keys`` (keys of all prefixes). ``close``
+    closes the wrapped store: call it on what a ``clone`` returned, or when nobody shares it.
+    Raises TypeError for a ``prefix`` that is no ``str`` and a ``store`` that is no ``Store``.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        to_key(prefix, "prefix")
+        if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"store must be a Store, got {type(store).__name__}: {store!r}")
+        super().__init__(store.timeout)
+        self._prefix = prefix
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store that is wrapped."""
+        return self._store
+
+    @property
+    def prefix(self) -> str:
+        """What is put, with a slash, before every key."""
+        return self._prefix
+
+    # The prefix.
+
+    def _key(self, key: str) -> bytes:
+        to_key(key)
+        return self._store._key(f"{self._prefix}/{key}")
+
+    def list_keys(self) -> list[str]:
+        """Return the keys under this prefix, without it, sorted."""
+        start = self._key("")
+        keys = self._ask(Op.LIST_KEYS, ())
+        return [from_key(key[len(start) :]) for key in keys if key.startswith(start)]
+
+    def in_process(self, key: str, factory: Callable[[], T]) -> T:
+        """Return the wrapped store's object under the key with the prefix, made by ``factory()``
+        when there is none.
+        """
+        return self._store.in_process(f"{self._prefix}/{key}", factory)
+
+    def with_patience(self, seconds: float) -> PrefixStore:
+        """Return the same prefix over the wrapped store for whoever cannot wait, when its server is
+        silent, for longer than ``seconds``.
+        """
+        return PrefixStore(self._prefix, self._store.with_patience(seconds))
+
+    def clone(self) -> PrefixStore:
+        """Return a store with the same prefix over a clone of the wrapped store."""
+        return PrefixStore(self._prefix, self._store.clone())
+
+    def aside(self) -> PrefixStore:
+        """Return the same prefix over what the wrapped store has aside."""
+        return PrefixStore(self._prefix, self._store.aside())
+
+    def describe(self) -> str:
+        """Return what a person calls this store: its prefix, and the store that is wrapped."""
+        return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
+
+    # All else is the wrapped store's.
+
+    def _ask(self, op: Op, fields: Fields) -> Fields:
+        return self._store._ask(op, fields)
+
+    def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
+        return self._store._await(op, fields, timeout)
+
+    def _tell(self, op: Op, fields: Fields) -> None:
+        self._store._tell(op, fields)
+
+    def _will(self, key: bytes, value: bytes) -> bool:
+        return self._store._will(key, value)
+
+    @property
+    def serves(self) -> bool:
+        """Whether other ranks' stores end when the wrapped store is closed."""
+        return self._store.serves
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all users of the wrapped store's data are threads of this process."""
+        return self._store.in_one_process
+
+    @property
+    def timeout(self) -> timedelta:
+        """The wrapped store's timeout."""
+        return self._store.timeout
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the wrapped store's timeout: seconds or a timedelta."""
+        self._store.set_timeout(timeout)
+
+    def end_waits(self, error: DistError | None, by: object = None) -> None:
+        """Have the waits of all who use the wrapped object raise ``error``, on behalf of ``by``."""
+        self._store.end_waits(error, by)
+
+    def hang_up(self) -> None:
+        """Have the wrapped store's waits under way, and its later calls, end at once."""
+        self._store.hang_up()
+
+    def close(self) -> None:
+        """Close the wrapped store."""
+        self._store.close()

@@ -1,0 +1,244 @@
+"""The data of a store and those who wait for it, without threads, locks or input and output.
+
+A ``HashStore`` keeps one behind a lock, a server one in its loop, a ``FileStore`` one as its copy
+of the file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from transport._errors import DistStoreError
+from transport._store.arguments import key_name
+
+
+class Table:
+    """Keys with values, queues, and waiters. Keys are bytes here.
+
+    Queues have their own names: a queue does not make a key exist, nor the other way round.
+    """
+
+    def __init__(self) -> None:
+        # A value that grows by append is a bytearray, so that a log of n pieces costs O(n).
+        self._values: dict[bytes, bytes | bytearray] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}
+        self._waiting_for_value: dict[bytes, dict[Waiter, None]] = {}
+        self._waiting_for_queue: dict[bytes, dict[Waiter, None]] = {}
+        self.changes = 0
+        """How often anything was written or taken."""
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keys(self) -> list[bytes]:
+        """Return all keys, in order."""
+        return sorted(self._values)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Write ``value`` under ``key``."""
+        self.changes += 1
+        self._values[key] = value
+        if key in self._waiting_for_value:
+            self._wake(self._waiting_for_value, key)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None when it is missing."""
+        value = self._values.get(key)
+        return bytes(value) if isinstance(value, bytearray) else value
+
+    def size(self, key: bytes) -> int:
+        """Return the length of the value of ``key``, 0 when it is missing."""
+        return len(self._values.get(key, b""))
+
+    def get_from(self, key: bytes, offset: int) -> bytes:
+        """Return what is behind ``offset`` in the value of ``key``."""
+        return bytes(self._values.get(key, b"")[offset:])
+
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Return those of ``keys`` that do not exist."""
+        return [key for key in keys if key not in self._values]
+
+    def first_missing(self, keys: Sequence[bytes], begin: int) -> int:
+        """Return the index of the first of ``keys[begin:]`` that is missing, or ``len(keys)``."""
+        values = self._values
+        for index in range(begin, len(keys)):
+            if keys[index] not in values:
+                return index
+        return len(keys)
+
+    def add(self, key: bytes, amount: int) -> int:
+        """Add to a counter; raise DistStoreError when the value of ``key`` is no number."""
+        text = self._values.get(key, b"0")
+        try:
+            total = int(text) + amount
+        except ValueError:
+            raise DistStoreError(
+                f"key {key_name(key)!r} holds {bytes(text[:40])!r}, which is no number;"
+                " add needs a counter"
+            ) from None
+        self.set(key, b"%d" % total)
+        return total
+
+    def append(self, key: bytes, value: bytes) -> None:
+        """Add ``value`` behind the value of ``key``."""
+        held = self._values.get(key)
+        if held is None:
+            self.set(key, value)
+            return
+        if not isinstance(held, bytearray):
+            held = self._values[key] = bytearray(held)
+        held += value
+        self.changes += 1
+        if key in self._waiting_for_value:
+            self._wake(self._waiting_for_value, key)
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        """Write ``desired`` over ``expected``, a missing key counting as an empty value."""
+        held = self.get(key)
+        if held is None and expected:
+            return expected
+        if held is None or held == expected:
+            self.set(key, desired)
+            return desired
+        return held
+
+    def delete(self, key: bytes) -> bool:
+        """Delete ``key``; return whether it was there."""
+        if self._values.pop(key, None) is None:
+            return False
+        self.changes += 1
+        return True
+
+    def push(self, key: bytes, value: bytes) -> None:
+        """Put ``value`` at the end of the queue ``key``."""
+        self._queues.setdefault(key, deque()).append(value)
+        self.changes += 1
+        if key in self._waiting_for_queue:
+            self._wake(self._waiting_for_queue, key)
+
+    def pop(self, key: bytes) -> bytes | None:
+        """Take the first value of the queue ``key``, or return None when it is empty."""
+        queue = self._queues.get(key)
+        if queue is None:
+            return None
+        value = queue.popleft()
+        self.changes += 1
+        if not queue:
+            del self._queues[key]
+        return value
+
+    def queue_len(self, key: bytes) -> int:
+        """Return the number of values in the queue ``key``."""
+        return len(self._queues.get(key, ()))
+
+    def submit(self, waiter: Waiter) -> bool:
+        """Complete ``waiter`` now and return True, or keep it and complete it once it can be."""
+        key = waiter.advance(self)
+        if key is None:
+            waiter.parked_at = None
+            waiter.deliver(waiter)
+            return True
+        where = self._waiting_for_queue if waiter.wants_queue else self._waiting_for_value
+        where.setdefault(key, {})[waiter] = None
+        waiter.parked_at = key
+        return False
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Forget ``waiter``; return whether it was still waiting."""
+        key = waiter.parked_at
+        if key is None:
+            return False
+        where = self._waiting_for_queue if waiter.wants_queue else self._waiting_for_value
+        waiters = where[key]
+        del waiters[waiter]
+        if not waiters:
+            del where[key]
+        waiter.parked_at = None
+        return True
+
+    def _wake(self, where: dict[bytes, dict[Waiter, None]], key: bytes) -> None:
+        for waiter in where.pop(key):
+            self.submit(waiter)
+
+
+class Waiter(ABC):
+    """One wait for ``keys``. ``deliver`` is called once, with ``values`` filled in, from inside the
+    table's method that completed it; it must not touch the table.
+    """
+
+    wants_queue = False
+
+    def __init__(self, keys: Sequence[bytes], deliver: Callable[[Waiter], None]) -> None:
+        self.keys = keys
+        self.deliver = deliver
+        self.values: list[bytes] = []
+        self.parked_at: bytes | None = None
+
+    @abstractmethod
+    def advance(self, table: Table) -> bytes | None:
+        """Fill in ``values`` and return None, or return the key whose change to wait for."""
+
+    def missing(self, table: Table) -> Sequence[bytes]:
+        """Return the keys that it waits for, for a message."""
+        del table
+        return self.keys
+
+
+class KeysWaiter(Waiter):
+    """Waits until all ``keys`` exist at once; wants their values, or not."""
+
+    def __init__(
+        self, keys: Sequence[bytes], deliver: Callable[[Waiter], None], *, values: bool
+    ) -> None:
+        super().__init__(keys, deliver)
+        self._wants_values = values
+        self._position = 0
+
+    def advance(self, table: Table) -> bytes | None:
+        """See the base. Each key is looked at a constant number of times, unless one is deleted."""
+        keys = self.keys
+        begin = self._position
+        self._position = table.first_missing(keys, begin)
+        if self._position == len(keys) and begin > 0:
+            self._position = table.first_missing(keys, 0)
+        if self._position < len(keys):
+            return keys[self._position]
+        if self._wants_values:
+            self.values = [table.get(key) or b"" for key in keys]
+        return None
+
+    def missing(self, table: Table) -> Sequence[bytes]:
+        """See the base."""
+        return table.missing(self.keys)
+
+
+class PopWaiter(Waiter):
+    """Waits for a value in a queue and takes it; who waits longest is served first."""
+
+    wants_queue = True
+
+    def advance(self, table: Table) -> bytes | None:
+        """See the base."""
+        value = table.pop(self.keys[0])
+        if value is None:
+            return self.keys[0]
+        self.values = [value]
+        return None
+
+
+class TailWaiter(Waiter):
+    """Waits until a value is longer than ``offset``."""
+
+    def __init__(self, key: bytes, offset: int, deliver: Callable[[Waiter], None]) -> None:
+        super().__init__([key], deliver)
+        self._offset = offset
+
+    def advance(self, table: Table) -> bytes | None:
+        """See the base."""
+        key = self.keys[0]
+        if table.size(key) <= self._offset:
+            return key
+        self.values = [table.get_from(key, self._offset)]
+        return None

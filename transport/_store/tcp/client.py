@@ -1,0 +1,460 @@
+"""The client's end of a connection to a store server, shared by any number of threads.
+
+There is no thread here. Requests carry ids; of the threads that wait for replies one reads, and
+hands the others theirs, so that a wait of one thread does not hold up the calls of another.
+
+Ctrl-C may end a request between any two steps, also right behind the one that took a lock, or that
+read what was meant for another thread. So what threads share is kept such that whoever comes next
+can go on from any step: a byte is noted as sent or received by the C function that moves it
+(``extend`` over ``map``), a frame is handed out, possibly twice, before it is dropped, and both
+locks belong to their threads (``RLock``), which let go of them for good when they give up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from transport._condition import let_go
+from transport._errors import DistStoreError, StoreSilentError
+from transport._net.fork import refusal
+from transport._net.reach import is_out_of_reach
+from transport._net.tls_choice import is_tls
+from transport._store.commands import Op
+from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
+from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
+
+# What a server may be late with the answer that it owes at a wait's end.
+GRACE_SECONDS = 5.0
+# A server that takes nothing for so long is lost.
+_SEND_SECONDS = 60.0
+_GOODBYE_SECONDS = 1.0
+# A thread that waits looks so often whether it has missed something.
+_SLICE_SECONDS = 5.0
+# The same for one whose wait may be broken off, should the server not answer to that.
+_BREAKABLE_SECONDS = 0.25
+_RECEIVE_BYTES = 1 << 18
+_TIMEVAL = struct.Struct("@ll")
+_IDS = 1 << 32
+
+Reply = tuple[Status, list[bytes]]
+
+
+class _Request:
+    """One that waits for its reply, with the ``breaker`` that it was given. ``news`` wakes its
+    thread.
+    """
+
+    __slots__ = ("breaker", "news", "reply")
+
+    def __init__(self, breaker: Breaker | None = None) -> None:
+        self.breaker = breaker
+        self.news: SimpleQueue[None] = SimpleQueue()
+        self.reply: Reply | None = None
+
+
+class _Outgoing:
+    """Bytes that are to be sent, and how many each system call has taken of them."""
+
+    __slots__ = ("data", "taken")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = memoryview(data)
+        self.taken: list[int] = []
+
+
+class Breaker:
+    """By which waits are broken off that are one user's of a connection that others use, too."""
+
+    def __init__(self) -> None:
+        self.broken: bool = False
+        self.numbers: set[int] = set()
+
+
+class StoreConnection:
+    """Requests and their replies over one authenticated socket.
+
+    ``name`` is the store's, for messages.
+    """
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self._sock = sock
+        self._name = name
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._expected: dict[int, _Request] = {}
+        self._waits_end: set[Breaker | None] = set()
+        self._failure: str | None = None
+        self._unreachable = False
+        # Under the lock, but for appending.
+        self._send_lock = threading.RLock()
+        self._outbox: deque[_Outgoing] = deque()
+        # Under the turn.
+        self._turn = threading.RLock()
+        self._received: list[bytes] = []
+        self._needed = LENGTH_BYTES
+        self._receive_seconds = -1.0
+        # Time limits are the kernel's: a socket with Python's needs a poll before each call, and
+        # threads that send and receive at the same time could not have different ones.
+        sock.settimeout(None)
+
+    def request(
+        self,
+        op: Op,
+        fields: Sequence[bytes],
+        seconds: float,
+        patience: float | None = None,
+        breaker: Breaker | None = None,
+    ) -> Reply:
+        """Send a request and return its reply, which the server owes within ``seconds``, and may be
+        late with for ``patience`` more (default: ``GRACE_SECONDS``).
+
+        Raises DistStoreError when the connection is closed or lost, the server silent, the request
+        broken off by way of ``breaker``, or this process a fork of the one that connected.
+        """
+        self._check_process()
+        number = next(self._numbers) % _IDS
+        data = pack_request(number, op, 0.0 if breaker in self._waits_end else seconds, fields)
+        request = _Request(breaker)
+        try:
+            if breaker is not None:
+                breaker.numbers.add(number)
+            self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
+            within = seconds + (GRACE_SECONDS if patience is None else patience)
+            status, answer = self._receive(request, within)
+            self._expected.pop(number, None)
+        except BaseException as error:
+            self._give_up(number, error)
+            raise
+        finally:
+            if breaker is not None:
+                breaker.numbers.discard(number)
+        if status == Status.ERROR:
+            raise DistStoreError(f"{self._name}: {answer[0].decode()}")
+        return status, answer
+
+    def tell(self, op: Op, fields: Sequence[bytes]) -> None:
+        """Send a request whose reply nobody waits for: it is read, and dropped, by later ones.
+
+        Raises DistStoreError as ``request`` does.
+        """
+        self._check_process()
+        self._check()
+        self._outbox.append(_Outgoing(pack_request(0, op, 0.0, fields)))
+        try:
+            self._flush_soon()
+        except BaseException as error:
+            self._give_up(0, error)
+            raise
+
+    def end_waits_of(self, breaker: Breaker) -> None:
+        """Have the requests that were given ``breaker`` end with a DistStoreError, now and later.
+
+        Any thread; never blocks.
+        """
+        breaker.broken = True
+        if os.getpid() != self._pid:
+            return
+        for number in breaker.numbers.copy():
+            # For the thread that sleeps in the socket.
+            self._outbox.append(_cancel(number))
+            request = self._expected.get(number)
+            if request is not None:
+                request.news.put(None)
+        if self._failure is None:
+            with contextlib.suppress(DistStoreError):
+                self._flush_if_free()
+
+    def _check_process(self) -> None:
+        if why := refusal(self._name, self._pid, "a clone() made there"):
+            raise DistStoreError(why)
+
+    def end_waits(self, end: bool, breaker: Breaker | None = None) -> None:
+        """Have the waits that are under way, and later ones, time out at once; or no longer. Those
+        with this ``breaker`` alone, or without one.
+        """
+        (self._waits_end.add if end else self._waits_end.discard)(breaker)
+        if not end or self._failure is not None:
+            return
+        for number, request in list(self._expected.items()):
+            if request.breaker is breaker:
+                self._outbox.append(_cancel(number))
+        # A thread may be stuck in sending to a server that does not read: nor would this be read.
+        if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
+            try:
+                with contextlib.suppress(DistStoreError):
+                    self._flush(time.monotonic() + _GOODBYE_SECONDS)
+            finally:
+                let_go(self._send_lock)
+
+    def hang_up(self) -> None:
+        """End the connection without a word: threads that wait here get a DistStoreError.
+
+        Any thread; never blocks. ``close`` is still due.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._fail("this end hung up")
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self, *, goodbye: bool = True) -> None:
+        """Hang up, after a ``goodbye`` or as if this process had died.
+
+        Threads that wait here get a DistStoreError. Idempotent.
+        """
+        if os.getpid() != self._pid:
+            # The connection is the parent's: nothing may be said on it. Forking closed our copy.
+            return
+        if self._failure == _CLOSED:
+            return
+        lost = self._failure is not None
+        self._failure = _CLOSED
+        self._wake()
+        # A thread may be stuck in sending to a server that does not read: then without goodbye.
+        if goodbye and not lost and self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
+            self._say_goodbye()
+            let_go(self._send_lock)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        # Whoever reads is woken by the shutdown; a descriptor must not be closed under it.
+        if self._turn.acquire(timeout=GRACE_SECONDS):
+            let_go(self._turn)
+        self._sock.close()
+
+    def _say_goodbye(self) -> None:
+        """Withdraw the will, and wait until the server has hung up: closing before would take back
+        the goodbye, if there are answers that nobody read. Under the send lock.
+        """
+        self._outbox.append(_Outgoing(pack_request(0, Op.GOODBYE, 0.0, ())))
+        with contextlib.suppress(OSError, DistStoreError):
+            self._flush()
+            self._sock.shutdown(socket.SHUT_WR)
+        if not self._turn.acquire(timeout=_GOODBYE_SECONDS):
+            return
+        until = time.monotonic() + _GOODBYE_SECONDS
+        with contextlib.suppress(OSError):
+            while (left := until - time.monotonic()) > 0:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
+                if not self._sock.recv(_RECEIVE_BYTES):
+                    break
+        let_go(self._turn)
+
+    # Sending.
+
+    def _send(self, number: int, request: _Request, data: bytes, seconds: float) -> None:
+        self._expected[number] = request
+        self._check()
+        self._outbox.append(_Outgoing(data))
+        if request.breaker in self._waits_end:  # maybe only since the data was packed
+            self._outbox.append(_cancel(number))
+        self._flush_soon(seconds)
+
+    def _flush_soon(self, seconds: float = _SEND_SECONDS) -> None:
+        """Send what is in the outbox, within ``seconds``."""
+        if not self._send_lock.acquire(timeout=seconds):
+            raise DistStoreError(f"{self._name}: another thread has been sending for too long")
+        try:
+            self._flush(seconds)
+        finally:
+            self._send_lock.release()
+
+    def _flush(self, seconds: float | None = None) -> None:
+        """Send what is in the outbox, within ``seconds``; by default what goes at once. A server
+        that takes nothing for ``_SEND_SECONDS`` is lost. Under the send lock.
+
+        Raises DistStoreError when the connection is lost, or not all was sent in time.
+        """
+        until = None if seconds is None else time.monotonic() + min(seconds, _SEND_SECONDS)
+        outbox = self._outbox
+        while outbox:
+            first = outbox[0]
+            done = sum(first.taken)
+            if done == len(first.data):
+                outbox.popleft()
+                continue
+            try:
+                rest = first.data[done:]
+                first.taken.extend(map(self._sock.send, (rest,), (socket.MSG_DONTWAIT,)))
+            except BlockingIOError:
+                if seconds is None or until is None:
+                    return
+                if not self._await_room(until):
+                    if seconds < _SEND_SECONDS:
+                        raise self._silence(seconds) from None
+                    why = f"sending failed: the server took nothing for {_SEND_SECONDS:g} s"
+                    self._fail(why, unreachable=True)
+                    raise self._error() from None
+            except OSError as error:
+                self._fail(f"sending failed: {error}", is_out_of_reach(error))
+                raise self._error() from error
+
+    def _await_room(self, until: float) -> bool:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
+        return bool(poller.poll(max(0.0, until - time.monotonic()) * 1000))
+
+    # Receiving.
+
+    def _flush_if_free(self) -> None:
+        """Send what goes at once of the outbox, unless another thread sends, who sends it, too, or
+        the next one does.
+        """
+        if self._send_lock.acquire(blocking=False):
+            try:
+                self._flush()
+            finally:
+                let_go(self._send_lock)
+
+    def _receive(self, request: _Request, seconds: float) -> Reply:
+        breaker = request.breaker
+        until = time.monotonic() + seconds
+        while request.reply is None:
+            self._check()
+            if breaker is not None and breaker.broken:
+                raise DistStoreError(f"{self._name}: the wait was broken off")
+            left = until - time.monotonic()
+            if left <= 0:
+                raise self._silence(seconds)
+            if self._turn.acquire(blocking=False):
+                try:
+                    self._read_for(request, until)
+                finally:
+                    self._turn.release()
+                    if len(self._expected) > 1:
+                        self._wake()
+            else:
+                with contextlib.suppress(Empty):
+                    request.news.get(timeout=min(left, _SLICE_SECONDS))
+        return request.reply
+
+    def _read_for(self, request: _Request, until: float) -> None:
+        """Read and hand out what comes, until the request has its reply or nothing came in time."""
+        breaker = request.breaker
+        if self._received:
+            self._hand_out()  # what an interrupted thread has left
+        slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS
+        while request.reply is None and (left := until - time.monotonic()) > 0:
+            if breaker is not None and breaker.broken:
+                return
+            left = min(left, slice_)
+            # Rounded up, so that equal timeouts do not cost a system call each.
+            if not left <= self._receive_seconds <= left + 1.0:
+                self._receive_seconds = left + 0.5
+                self._sock.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._receive_seconds)
+                )
+            try:
+                self._received.extend(map(self._sock.recv, (_RECEIVE_BYTES,)))
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._fail(f"receiving failed: {error}", is_out_of_reach(error))
+                raise self._error() from error
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give the requests their replies, as far as those have come. Under the turn."""
+        received = self._received
+        if sum(map(len, received)) >= self._needed:
+            data = b"".join(received)
+            try:
+                begin, needed = self._hand_out_from(data)
+            except (WireError, ValueError) as error:
+                self._fail(f"the server sent what is no reply: {error}")
+                raise self._error() from error
+            self._needed = LENGTH_BYTES
+            received[:] = [data[begin:]] if begin < len(data) else []
+            self._needed = needed
+        elif received and not received[-1]:
+            self._fail("the server hung up")
+            raise self._error()
+
+    def _hand_out_from(self, data: bytes) -> tuple[int, int]:
+        """Return behind the last whole reply in ``data``, and of how many bytes the next one is."""
+        begin = 0
+        while len(data) - begin >= LENGTH_BYTES:
+            size = frame_size(data, begin, REPLY.size)
+            if begin + size > len(data):
+                return begin, size
+            _, replied, status = REPLY.unpack_from(data, begin)
+            reply = Status(status), unpack_fields(data, begin + REPLY.size, begin + size)
+            request = self._expected.get(replied)
+            if request is not None:
+                request.reply = reply
+                request.news.put(None)
+            begin += size
+        return begin, LENGTH_BYTES
+
+    # The end of a request, and of all.
+
+    def _give_up(self, number: int, error: BaseException) -> None:
+        """Forget a request whose thread gave up, and let go of what it held.
+
+        Another interrupt may come in the middle.
+        """
+        for _ in range(3):
+            with contextlib.suppress(BaseException):
+                let_go(self._send_lock)
+                let_go(self._turn)
+                if not isinstance(error, Exception) and is_tls(self._sock):
+                    # Python code lies between the socket and OpenSSL: who knows where it was.
+                    self._fail("a request over TLS was interrupted")
+                self._cancel(number)
+                self._wake()
+                return
+
+    def _cancel(self, number: int) -> None:
+        """Withdraw a request: a wait that nobody waits for could still take a value of a queue."""
+        request = self._expected.get(number)
+        if request is not None and request.reply is None and self._failure is None:
+            self._outbox.append(_cancel(number))
+            with contextlib.suppress(DistStoreError):
+                self._flush_if_free()
+        self._expected.pop(number, None)
+
+    def _wake(self) -> None:
+        """Have all who wait look again: one of them has to read."""
+        for request in list(self._expected.values()):
+            request.news.put(None)
+
+    def _check(self) -> None:
+        if self._failure:
+            raise self._error()
+
+    def _error(self) -> DistStoreError:
+        if self._failure == _CLOSED:
+            return DistStoreError(f"{self._name} is closed")
+        kind = StoreSilentError if self._unreachable else DistStoreError
+        return kind(f"{self._name}: the connection is lost ({self._failure})")
+
+    def _silence(self, seconds: float) -> DistStoreError:
+        return StoreSilentError(f"{self._name}: the server did not answer in time", seconds)
+
+    def _fail(self, reason: str, unreachable: bool = False) -> None:
+        if self._failure is None:
+            self._unreachable = unreachable
+            self._failure = reason
+        self._wake()
+
+
+def _cancel(number: int) -> _Outgoing:
+    return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
+
+
+_CLOSED = "closed"
+
+
+def _timeval(seconds: float) -> bytes:
+    """Return a time limit for setsockopt; 0 would mean none."""
+    micros = max(1, min(int(seconds * 1e6), 10**15))
+    return _TIMEVAL.pack(micros // 10**6, micros % 10**6)

@@ -1,0 +1,111 @@
+"""Who serves: where a master listens, and masters of one process that share a server."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transport._errors import DistNetworkError
+from transport._store.tcp.server import TCPStoreServer
+
+if TYPE_CHECKING:
+    from transport._net.tls import Tls
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLease:
+    """The right to use a server of this process, at ``address``, until ``close`` gives it back; the
+    server ends with its last lease.
+    """
+
+    address: tuple[str, int]
+    close: Callable[[], None]
+    """To be called once."""
+
+
+class _Tenants:
+    """Servers that masters share. Inherently one a process, like the ports it is about."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By process (a fork inherits this, but no server) and port: server, secret, leases.
+        self._servers: dict[tuple[int, int], tuple[TCPStoreServer, bytes | None, int]] = {}
+
+    def lease(self, host: str, port: int, secret: bytes | None, tls: Tls | None) -> ServerLease:
+        with self._lock:
+            key = os.getpid(), port
+            server, its_secret, leases = self._servers.get(key, (None, secret, 0))
+            if its_secret != secret:
+                raise ValueError(
+                    f"secret differs from the one of the store that serves port {port} already;"
+                    " tenants of one server must have the same"
+                )
+            if server is None:
+                listen_at = listen_host(host, secret)
+                server = TCPStoreServer(listen_at, port, secret=secret, tls=tls)
+                key = os.getpid(), server.port
+            self._servers[key] = server, secret, leases + 1
+            return ServerLease(server.address, lambda: self._release(key))
+
+    def _release(self, key: tuple[int, int]) -> None:
+        with self._lock:
+            server, secret, leases = self._servers[key]
+            if leases > 1:
+                self._servers[key] = server, secret, leases - 1
+                return
+            del self._servers[key]
+        server.close()
+
+
+_TENANTS = _Tenants()
+
+
+def lease_server(
+    host: str,
+    port: int,
+    secret: bytes | None,
+    tls: Tls | None = None,
+    *,
+    shared: bool,
+    listen_fd: int | None,
+) -> ServerLease:
+    """Return a lease on a server at ``host:port``, a new one unless it may be ``shared``.
+
+    ``listen_fd`` is a listening socket to use instead, owned by the server from now on. Raises
+    DistNetworkError when the port cannot be had or ``listen_fd`` is no listening socket.
+    """
+    if shared and listen_fd is None:
+        return _TENANTS.lease(host, port, secret, tls)
+    if listen_fd is None:
+        server = TCPStoreServer(listen_host(host, secret), port, secret=secret, tls=tls)
+    else:
+        try:
+            listener = socket.socket(fileno=listen_fd)
+        except OSError as error:
+            raise DistNetworkError(
+                f"master_listen_fd {listen_fd} is no listening socket: {error}"
+            ) from error
+        server = TCPStoreServer(secret=secret, listener=listener, tls=tls)
+    return ServerLease(server.address, server.close)
+
+
+def listen_host(host: str, secret: bytes | None) -> str:
+    """Return the address on which the master that others call ``host`` should listen.
+
+    An address literal and the loopback's names are meant as they are. Another name may stand for
+    another address here than elsewhere (many systems map their own name to a loopback address),
+    so with a secret it means all interfaces; without one only what the name stands for.
+    """
+    if not secret:
+        return host
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+        return host
+    except ValueError:
+        pass
+    return host if host == "localhost" or host.endswith(".localhost") else ""

@@ -1,0 +1,291 @@
+"""A store served over TCP."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from copy import copy
+from types import EllipsisType
+from typing import TYPE_CHECKING
+
+from transport._checks import to_whole_number
+from transport._deadline import Deadline, Timeout
+from transport._errors import (
+    AuthenticationError,
+    DistError,
+    DistStoreError,
+    StoreTimeoutError,
+)
+from transport._net.auth import (
+    HANDSHAKE_SECONDS,
+    HandshakeInterruptedError,
+    authenticate,
+)
+from transport._net.secret_file import secret_from_environment
+from transport._net.sockets import connect, format_address
+from transport._net.tls_choice import tls_from_environment
+from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
+from transport._store.commands import Fields, Op
+from transport._store.fields import pack_number
+from transport._store.tcp.client import Breaker, StoreConnection
+from transport._store.tcp.serving import ServerLease, lease_server
+from transport._store.tcp.wire import Status
+
+if TYPE_CHECKING:
+    from transport._net.tls import Tls
+
+_CLONE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
+
+
+class TCPStore(Store):
+    """A client of a store server, and, with ``is_master``, the server too.
+
+    Args:
+        host_name: where the server is. The master listens on this address (an address literal, or
+            a name; a name that is not the loopback's means all interfaces when there is a secret).
+        port: the server's port; 0, for the master only, lets the kernel choose (see ``port``).
+        world_size: the number of stores that will connect, the master included; None: unknown.
+        is_master: whether to serve.
+        timeout: how long to wait for the connection, and the longest of every later wait; seconds
+            or a timedelta.
+        wait_for_workers: whether the master waits until ``world_size`` stores have connected.
+        multi_tenant: masters of this process with the same port share one server.
+        master_listen_fd: a listening socket's descriptor for the master to serve, which it owns
+            from then on; the port is the socket's.
+        use_libuv: accepted for c10d's sake; there is one kind of server here.
+        secret: the job's secret; default: from the environment, see ``transport._environment``.
+        tls: what to speak TLS with; default: from the environment.
+
+    One object may be used by several threads; their waits do not hold each other up. Raises
+    DistNetworkError when the server cannot be reached or the port is taken, AuthenticationError
+    when the secrets differ, StoreTimeoutError when workers do not come, ValueError and TypeError
+    for arguments.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        secret: bytes | EllipsisType | None = ...,
+        tls: Tls | EllipsisType | None = ...,
+    ) -> None:
+        super().__init__(timeout)
+        _check_arguments(host_name, port, world_size, is_master, master_listen_fd)
+        if isinstance(secret, str):
+            raise TypeError("secret must be bytes, got str")
+        self._host = host_name
+        self._secret = secret_from_environment() if isinstance(secret, EllipsisType) else secret
+        self._tls = tls_from_environment() if isinstance(tls, EllipsisType) else tls
+        self._world_size = world_size
+        self._close_lock = threading.Lock()
+        self._closed = True
+        self._has_will = False
+        self._patience: float | None = None
+        self._breaker: Breaker | None = None
+        self._lease: ServerLease | None = None
+        deadline = Deadline.after(timeout)
+        address = (host_name, port)
+        with ExitStack() as undo:
+            if is_master:
+                self._lease = lease_server(
+                    host_name,
+                    port,
+                    self._secret,
+                    self._tls,
+                    shared=multi_tenant,
+                    listen_fd=master_listen_fd,
+                )
+                undo.callback(self._lease.close)
+                address = self._lease.address
+            self._address = address
+            self._connection = self._connect(deadline)
+            undo.callback(self._connection.close)
+            self._join(deadline, wait=is_master and wait_for_workers)
+            undo.pop_all()
+        self._closed = False
+
+    @property
+    def host(self) -> str:
+        """The host that the store was made with."""
+        return self._host
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is the master, with whose end other ranks' stores end."""
+        return self._lease is not None
+
+    @property
+    def port(self) -> int:
+        """The port on which the server listens."""
+        return self._address[1]
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of stores that were said to connect."""
+        return self._world_size
+
+    def with_patience(self, seconds: float) -> TCPStore:
+        """Return this store, over the same connection, for whoever cannot wait, when the server is
+        silent, for longer than ``seconds``: its calls raise ``DistStoreError`` then.
+        """
+        other = copy(self)
+        other._closed = True  # that is, not to be closed
+        other._patience = seconds
+        return other
+
+    def aside(self) -> TCPStore:
+        """Return this store, over the same connection, for waits that its ``hang_up`` ends, and
+        nobody else's. Where the server says nothing any more, that may take a second.
+        """
+        other = copy(self)
+        other._closed = True  # that is, not to be closed
+        other._breaker = Breaker()
+        other._ends, other._last_end = {}, []
+        return other
+
+    def clone(self) -> TCPStore:
+        """Return a client with a connection of its own, and no part of the server.
+
+        Raises DistStoreError when this store is closed.
+        """
+        if self._closed:
+            raise DistStoreError(f"{self.describe()} is closed")
+        # The server is known to listen: a refused connection is soon an error.
+        seconds = min(self._timeout, _CLONE_SECONDS)
+        other = TCPStore(*self._address, timeout=seconds, secret=self._secret, tls=self._tls)
+        other.set_timeout(self._timeout)
+        other._host = self._host
+        return other
+
+    def end_waits(self, error: DistError | None, by: object = None) -> None:
+        super().end_waits(error, by)
+        self._connection.end_waits(bool(self._ends), self._breaker)
+
+    def hang_up(self) -> None:
+        if self._breaker is None:
+            self._connection.hang_up()
+        else:
+            self._connection.end_waits_of(self._breaker)
+
+    def close(self) -> None:
+        """End the connection and the waits on it; and a master's server, unless others share it."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        # All a goodbye does is to withdraw the will, and it may take a moment.
+        self._connection.close(goodbye=self._has_will)
+        if self._lease is not None:
+            self._lease.close()
+
+    def describe(self) -> str:
+        return f"TCPStore({format_address(self._host, self._address[1])})"
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "_closed", True):
+            return
+        _warn(f"unclosed {self.describe()}", ResourceWarning, source=self)
+        self._closed = True
+        # Not a goodbye: a process that dies of an exception may come past here, too.
+        self._connection.close(goodbye=False)
+        if self._lease is not None:
+            self._lease.close()
+
+    def _connect(self, deadline: Deadline) -> StoreConnection:
+        hung_up = False
+        while True:
+            sock = connect(*self._address, deadline)
+            # Whoever accepts and then says nothing for so long is no store.
+            handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
+            try:
+                if self._tls is not None:
+                    sock = self._tls.client(sock)
+                authenticate(sock, self._secret, handshake, initiator=True)
+                return StoreConnection(sock, self.describe())
+            except AuthenticationError as error:
+                sock.close()
+                if isinstance(error.__cause__, TimeoutError) and handshake.expired:
+                    where = format_address(*self._address)
+                    raise AuthenticationError(
+                        f"{error}. It accepted the connection: perhaps another program than this"
+                        f" job's store has the address {where}",
+                        refused=False,
+                    ) from error.__cause__
+                # Strangers crowded us out, or the server before ours is just closing: it may hang
+                # up as one does that refuses our proof. Who does so twice refuses it.
+                unclear = not hung_up and isinstance(error.__cause__, ConnectionError)
+                if not isinstance(error, HandshakeInterruptedError) and not unclear:
+                    raise
+                hung_up = hung_up or unclear
+                if deadline.remaining() <= _PAUSE_SECONDS:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+            except BaseException:
+                sock.close()
+                raise
+
+    def _join(self, deadline: Deadline, *, wait: bool) -> None:
+        if self._world_size is None:
+            return
+        if not wait:
+            self._tell(Op.JOIN, ())
+            return
+        if int(self._ask(Op.JOIN, ())[0]) >= self._world_size:
+            return
+        fields = (pack_number(self._world_size),)
+        seconds = deadline.remaining()
+        status, _ = self._connection.request(Op.WAIT_WORKERS, fields, seconds)
+        if status == Status.TIMEOUT:
+            joined = int(self._ask(Op.NUM_WORKERS, ())[0])
+            raise StoreTimeoutError(
+                f"{self.describe()}: waited {deadline.seconds:g} s for workers:"
+                f" {joined} of {self._world_size} have connected"
+            )
+
+    def _ask(self, op: Op, fields: Fields) -> Fields:
+        seconds = self._timeout if self._patience is None else 0.0
+        return self._connection.request(op, fields, seconds, self._patience, self._breaker)[1]
+
+    def _tell(self, op: Op, fields: Fields) -> None:
+        self._connection.tell(op, fields)
+
+    def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
+        deadline = Deadline.after(self._seconds(timeout))
+        status, answer = self._connection.request(
+            op, fields, deadline.seconds, self._patience, self._breaker
+        )
+        if status == Status.TIMEOUT:
+            raise self._waited_in_vain(op, answer, deadline)
+        return answer
+
+    def _will(self, key: bytes, value: bytes) -> bool:
+        self._has_will = True
+        self._ask(Op.SET_WILL, (key, value))
+        return True
+
+
+def _check_arguments(
+    host_name: str, port: int, world_size: int | None, is_master: bool, listen_fd: int | None
+) -> None:
+    if not isinstance(host_name, str) or not host_name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"host_name must be a host's name or address, got {host_name!r}")
+    if not 0 <= to_whole_number(port, "port") <= 65535:
+        raise ValueError(f"port must be from 0 to 65535, got {port}")
+    if port == 0 and not is_master:
+        raise ValueError("port must be the master's port; 0 (any) is for the master itself")
+    if listen_fd is not None and not is_master:
+        raise ValueError(f"master_listen_fd is for the master, got {listen_fd} without is_master")
+    if world_size is not None and to_whole_number(world_size, "world_size") < 1:
+        raise ValueError(f"world_size must be at least 1 or None, got {world_size}")

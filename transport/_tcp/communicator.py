@@ -1,0 +1,427 @@
+"""Collectives and messages over TCP."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+
+from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._choosing.choice import Thresholds
+from transport._communicators.runtime import Membership
+from transport._communicators.store_waits import PeerKeys, has_not_entered
+from transport._condition import Condition, let_go
+from transport._deadline import Deadline
+from transport._errors import (
+    AuthenticationError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    DistStoreError,
+    PeerLostError,
+)
+from transport._links.communicator import LinkCommunicator
+from transport._links.mailbox import Mailbox
+from transport._operands.reduce_op import Flat
+from transport._tcp.far import connections_from_environment
+from transport._tcp.inbox import Inbox, MessageWorker
+from transport._tcp.link import TcpLink
+from transport._tcp.meeting.address import listening_host
+from transport._tcp.meeting.dial import Dial, address_key, publish
+from transport._tcp.meeting.endpoint import Endpoint
+from transport._tcp.meeting.hello import WELCOME, Channel, Hello
+from transport._tcp.messages import MessageLink
+from transport._tcp.worker import FrameWorker
+
+# After so long without the connection that a peer is to make, this rank looks whether it lives.
+_PATIENCE_SECONDS = 0.2
+_WIDEN_SECONDS = 30.0
+_JOIN_SECONDS = 5.0
+_LOGGER = logging.getLogger("meshlib.transport")
+
+
+class TcpCommunicator(LinkCommunicator):
+    """A communicator whose members are connected by TCP, two by two, when they first talk.
+
+    Of two members that make collectives together, the one with the higher rank connects. For
+    messages there is a connection of its own, made by whoever sends or receives first: a receiver
+    that waits for a member notices in this way when it is gone. So does a member that waits for
+    another one's connection for collectives. (The store's news tell who has died or left the job,
+    but not who has left this group.) ``mailbox`` is where messages come to, where another transport
+    delivers there as well.
+    """
+
+    tuned_as = "tcp"
+
+    def __init__(
+        self,
+        membership: Membership,
+        table: Thresholds | None = None,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        inbox = Inbox(membership) if mailbox is None else None
+        super().__init__(membership, table, mailbox or inbox)
+        runtime = membership.runtime
+        # Guards everything below. Nobody waits for another rank while holding it.
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
+        self._arrived: dict[int, socket.socket] = {}
+        self._links: dict[int, TcpLink] = {}
+        self._frames = FrameWorker()
+        # By peer, further connections of links that are not opened here yet.
+        self._spare: dict[int, list[socket.socket]] = {}
+        # By peer, the one for sending. Two members may call each other at the same time, so there
+        # may be another one, on which the peer sends.
+        self._message_links: dict[int, MessageLink] = {}
+        # By peer, the thread that is connecting to it to send messages.
+        self._opening: dict[int, int] = {}
+        self._ends: dict[int, PeerLostError] = {}
+        self._gone: dict[int, PeerLostError] = {}
+        # By peer, what is in the way of noticing its end.
+        self._unwatched: dict[int, Exception] = {}
+        self._addresses = PeerKeys(membership)
+        self._known: dict[int, bytes] = {}
+        self._dials: set[Dial] = set()
+        self._dialled: dict[int, socket.socket] = {}
+        self._connections = connections_from_environment()
+        # Those that connect beside a call.
+        self._threads: tuple[threading.Thread, ...] = ()
+        self._endpoint = runtime.shared(
+            "tcp-endpoint",
+            lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
+        )
+        self._messages = MessageWorker(
+            self.mailbox, self._on_message_link_end, self._endpoint.attend, self._endpoint.wake
+        )
+        if inbox is not None:
+            inbox.worker = self._messages
+        publish(membership, self._endpoint.address)
+        self._endpoint.register(membership.group, self._deliver)
+
+    def link(self, peer: int, call: Call) -> TcpLink:
+        link = self._links.get(peer)
+        return self._open_link(peer, call) if link is None else link
+
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        """Connect to those of lower rank in a thread each: together they take no longer than one.
+
+        Raises as ``link`` does for the first that cannot be reached.
+        """
+        found = {*self._links, *self._dialled}
+        missing = [peer for peer in peers if peer < self.rank and peer not in found]
+        if len(missing) < 2:
+            return
+        self._published(missing, call)
+        ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
+
+        def dial(peer: int) -> None:
+            try:
+                sock = self._dial(peer, Channel.COLLECTIVE, call)
+                with self._lock:
+                    if self.abort_reason is None:
+                        self._dialled[peer] = sock
+                    else:
+                        sock.close()
+                ended.put((peer, None))
+            except Exception as error:  # noqa: BLE001 (raised below)
+                ended.put((peer, error))
+
+        left = set[int]()
+        for peer in missing:
+            name = f"meshlib-tcp-dial-{peer}"
+            with suppress(RuntimeError):  # no room for another thread: ``link`` connects
+                self._begin_thread(name, partial(dial, peer))
+                left.add(peer)
+        while left:
+            call.waiting_for = min(left)
+            peer, error = ended.get()
+            if error is not None:
+                raise error
+            left.discard(peer)
+
+    def _published(self, peers: Sequence[int], call: Call) -> dict[int, bytes]:
+        """Return the addresses of all that are known, ``peers`` among them."""
+        asked = [peer for peer in peers if peer not in self._known and peer != self.rank]
+        self._known |= self._addresses.read_all(address_key, asked, call)
+        return self._known
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
+        self._message_link(dst, call).send(call, data)
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
+        if src is not None and src not in self._message_links:
+            self._open_towards(src, call)
+        return self.mailbox.recv(call, buffer, src, tag)
+
+    def lose(self, peer: int, reason: str) -> None:
+        self._note_end(peer, PeerLostError(reason, peer))
+
+    def abort(self, reason: str) -> None:
+        super().abort(reason)
+        for link in self._shut(reason):
+            link.abort(reason)
+
+    def close(self) -> None:
+        super().close()
+        self._endpoint.unregister(self.membership.group)
+        for link in self._shut("the communicator was closed"):
+            link.close()
+        self._messages.close()
+        deadline = Deadline.after(_JOIN_SECONDS)
+        for thread in self._threads:  # what they do was broken off
+            thread.join(deadline.remaining())
+
+    def _shut(self, reason: str) -> list[TcpLink | MessageLink]:
+        """Wake those who wait for a connection, and refuse those who are still to come.
+
+        ``abort_reason`` is set. Returns the connections that there are.
+        """
+        with self._lock:
+            unclaimed = [*self._arrived.values(), *self._dialled.values()]
+            unclaimed += [sock for socks in self._spare.values() for sock in socks]
+            self._spare.clear()
+            self._arrived.clear()
+            self._dialled.clear()
+            dials = list(self._dials)
+            links = [*self._links.values(), *self._messages.links]
+            self._changed.notify_all()
+        let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
+        self._addresses.cancel(reason)
+        for dial in dials:
+            dial.cancel(reason)
+        for sock in unclaimed:
+            sock.close()
+        return links
+
+    def _begin_thread(self, name: str, task: Callable[[], None]) -> None:
+        """Connect in a thread of its own. Raises RuntimeError where there is no room for one."""
+        thread = threading.Thread(target=task, name=name, daemon=True)
+        thread.start()
+        self._threads = (*(other for other in self._threads if other.is_alive()), thread)
+
+    # Opening.
+
+    def _open_link(self, peer: int, call: Call) -> TcpLink:
+        call.waiting_for = peer
+        if peer < self.rank:
+            sock = self._dialled.pop(peer, None) or self._dial(peer, Channel.COLLECTIVE, call)
+        else:
+            sock = self._await_arrival(peer, call)
+        name = self.membership.describe(peer)
+        link = TcpLink(sock, peer, name, self._frames, self._connections)
+        with self._lock:
+            opened = self.abort_reason is None
+            if opened:
+                self._links[peer] = link
+                for more in self._spare.pop(peer, ()):
+                    link.add(more, dialled=False)
+        if not opened:
+            link.close()
+            raise CommunicatorAbortedError(self.abort_reason or "")
+        if peer < self.rank and link.distance.connections > 1:
+            with suppress(RuntimeError):  # no room for a thread: one connection does, slower
+                self._begin_thread(f"meshlib-tcp-dial-{peer}", partial(self._widen, link))
+        return link
+
+    def _widen(self, link: TcpLink) -> None:
+        """Make the other connections to a peer that is far, beside the calls."""
+        header = CallHeader(0, 0, NO_ROOT, Kind.BARRIER, 0, 0)
+        try:
+            while len(link.sockets) < link.distance.connections:
+                call = Call(header, Deadline.after(_WIDEN_SECONDS))
+                link.add(self._dial(link.peer, Channel.MORE, call), dialled=True)
+        except (DistError, OSError) as error:
+            _LOGGER.info(
+                "no more than %d connections to %s: %s", len(link.sockets), link.name, error
+            )
+
+    def _await_arrival(self, peer: int, call: Call) -> socket.socket:
+        patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
+        sock = self._wait_for_arrival(peer, patience)
+        if sock is None and not call.deadline.expired:
+            # The answer may be that it has left; if it lives, we are told when it goes.
+            if peer not in self._message_links:
+                notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
+                try:
+                    self._begin_thread(f"meshlib-tcp-dial-{peer}", notice)
+                except RuntimeError:  # no room for another thread
+                    notice()
+            sock = self._wait_for_arrival(peer, call.deadline)
+        if sock is None:
+            raise self._has_not_connected(peer, call)
+        return sock
+
+    def _has_not_connected(self, peer: int, call: Call) -> CommunicatorTimeoutError:
+        store = self.membership.store.with_patience(_PATIENCE_SECONDS)
+        with suppress(DistStoreError):
+            if not store.check([address_key(peer)]):
+                return has_not_entered(call, self.membership, peer)
+        return CommunicatorTimeoutError(
+            f"{call.header}: {self.membership.describe(peer)} has not connected within"
+            f" {call.deadline.seconds:g} s",
+            peer,
+        )
+
+    def _wait_for_arrival(self, peer: int, deadline: Deadline) -> socket.socket | None:
+        with self._lock:
+            while True:
+                if peer in self._arrived:
+                    return self._arrived.pop(peer)
+                self.check_open()
+                if peer in self._gone:
+                    raise PeerLostError.of(self._gone[peer], peer)
+                if peer in self._unwatched:
+                    raise self._unwatched.pop(peer)
+                if not self._changed.wait(deadline.remaining()) and deadline.expired:
+                    return None
+
+    def _notice_end(self, peer: int, call: Call) -> None:
+        """See to it that this rank learns when ``peer``, for which it waits, is gone."""
+        try:
+            self._message_link(peer, call)
+        except PeerLostError:  # of which those who wait for it were told
+            pass
+        except (DistError, OSError) as error:
+            with self._lock:
+                self._unwatched[peer] = error
+                self._changed.notify_all()
+
+    def _open_towards(self, src: int, call: Call) -> None:
+        if src != self.rank and src not in self._gone:
+            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
+                self._message_link(src, call)
+
+    def _message_link(self, peer: int, call: Call) -> MessageLink:
+        """Return the connection for messages to ``peer``, opening it at the first use."""
+        link = self._message_links.get(peer)
+        if link is not None:
+            return link
+        try:
+            return self._open_message_link(peer, call)
+        except (PeerLostError, AuthenticationError) as error:
+            link = self._message_links.get(peer)
+            if link is not None or isinstance(error, PeerLostError):
+                self._note_end(peer, PeerLostError.of(error, peer))
+            if link is None:
+                raise
+            # It has called meanwhile, and left in the middle of our handshake.
+            return link
+
+    def _open_message_link(self, peer: int, call: Call) -> MessageLink:
+        call.waiting_for = peer
+        me = threading.get_ident()
+        try:
+            with self._lock:  # which _accept may hold, about to welcome the peer
+                self._await_opening(peer, call)
+                if peer in self._message_links:
+                    return self._message_links[peer]
+                self._opening[peer] = me
+            sock = self._dial(peer, Channel.POINT_TO_POINT, call)
+            with self._lock:
+                if self.abort_reason is None:
+                    return self._add_message_link(peer, sock)
+            sock.close()
+            raise CommunicatorAbortedError(self.abort_reason)
+        finally:
+            with self._lock:
+                if self._opening.get(peer) == me:
+                    del self._opening[peer]
+                self._changed.notify_all()
+            self._miss_if_silent(peer)
+
+    def _await_opening(self, peer: int, call: Call) -> None:
+        """Wait until no other thread is connecting to ``peer``. Under the lock."""
+        while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
+            self.check_open()
+            if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: another thread has been connecting to"
+                    f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
+                    peer,
+                )
+
+    def _add_message_link(self, peer: int, sock: socket.socket) -> MessageLink:
+        """Exchange messages over a connection. Under the lock."""
+        name = self.membership.describe(peer)
+        link = MessageLink(sock, peer, name, self._messages, self.mailbox)
+        self._messages.add(link)
+        # Messages to one member must not overtake each other: the first connection is used.
+        return self._message_links.setdefault(peer, link)
+
+    def _on_message_link_end(self, ended: MessageLink, error: PeerLostError) -> None:
+        self._note_end(ended.peer, error)
+
+    def _note_end(self, peer: int, error: PeerLostError) -> None:
+        """Note that ``peer`` has ended one connection or refused one, as it does when it leaves."""
+        with self._lock:
+            self._ends.setdefault(peer, error)
+        self._miss_if_silent(peer)
+
+    def _miss_if_silent(self, peer: int) -> None:
+        """Tell those who wait for ``peer`` that nothing more comes from it, if that is so.
+
+        Something may come as long as there is a connection, or one is being opened: if the peer
+        has accepted that already, it may have sent, and left.
+        """
+        with self._lock:
+            error = self._ends.get(peer)
+            talking = any(other.peer == peer for other in self._messages.links)
+            if error is None or talking or peer in self._opening:
+                return
+            self._gone.setdefault(peer, error)
+            self._changed.notify_all()
+        self.mailbox.fail(peer, error)
+
+    def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
+        dial = Dial(self.membership, peer, channel, self._known.get(peer))
+        with self._lock:
+            self.check_open()
+            self._dials.add(dial)
+        try:
+            return dial.connect(call)
+        finally:
+            with self._lock:
+                self._dials.discard(dial)
+
+    def _deliver(self, hello: Hello, sock: socket.socket) -> None:
+        """Take a connection from the endpoint."""
+        with self._lock:
+            superfluous = self._accept(hello, sock)
+        if superfluous is not None:
+            superfluous.close()
+
+    def _accept(self, hello: Hello, sock: socket.socket) -> socket.socket | None:
+        """Keep a connection, and welcome it; return the one that is to be closed. Under the lock,
+        so that the peer's leaving cannot be noticed before its connection is known.
+        """
+        peer, channel, link = hello.rank, hello.channel, self._links.get(hello.rank)
+        if self.abort_reason is not None or peer >= self.size or peer == self.rank:
+            return sock
+        if channel == Channel.COLLECTIVE and (peer < self.rank or link is not None):
+            return sock
+        if channel == Channel.MORE:
+            if peer < self.rank:
+                return sock
+            if link is None:  # not opened here yet
+                self._spare.setdefault(peer, []).append(sock)
+            else:
+                link.add(sock, dialled=False)  # before the peer uses it
+        try:
+            sock.send(WELCOME)
+        except OSError:
+            return None if channel == Channel.MORE else sock
+        if channel == Channel.POINT_TO_POINT:
+            self._add_message_link(peer, sock)
+        elif channel != Channel.MORE:
+            # A peer that gave up and tried again means the newer connection.
+            older = self._arrived.get(peer)
+            for more in self._spare.pop(peer, ()):
+                more.close()
+            self._arrived[peer] = sock
+            self._changed.notify_all()
+            return older
+        return None

@@ -1,0 +1,96 @@
+"""Peers that are far: a rule for links whose round trip is ``FAR_SECONDS`` or more.
+
+Such a link has several connections, over which large payloads are striped, and keeps the windows
+of all of them full. The kernel's limit for one connection is less than a long wire takes in a round
+trip. Every other link has one connection. The round trip is measured when the connection is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+from pathlib import Path
+
+from transport import _environment as environment
+from transport._net.round_trip import round_trip_of
+
+_LOGGER = logging.getLogger("meshlib.transport")
+
+FAR_SECONDS = 1e-3
+_CONNECTIONS = 4
+_MOST_CONNECTIONS = 16
+_USUAL_BUFFER = 4 << 20
+# A link that moves at least this part of its window in a round trip is held back by the window.
+_HELD_BACK = 0.7
+
+
+def connections_from_environment() -> int:
+    """Return how many connections a link to a far peer has.
+
+    Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is no number from 1 to 16.
+    """
+    said = os.environ.get(environment.TCP_CONNECTIONS, "").strip() or str(_CONNECTIONS)
+    if not said.isdecimal() or not 1 <= int(said) <= _MOST_CONNECTIONS:
+        raise ValueError(
+            f"{environment.TCP_CONNECTIONS} is {said!r}; expected a number of connections from 1"
+            f" to {_MOST_CONNECTIONS}"
+        )
+    return int(said)
+
+
+class Distance:
+    """How far the peer at the other end of ``sock`` is. ``connections`` is how many a link to a far
+    peer has; ``name`` is what messages call the peer.
+    """
+
+    _said = False
+
+    def __init__(self, sock: socket.socket, name: str, connections: int) -> None:
+        self._name = name
+        self._round_trip = 0.0 if is_on_this_machine(sock) else round_trip_of(sock)
+        self.far: bool = self._round_trip >= FAR_SECONDS
+        self.connections: int = connections if self.far else 1
+        """How many connections the link has."""
+        self.window: int = self.connections * _send_limit() if self.far else 0
+        """How many bytes are to be under way on the link; 0: no more than one frame."""
+
+    def note_sent(self, nbytes: int, seconds: float) -> None:
+        """Be told how long a payload took to leave; say once in a process which settings of the
+        kernel would let links such as this one move more.
+        """
+        if Distance._said or nbytes < self.window or not seconds:
+            return
+        under_way = nbytes / seconds * self._round_trip
+        if under_way >= _HELD_BACK * self.window:
+            Distance._said = True
+            _LOGGER.warning(
+                "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, which"
+                " is what %d connections may have under way; sysctl net.ipv4.tcp_wmem and"
+                " net.ipv4.tcp_rmem with a maximum of %d on all hosts, or more connections (%s),"
+                " would let them move twice as much",
+                self._name,
+                1e3 * self._round_trip,
+                nbytes / seconds / 1e6,
+                self.connections,
+                2 * _send_limit(),
+                environment.TCP_CONNECTIONS,
+            )
+
+
+def is_on_this_machine(sock: socket.socket) -> bool:
+    """Return whether both ends of a connection are on this machine."""
+    try:
+        return sock.getsockname()[0] == sock.getpeername()[0]
+    except OSError:  # the peer has hung up already; the first call finds out
+        return False
+
+
+@functools.cache
+def _send_limit() -> int:
+    """Return the most memory that the kernel gives a connection for sending."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return _USUAL_BUFFER

@@ -1,0 +1,210 @@
+"""Frames on a TCP connection: the call's header, the payload's length and tag, the payload.
+
+A small frame is put together in memory and moved in one piece. A large one goes from and to the
+arrays' own memory; its prefix is read and checked before a byte of it lands there. Where a link has
+several connections, all prefixes are on the first, and say over how many the payload is striped.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transport._call import HEADER_BYTES, Call, CallHeader
+from transport._link import OnPiece, Request
+from transport._tcp.stripes import Stripes
+
+if TYPE_CHECKING:
+    from transport._tcp.connection import Connection
+
+# Padded to a whole cache line. Of 40 bytes, an array's bytes would lie in the kernel's pages a few
+# bytes behind where they lie in ours, for which some processors' copy instruction is twice as slow.
+# The length, the number of connections that carry the payload, the tag.
+_LENGTH = struct.Struct("<QB3xI16x")
+PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
+
+SMALL_BYTES = 16 << 10
+"""Payloads up to here are copied once more, to save a system call."""
+
+STAGING_BYTES = PREFIX_BYTES + SMALL_BYTES
+"""The memory that receiving needs beside the arrays."""
+
+# Plain numbers: Python's flags take a microsecond each time they are combined.
+NOW = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
+"""Flags of a send or recv that does what it can at once, and raises BlockingIOError else."""
+
+ALL = int(socket.MSG_WAITALL)
+"""The flag of a recv that waits for all that it has room for."""
+
+STEP_BYTES = 1 << 20
+"""The most that is moved one way before the other way gets its turn."""
+
+
+class Prefix:
+    """The first ``PREFIX_BYTES`` bytes of a frame."""
+
+    __slots__ = ("connections", "packed", "size", "tag")
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self.packed = bytes(data[:HEADER_BYTES])
+        self.size, self.connections, self.tag = _LENGTH.unpack_from(data, HEADER_BYTES)
+
+    @property
+    def header(self) -> CallHeader:
+        """The call's header."""
+        return CallHeader.unpack(self.packed)
+
+
+def parse_prefix(data: bytes | bytearray | memoryview) -> tuple[CallHeader, int]:
+    """Return the header and the payload's length from a frame's prefix."""
+    return CallHeader.unpack(data), _LENGTH.unpack_from(data, HEADER_BYTES)[0]
+
+
+def pack_prefix(call: Call, size: int, tag: int = 0, connections: int = 1) -> bytes:
+    """Return the prefix of a frame of ``size`` bytes."""
+    return call.packed + _LENGTH.pack(size, connections, tag)
+
+
+class Outgoing(Request):
+    """A frame on its way out on ``link``, over ``connections``, the first of which carries the
+    prefix. It is done when the kernel has all of it, and lets go of its memory then.
+    """
+
+    __slots__ = (
+        "_began",
+        "_connections",
+        "_head",
+        "_rest",
+        "_stripes",
+        "begun",
+        "call",
+        "link",
+        "nbytes",
+    )
+
+    def __init__(
+        self,
+        link: Connection,
+        call: Call,
+        data: memoryview,
+        tag: int,
+        connections: Sequence[socket.socket],
+    ) -> None:
+        self.link = link
+        self.call = call
+        self.nbytes = size = data.nbytes
+        self._connections = connections
+        self._stripes = Stripes(data, connections) if len(connections) > 1 else None
+        prefix = pack_prefix(call, size, tag, len(connections))
+        if size <= SMALL_BYTES:
+            self._head = b""
+            self._rest: bytes | memoryview = prefix + data
+        else:
+            self._head = prefix
+            self._rest = data
+        self._began = 0.0
+        self.begun = self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self.link.wait(self)
+
+    @property
+    def took(self) -> float:
+        """The seconds since its first byte left."""
+        return time.monotonic() - self._began
+
+    @property
+    def waits_on(self) -> Sequence[socket.socket]:
+        """The connections that have to take more."""
+        if self._stripes is None or self._head:
+            return self._connections[:1]
+        return self._stripes.left
+
+    def skip(self, sent: int) -> None:
+        """Be told that the kernel has taken so many bytes of a small frame already."""
+        self.begun = True
+        self._take(sent)
+
+    def push(self) -> None:
+        """Send what fits at once; raise BlockingIOError when nothing does."""
+        sock, rest, stripes = self._connections[0], self._rest, self._stripes
+        if stripes is not None and not self._head:
+            if not stripes.move(_send, STEP_BYTES):
+                raise BlockingIOError
+            self.done = stripes.contiguous == self.nbytes
+        elif self._head:
+            pieces = (self._head,) if stripes is not None else (self._head, rest[:STEP_BYTES])
+            sent = sock.sendmsg(pieces, (), NOW)
+            from_head = min(sent, len(self._head))
+            self._head = self._head[from_head:]
+            self._take(sent - from_head)
+        else:
+            self._take(sock.send(rest if len(rest) <= STEP_BYTES else rest[:STEP_BYTES], NOW))
+        if not self.begun:
+            self.begun = True
+            self._began = time.monotonic()
+        if self.done:
+            self._rest, self._stripes = b"", None
+
+    def _take(self, sent: int) -> None:
+        if sent == len(self._rest):
+            self.done = True
+        elif sent:
+            self._rest = memoryview(self._rest)[sent:]
+
+
+class _Sent(Request):
+    """A frame that the kernel has taken at once."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        pass
+
+
+SENT = _Sent()
+"""The request of every small frame that left at once."""
+
+
+class Incoming(Request):
+    """A frame that is to come on ``link``: ``received`` bytes of it are ``into`` memory by now."""
+
+    __slots__ = ("call", "into", "link", "prefix", "received", "tag")
+
+    def __init__(self, link: Connection, call: Call, into: memoryview, tag: int) -> None:
+        self.link = link
+        self.call = call
+        self.into = into
+        self.tag = tag
+        self.prefix = pack_prefix(call, into.nbytes, tag)
+        self.received = 0
+        self.done = False
+
+    def wait(self, on_piece: OnPiece | None = None) -> None:
+        if not self.done:
+            self.link.wait(self, on_piece)
+        elif on_piece is not None and self.received:
+            on_piece(self.received)
+
+
+def _send(sock: socket.socket, data: memoryview) -> int:
+    return sock.send(data, NOW)
+
+
+def receive(sock: socket.socket, into: memoryview, flags: int = NOW, limit: int = 0) -> int:
+    """Receive once, with the ``flags`` of recv and at most ``limit`` bytes (0: no limit).
+
+    Raises BlockingIOError when there was nothing, ConnectionResetError at the end of the stream.
+    """
+    count = sock.recv_into(into, min(limit, len(into)), flags)
+    if count == 0:
+        raise ConnectionResetError(errno.ECONNRESET, "it hung up")
+    return count

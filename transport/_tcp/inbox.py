@@ -1,0 +1,362 @@
+"""Who reads the messages that come by TCP.
+
+A receiver or a stalled sender reads all connections while it waits, which spares two switches of
+threads a message. While nobody waits, the endpoint's thread reads, which also notices when a peer
+leaves. It stays away for a while after a waiting thread has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import selectors
+import threading
+import time
+from collections.abc import Callable
+
+from transport._call import Call
+from transport._communicators.runtime import Membership
+from transport._condition import hold, let_go
+from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._links.incoming import Receive
+from transport._links.mailbox import Mailbox
+from transport._tcp.connection import Connection
+from transport._tcp.messages import MessageLink
+from transport._tcp.worker import Worker
+from transport._waiting import LookOut
+
+# How long the endpoint's thread leaves the connections alone after a waiting thread has read.
+_AWAY_SECONDS = 0.01
+_LEAVE_SECONDS = 5.0
+
+OnEnd = Callable[[MessageLink, PeerLostError], None]
+"""Told that nothing more comes from a connection, by whichever thread has noticed."""
+
+
+class MessageWorker(Worker):
+    """Reads the messages of one communicator. ``on_end`` is told when a connection has ended.
+
+    The thread with the ``turn`` may sleep until something comes. Another thread can go on where it
+    left off, also in the middle of a message. The kernel's epoll knows the connections.
+    ``attend`` has the endpoint's thread call ``due``, and ``wake_endpoint`` wakes that.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        on_end: OnEnd,
+        attend: Callable[[MessageWorker], None],
+        wake_endpoint: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._on_end = on_end
+        self._attend = attend
+        self._wake_endpoint = wake_endpoint
+        self._turn = threading.RLock()
+        self._look_out = LookOut(pauses=True, main_only=True)
+        # Made when there is a connection, or somebody waits for one.
+        self._epoll: select.epoll | None = None
+        self._wakeup = -1
+        self._links: dict[int, MessageLink] = {}
+        self.speaking: dict[int, MessageLink] = {}
+        """By peer, the connection on which it sends."""
+        # Those whose next message has no room in the mailbox, or has by now.
+        self._held: set[MessageLink] = set()
+        self._released: set[MessageLink] = set()
+        self.asleep: bool = False
+        """Whether a waiting thread sleeps, or is about to."""
+        self.stopped: bool = False
+        """Whether nobody is to wait any more."""
+        # For the endpoint's thread.
+        self._attended = False  # by a waiting thread, since the endpoint's last looked
+        self._look_at = 0.0
+        self._armed = False
+        self.closed: bool = False
+        mailbox.on_room = self._release
+
+    def add(self, link: MessageLink) -> None:
+        """Read a connection from now on."""
+        self._links[link.descriptor] = link
+        self._open().register(link.descriptor, select.EPOLLIN)
+
+    def _open(self) -> select.epoll:
+        if self._epoll is not None:
+            return self._epoll
+        with self.lock:
+            if self._epoll is None:
+                epoll = select.epoll()
+                self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                epoll.register(self._wakeup, select.EPOLLIN)
+                self._epoll = epoll
+                self._attend(self)
+            return self._epoll
+
+    @property
+    def links(self) -> list[MessageLink]:
+        """The connections that have not ended."""
+        return list(self._links.values())
+
+    def wake(self) -> None:
+        """Have a thread that sleeps look again. Any thread; never blocks."""
+        if self._wakeup >= 0:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wakeup, 1)
+
+    def retire(self, connection: Connection) -> None:
+        link = self._links.get(connection.first.fileno())
+        if link is not None and link is connection:  # the next reader notices the end
+            self._released.add(link)
+            self.wake()
+        else:
+            super().retire(connection)
+
+    def close(self) -> None:
+        """Let go of all connections, which have been closed."""
+        self.closed = True
+        self.wake()
+        for link in self.links:
+            self._read(link, None)
+        self._wake_endpoint()
+
+    # Waiting threads.
+
+    def take_turn(self) -> bool:
+        """Return whether the caller may ``carry`` now. If not, the endpoint's thread will leave it
+        its turn after the next message.
+        """
+        self._attended = True
+        return self._turn.acquire(blocking=False)
+
+    def end_turn(self) -> None:
+        """Give back a turn that an interrupt may have left taken."""
+        let_go(self._turn)
+
+    def resume(self) -> None:
+        """Have the endpoint's thread read again: somebody waits for what nobody else reads."""
+        self._attended = False
+        self._look_at = 0.0
+        self._wake_endpoint()
+
+    def carry(self, link: MessageLink | None, settled: Callable[[], bool], call: Call) -> None:
+        """Read messages until ``settled()`` or the deadline; the most likely one comes on ``link``.
+
+        For those who took the turn; it is over then.
+        """
+        deadline = call.deadline
+        try:
+            while not settled() and not self.stopped:
+                if link is not None and link.ended is None:
+                    if self._look_out.until(lambda: self._read(link, settled) or settled()):
+                        continue
+                elif self._look_out.until(lambda: self.serve(0, settled) or settled()):
+                    continue
+                if deadline.expired:
+                    return
+                self.serve(deadline.piece(), settled)
+        finally:
+            self._attended = True
+            self._turn.release()
+
+    def await_room(self, link: MessageLink, call: Call) -> None:
+        """Wait until the peer takes more, and read what comes meanwhile: the peer may wait for
+        this rank to take something.
+        """
+        poller = select.poll()
+        poller.register(link.descriptor, select.POLLOUT | select.POLLRDHUP)
+        poller.register(self._open(), select.POLLIN)
+        while True:
+            expired = call.deadline.expired
+            ready = dict(poller.poll(math.ceil(call.deadline.piece() * 1000)))
+            if link.descriptor in ready:
+                if ready[link.descriptor] & select.POLLOUT:
+                    return
+                raise link.lost("it hung up before it had received everything")
+            if not ready and expired:
+                text = f"within {call.deadline.seconds:g} s {link.name} took nothing"
+                raise CommunicatorTimeoutError(f"{call.header}: {text}", link.peer)
+            if ready and self.take_turn():
+                try:
+                    self.serve(0)
+                finally:
+                    self._turn.release()
+
+    # Moving bytes.
+
+    def serve(self, seconds: float, settled: Callable[[], bool] | None = None) -> bool:
+        """Wait for messages, and read those that have come; return whether there were any."""
+        released, moved = self._released, False
+        try:
+            self.asleep = seconds > 0
+            if released or self.stopped or (settled is not None and settled()):
+                seconds = 0
+            events = self._open().poll(seconds)
+        except ValueError:  # closed
+            return False
+        finally:
+            self.asleep = False
+        while released:
+            moved |= self._read(released.pop(), settled)
+        for descriptor, _ in events:
+            if descriptor == self._wakeup:
+                with contextlib.suppress(OSError):
+                    os.eventfd_read(self._wakeup)
+                continue
+            link = self._links.get(descriptor)
+            if link is not None:
+                moved |= self._read(link, settled)
+        return moved
+
+    def _read(self, link: MessageLink, settled: Callable[[], bool] | None) -> bool:
+        """Read what has come on a connection, or as much as settles a receive."""
+        moved, ended = False, None
+        try:
+            self.lock.acquire()
+            try:
+                if not (link.watched and link.ended is None) and not self._look_at_again(link):
+                    return False
+                while link.pull() or (link.full and self._hold(link)):
+                    moved = True
+                    if settled is not None and settled() and not link.staged:
+                        return True
+            except Exception as error:  # noqa: BLE001 (it ends the connection)
+                ended = self._forget(link, error)
+            except BaseException:
+                ended = self._forget(link, ConnectionError("a receiver was interrupted"))
+                raise
+        finally:
+            self.leave()
+            if ended is not None:
+                self._on_end(link, ended)
+        return moved
+
+    def _look_at_again(self, link: MessageLink) -> bool:
+        """Return whether a connection that was held may be read; raise if it has ended."""
+        if self._links.get(link.descriptor) is not link:
+            return False
+        link.check_open()
+        if link in self._held:
+            return False
+        self._open().register(link.descriptor, select.EPOLLIN)
+        link.watched = True
+        return True
+
+    def _forget(self, link: MessageLink, error: Exception) -> PeerLostError:
+        """Read a connection no more."""
+        del self._links[link.descriptor]
+        self._held.discard(link)
+        if link.watched:
+            with contextlib.suppress(OSError, ValueError):
+                self._open().unregister(link.descriptor)
+        return link.fail(error)
+
+    def _hold(self, link: MessageLink) -> bool:
+        """Leave a connection alone until the mailbox has room for what it brings; return True if
+        it has by now.
+        """
+        self._held.add(link)
+        if link.pull():
+            self._held.discard(link)
+            return True
+        self._open().unregister(link.descriptor)
+        link.watched = False
+        return False
+
+    def _release(self) -> None:
+        """Be told that the mailbox has room for messages that it had none for."""
+        for link in tuple(self._held):
+            self._held.discard(link)
+            self._released.add(link)
+            self.wake()
+
+    # The endpoint's thread.
+
+    def due(self, selector: selectors.BaseSelector) -> float | None:
+        """Do what is due; return in how many seconds more is. Called before each wait."""
+        epoll = self._open()
+        if self.closed:
+            if self._armed:
+                selector.unregister(epoll)
+                self._armed = False
+            # A thread that has just been woken must find by what: it leaves at once.
+            if not epoll.closed and self._turn.acquire(timeout=_LEAVE_SECONDS):
+                epoll.close()
+                wakeup, self._wakeup = self._wakeup, -1
+                os.close(wakeup)
+                self._turn.release()
+            return None
+        if self._armed:
+            return None
+        now = time.monotonic()
+        if now < self._look_at:
+            return self._look_at - now
+        if self._attended:
+            self._attended = False
+            self._look_at = now + _AWAY_SECONDS
+            return _AWAY_SECONDS
+        selector.register(epoll, selectors.EVENT_READ, self._on_ready(selector))
+        self._armed = True
+        return None
+
+    def _on_ready(self, selector: selectors.BaseSelector) -> Callable[[int], None]:
+        def on_ready(_events: int) -> None:
+            if not self._attended and self._turn.acquire(blocking=False):
+                try:
+                    self.serve(0, _at_once)
+                finally:
+                    self._turn.release()
+                return
+            selector.unregister(self._open())
+            self._armed = False
+            self._attended = True
+
+        return on_ready
+
+
+class Inbox(Mailbox):
+    """A mailbox whose receivers read the connections themselves while they wait."""
+
+    def __init__(self, membership: Membership) -> None:
+        super().__init__(membership)
+        self.worker: MessageWorker | None = None
+
+    def _sleep(self, call: Call, receive: Receive) -> None:
+        worker = self.worker
+        try:
+            if worker is None or not worker.take_turn():
+                super()._sleep(call, receive)
+                return
+            self._lock.release()
+            settled = False
+            try:
+                link = None if receive.src is None else worker.speaking.get(receive.src)
+                worker.carry(link, receive.is_settled, call)
+            finally:
+                hold(self._lock)
+                settled = receive.is_settled()
+                if self._receives or self._arriving > 1:
+                    worker.resume()
+        except BaseException:
+            if worker is not None:
+                worker.end_turn()
+            hold(self._lock)
+            raise
+        self._check_aborted()
+        if not settled and call.deadline.expired:
+            raise self._late(call, receive)
+
+    def abort(self, reason: str) -> None:
+        super().abort(reason)
+        if self.worker is not None:
+            self.worker.stopped = True
+            self.worker.wake()
+
+    def _stir(self) -> None:
+        if self.worker is not None and self.worker.asleep:
+            self.worker.wake()
+
+
+def _at_once() -> bool:
+    """Read once: others are to be served as well."""
+    return True

@@ -1,0 +1,270 @@
+"""A link over TCP connections: the frames of collectives.
+
+Waiting happens in the kernel, which lets other ranks have the core. A receiver looks for a moment,
+then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``), the cheapest way to be woken: a small
+frame costs one system call at each end. Where several links have work, it waits in ``poll``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from transport._call import Call
+from transport._errors import CommunicatorTimeoutError
+from transport._link import Link, OnPiece, Request, wrong_frame
+from transport._tcp.connection import HALF_A_FRAME, Connection
+from transport._tcp.far import Distance
+from transport._tcp.frame import (
+    ALL,
+    NOW,
+    PREFIX_BYTES,
+    SMALL_BYTES,
+    STEP_BYTES,
+    Incoming,
+    Outgoing,
+    Prefix,
+    receive,
+)
+from transport._tcp.stripes import STRIPED_BYTES, Stripes
+from transport._tcp.worker import FrameWorker
+from transport._waiting import LookOut
+
+_SLICE_SECONDS = 1
+# Says on a further connection that the end which made it has it.
+_READY = b"\x01"
+
+
+class TcpLink(Connection, Link):
+    """A link over ``sock``. ``connections`` is how many it has if the peer is far; its owner has to
+    ``add`` the others.
+    """
+
+    worker: FrameWorker
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        name: str,
+        worker: FrameWorker | None = None,
+        connections: int = 1,
+    ) -> None:
+        super().__init__(sock, peer, name, FrameWorker() if worker is None else worker)
+        self.coming: deque[Incoming] = deque()
+        # Connections beside the first, in the same order at both ends. The peer may have fewer yet.
+        self._more: tuple[socket.socket, ...] = ()
+        self._usable = 0
+        self._stripes: Stripes | None = None
+        self._look_out = LookOut(pauses=True, main_only=True)
+        self.distance: Distance = Distance(sock, name, connections)
+        self.window = self.distance.window
+        slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
+
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
+        worker = self.worker
+        try:
+            worker.lock.acquire()
+            worker.begin(call)
+            request = self.post(call, data, tag)
+            if self.leaving:
+                worker.leaving[self] = None
+            return request
+        except BaseException:
+            worker.withdraw()
+            raise
+        finally:
+            worker.leave()
+
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> Incoming:
+        worker = self.worker
+        worker.begin(call)
+        if self.ended is not None:
+            raise self.lost(self.ended)
+        incoming = Incoming(self, call, into, tag)
+        self.coming.append(incoming)
+        worker.coming[self] = None
+        return incoming
+
+    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
+        self.worker.wait(request, on_piece)
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        return (self.first, *self._more)
+
+    def add(self, sock: socket.socket, dialled: bool) -> None:
+        """Take another connection to the peer, which has it already if this end ``dialled``, and
+        else may only be about to learn that it was accepted. It belongs to the link from now on.
+        Any thread.
+        """
+        sock.settimeout(None)
+        self._more = (*self._more, sock)
+        if dialled:
+            self._usable = len(self._more)
+            with contextlib.suppress(OSError):  # gone already: the next call finds out
+                sock.send(_READY)
+        if self.ended is not None:
+            self.end(self.ended)
+
+    # For the worker, under its lock.
+
+    @property
+    def brings_on(self) -> Sequence[socket.socket]:
+        """The sockets that have to bring more; none while a frame waits until it is posted."""
+        if self._is_held():
+            return ()
+        return (self.first,) if self._stripes is None else self._stripes.left
+
+    def _is_held(self) -> bool:
+        return self._target is None and self._end - self._begin >= PREFIX_BYTES
+
+    def receive(self, awaited: Incoming, on_piece: OnPiece | None) -> None:
+        """Wait for all of a frame, and for nothing on other links."""
+        if self._target is None and not awaited.done:
+            self._look_out.until(self.pull)
+        flags, deadline = ALL if on_piece is None else 0, awaited.call.deadline
+        while True:
+            if on_piece is not None and awaited.received:
+                on_piece(awaited.received)
+            if awaited.done:
+                return
+            self.check_awaited(awaited)
+            if self._stripes is None and deadline.at - time.monotonic() > _SLICE_SECONDS:
+                self.pull(flags, len(awaited.into))
+            elif not self.pull():
+                self._poll(awaited.call)
+
+    def _poll(self, call: Call, sock: socket.socket | None = None) -> None:
+        """Wait until ``sock`` brings something, or what comes next; raise past the deadline."""
+        poller = select.poll()
+        for each in self.brings_on if sock is None else (sock,):
+            poller.register(each, select.POLLIN)
+        while not poller.poll(math.ceil(call.deadline.piece() * 1000)):
+            if call.deadline.expired:
+                text = f"within {call.deadline.seconds:g} s {self.name} sent nothing"
+                raise CommunicatorTimeoutError(f"{call.header}: {text}", self.peer)
+
+    def check_awaited(self, awaited: Incoming) -> None:
+        """Raise if the frame that comes next is none that was posted."""
+        if self._is_held():
+            prefix = self._prefix()
+            if self._find(prefix) is None:
+                raise wrong_frame(
+                    awaited.call,
+                    awaited.into.nbytes,
+                    self.peer,
+                    self.name,
+                    prefix.header,
+                    prefix.size,
+                )
+
+    def withdraw(self) -> None:
+        super().withdraw()
+        if self.coming and (self._target is not None or self._begin < self._end):
+            self.ended = self.ended or HALF_A_FRAME
+        self.coming.clear()
+        self._target = self._stripes = None
+
+    def _note_left(self, outgoing: Outgoing) -> None:
+        if not self.leaving:
+            self.worker.leaving.pop(self, None)
+        if self.window:
+            self.distance.note_sent(outgoing.nbytes, outgoing.took)
+
+    def _ahead(self) -> int:
+        size = len(self.coming[0].into)
+        return PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES
+
+    def _prefix(self) -> Prefix:
+        return Prefix(self._staging[self._begin : self._begin + PREFIX_BYTES])
+
+    def _begin_frame(self) -> bool:
+        begin, incoming = self._begin, self.coming[0]
+        if bytes(self._staging[begin : begin + PREFIX_BYTES]) != incoming.prefix:
+            prefix = self._prefix()
+            found = self._find(prefix)
+            if found is None:
+                if prefix.packed != incoming.call.packed:
+                    self.check_awaited(incoming)
+                return False
+            if found is not incoming:
+                self.coming.remove(found)
+                self.coming.appendleft(found)
+                incoming = found
+            size = incoming.into.nbytes
+            if prefix.size != size:
+                raise wrong_frame(
+                    incoming.call, size, self.peer, self.name, prefix.header, prefix.size
+                )
+            if prefix.connections != 1:
+                over = self._connections(incoming.call, prefix.connections)
+                self._stripes = Stripes(incoming.into, over) if len(over) > 1 else None
+        self._begin = begin + PREFIX_BYTES
+        if self._stripes is None:
+            incoming.received = self._use_staged(incoming.into)
+            if incoming.received == len(incoming.into):
+                self._complete(incoming)
+                return True
+        self._target = incoming
+        return True
+
+    def _find(self, prefix: Prefix) -> Incoming | None:
+        """Return the posted receive of a frame."""
+        for incoming in self.coming:
+            if incoming.tag == prefix.tag and incoming.call.packed == prefix.packed:
+                return incoming
+        return None
+
+    def _fill(self, target: Incoming, flags: int, limit: int) -> bool:
+        if self._stripes is not None:
+            if not self._stripes.move(receive, limit or STEP_BYTES):
+                return False
+            target.received = self._stripes.contiguous
+        else:
+            target.received += receive(self.first, target.into[target.received :], flags, limit)
+        if target.received == len(target.into):
+            self._complete(target)
+        return True
+
+    def _complete(self, incoming: Incoming) -> None:
+        incoming.done = True
+        self._target = self._stripes = None
+        self.coming.popleft()
+        if not self.coming:
+            del self.worker.coming[self]
+
+    # Several connections.
+
+    def connections_for(self, nbytes: int) -> tuple[socket.socket, ...]:
+        """Return the connections for a payload that leaves: those that the peer has as well."""
+        if not self._more or nbytes < STRIPED_BYTES:
+            return (self.first,)
+        with contextlib.suppress(OSError):  # one that is gone is noticed where it is used
+            while self._usable < len(self._more) and self._more[self._usable].recv(1, NOW):
+                self._usable += 1
+        return (self.first, *self._more[: self._usable])
+
+    def _connections(self, call: Call, count: int) -> tuple[socket.socket, ...]:
+        """Return the connections over which the peer says that a payload comes."""
+        if count > len(self.sockets):
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED,
+                f"it sends a payload over {count} connections of {len(self.sockets)}",
+            )
+        while self._usable < count - 1:  # its word that it has them came before the payload
+            sock = self._more[self._usable]
+            self._poll(call, sock)
+            with contextlib.suppress(BlockingIOError):  # inside TLS, half of it may have come
+                if not sock.recv(1, NOW):
+                    raise ConnectionResetError(errno.ECONNRESET, "it hung up")
+                self._usable += 1
+        return (self.first, *self._more[: max(1, count) - 1])

@@ -1,0 +1,158 @@
+"""A connection that carries point-to-point messages."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transport._call import Call, Kind
+from transport._errors import CommunicatorAbortedError, PeerLostError
+from transport._link import OnPiece
+from transport._links.incoming import Incoming as Message
+from transport._links.mailbox import Mailbox
+from transport._tcp.connection import HALF_A_FRAME, Connection
+from transport._tcp.frame import (
+    PREFIX_BYTES,
+    STAGING_BYTES,
+    Incoming,
+    Outgoing,
+    parse_prefix,
+    receive,
+)
+
+if TYPE_CHECKING:
+    from transport._tcp.inbox import MessageWorker
+
+
+class MessageLink(Connection):
+    """Messages to one member, and from it to ``mailbox``, over ``sock``.
+
+    Small messages are read several at a time; the payload of a large one goes from the socket to
+    where the mailbox wants it.
+    """
+
+    worker: MessageWorker
+
+    def __init__(
+        self, sock: socket.socket, peer: int, name: str, worker: MessageWorker, mailbox: Mailbox
+    ) -> None:
+        super().__init__(sock, peer, name, worker)
+        self.descriptor: int = sock.fileno()
+        self.full: bool = False
+        """Whether the mailbox had no room for the next message."""
+        self.watched: bool = True
+        """Whether the worker's epoll has it."""
+        self._mailbox = mailbox
+        self._filled = 0
+        self._pending: Callable[[], int] | None = getattr(sock, "pending", None)  # TLS has one
+
+    def send(self, call: Call, data: memoryview) -> None:
+        """Send one message; raises as ``Link.send`` does. Any number of threads."""
+        worker = self.worker
+        try:
+            worker.lock.acquire()
+            sent = self.post(call, data)
+        except BaseException:
+            if self.leaving:
+                self.reset(HALF_A_FRAME)
+            raise
+        finally:
+            worker.leave()
+        if not sent.done:
+            sent.wait()
+
+    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
+        assert isinstance(request, Outgoing)
+        try:
+            while True:
+                self.worker.await_room(self, request.call)
+                try:
+                    self.worker.lock.acquire()
+                    self.check_open()
+                    self.push()
+                finally:
+                    self.worker.leave()
+                if request.done:
+                    return
+        except BaseException:
+            self._take_back(request)
+            raise
+        finally:
+            self.worker.resume()  # for receivers that found this thread reading
+
+    def _take_back(self, outgoing: Outgoing) -> None:
+        """Withdraw a frame whose sender gives up; the end, in the middle of it."""
+        with self.worker.lock:
+            if outgoing.begun and not outgoing.done:
+                self.withdraw()
+            else:
+                with contextlib.suppress(ValueError):
+                    self.leaving.remove(outgoing)
+        self.worker.leave()
+
+    # Reading, under the worker's lock.
+
+    @property
+    def staged(self) -> bool:
+        """Whether something was read that the kernel will not tell of again."""
+        if self._target is None and self._end - self._begin >= PREFIX_BYTES:
+            return True
+        return self._pending is not None and self._pending() > 0
+
+    def fail(self, reason: BaseException) -> PeerLostError:
+        """End the connection, because the peer has left or has sent nonsense, or was interrupted
+        here; return what those who wait for it are told.
+        """
+        aborted = isinstance(reason, CommunicatorAbortedError)
+        bare = "this rank aborted" if aborted else str(reason.__cause__ or reason)
+        text = f"the connection to {self.name} was lost"
+        out_of_reach = isinstance(reason, PeerLostError) and reason.unreachable
+        message, self._target = self._target, None
+        if message is not None:
+            half = f"{text} in the middle of a message: {bare}"
+            message.fail(PeerLostError(half, self.peer, out_of_reach))
+        self.end(bare, peer_left=True)
+        return PeerLostError(f"{text}: {bare}", self.peer, out_of_reach)
+
+    def _note_left(self, outgoing: Outgoing) -> None:
+        pass
+
+    def _ahead(self) -> int:
+        return STAGING_BYTES
+
+    def _begin_frame(self) -> bool:
+        begin = self._begin
+        header, size = parse_prefix(self._staging[begin : begin + PREFIX_BYTES])
+        if header.kind != Kind.SEND:
+            raise _ProtocolError(f"it sent {header} where only messages are expected")
+        try:
+            message = self._mailbox.try_begin(self.peer, header, size)
+        except (MemoryError, ValueError, OverflowError):
+            raise _ProtocolError(f"it announced a message of {size} bytes") from None
+        self.full = message is None
+        if message is None:
+            return False
+        self.worker.speaking[self.peer] = self
+        self._begin = begin + PREFIX_BYTES
+        with message.guard:
+            self._filled = self._use_staged(message.buffer)
+        if self._filled == size:
+            message.complete()
+        else:
+            self._target = message
+        return True
+
+    def _fill(self, target: Message, flags: int, limit: int) -> bool:
+        with target.guard:
+            into = target.buffer[self._filled :]
+            self._filled += receive(self.first, into, flags, limit)
+        if self._filled == target.buffer.nbytes:
+            self._target = None
+            target.complete()
+        return True
+
+
+class _ProtocolError(Exception):
+    """What came is not what a member sends."""

@@ -1,8 +1,0 @@
-"""Collectives of ranks on one host whose GPUs read each other's memory.
-
-Experimental, not run on a GPU (``docs/gpu.md``).
-"""
-
-from transport.cuda_ipc.communicator import CudaIpcCommunicator, make_communicator
-
-__all__ = ["CudaIpcCommunicator", "make_communicator"]

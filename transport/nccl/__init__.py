@@ -1,8 +1,0 @@
-"""NCCL: collectives among GPUs, each rank with one of its own.
-
-Experimental, not run on a GPU (``docs/gpu.md``).
-"""
-
-from transport.nccl.communicator import NcclCommunicator, make_communicator
-
-__all__ = ["NcclCommunicator", "make_communicator"]

@@ -1,6 +1,0 @@
-"""Collectives and messages through shared memory, for members on one host."""
-
-from transport.shm.communicator import ShmCommunicator as ShmCommunicator
-from transport.shm.support import unsupported_reason as unsupported_reason
-
-__all__ = ["ShmCommunicator", "unsupported_reason"]

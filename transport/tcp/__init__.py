@@ -1,5 +1,0 @@
-"""The TCP transport: one connection for each pair of members that talk, in each group."""
-
-from transport.tcp.communicator import TcpCommunicator
-
-__all__ = ["TcpCommunicator"]
