@@ -57,19 +57,19 @@ MPI.COMM_WORLD.Allreduce(np.ones(4), np.empty(4))
 """
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(rounds: int, sizes: str) -> dict[str, Any]:
     """Measure all collectives and the start of ranks; return what ``benchmarks.json`` holds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         command = [sys.executable, "-m", "meshlib", "bench", "--collectives", "all"]
-        command += ["--vs", "gloo,openmpi,mpich,jax", "--backend", "shm,tcp", "--sizes", SIZES]
+        command += ["--vs", "gloo,openmpi,mpich,jax", "--backend", "shm,tcp", "--sizes", sizes]
         command += ["--ranks", ",".join(map(str, RANKS)), "--rounds", str(rounds)]
         subprocess.run([*command, "--json", str(file)], check=True)
         measured = json.loads(file.read_text())
         start = _starts(Path(folder), rounds)
     keep = ("case", "bytes", "ranks", "library", "version", "median_us")
     results = [{key: result[key] for key in keep} for result in measured["results"]]
-    machine = {**measured["machine"], "date": date.today().isoformat()}
+    machine = {**measured["machine"], "date": date.today().isoformat(), "rounds": rounds}
     return {"machine": machine, "results": results, "start": start}
 
 
@@ -143,7 +143,7 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
     about += f"Python {machine['python']}, NumPy {machine['numpy']}; " + "; ".join(
         version for name, version in versions.items() if not name.startswith("meshlib")
     )
-    found = {"machine": f"{about}. {machine['date']}."}
+    found = {"machine": f"{about}. {machine['rounds']} rounds, {machine['date']}."}
     for marker, own, peers in (
         ("shared-memory", "meshlib-shm", MPI),
         ("tcp", "meshlib-tcp", ("gloo",)),
@@ -199,9 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure and draw docs/benchmarks.md.")
     parser.add_argument("--draw", action="store_true", help="use docs/benchmarks.json as it is")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each library (4)")
+    parser.add_argument("--sizes", default=SIZES, help=f"bytes of each rank's input ({SIZES})")
     given = parser.parse_args(argv)
     if not given.draw:
-        FIGURES.write_text(json.dumps(measure(given.rounds), indent=1) + "\n")
+        FIGURES.write_text(json.dumps(measure(given.rounds, given.sizes), indent=1) + "\n")
     figures = json.loads(FIGURES.read_text())
     draw(figures)
     write(figures)
