@@ -107,8 +107,6 @@ def draw(figures: dict[str, Any]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
-    mpl.rcParams["svg.hashsalt"] = "meshlib"  # the same picture from the same figures
     from matplotlib import pyplot
 
     PICTURES.mkdir(exist_ok=True)
@@ -131,7 +129,7 @@ def draw(figures: dict[str, Any]) -> None:
                 axis.set(title=case, xlabel="bytes", ylabel="µs")
                 axis.grid(visible=True, alpha=0.3)
             axes.flat[0].legend()
-            picture.savefig(PICTURES / f"{way}-{ranks}.svg", metadata={"Date": None})
+            picture.savefig(PICTURES / f"{way}-{ranks}.png", dpi=80)
             pyplot.close(picture)
 
 
@@ -202,7 +200,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default=SIZES, help=f"bytes of each rank's input ({SIZES})")
     given = parser.parse_args(argv)
     if not given.draw:
-        FIGURES.write_text(json.dumps(measure(given.rounds, given.sizes), indent=1) + "\n")
+        FIGURES.write_text(
+            json.dumps(measure(given.rounds, given.sizes)).replace("}, ", "},\n") + "\n"
+        )
     figures = json.loads(FIGURES.read_text())
     draw(figures)
     write(figures)
