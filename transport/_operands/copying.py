@@ -40,11 +40,3 @@ def copy_raw(into: Flat, source: Flat) -> None:
 def address(buffer: Flat) -> int:
     """Return where ``buffer`` begins: as ``buffer.ctypes.data`` does, in less time."""
     return buffer.__array_interface__["data"][0]
-
-
-def copy_bytes(into: memoryview, source: memoryview) -> None:
-    """Copy the bytes ``source`` into ``into``, which has as many."""
-    if source.nbytes < LONG:
-        into[:] = source
-    else:
-        copy_raw(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))
