@@ -20,7 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "run": ("meshlib._launcher.__main__:main", "start a program on several ranks (also: meshrun)"),
     "secret": ("meshlib._secret_command:main", "write the secret that a job's processes share"),
-    "top": ("meshlib._monitor.command:main", "show a running job: who waits for whom, and where"),
+    "top": (
+        "meshlib._monitor.command:main",
+        "show a running job: its ranks, the calls under way, and where they wait",
+    ),
     "trace": ("meshlib._trace.command:main", "explain and draw the flight records of a failed job"),
     "tune": ("meshlib._tune.cli:main", "measure where one algorithm gives way to another"),
     "bench": ("meshlib._bench.cli:main", "measure collectives, beside those of other libraries"),

@@ -36,7 +36,7 @@ class Program:
         self._guards: list[Callable[[BaseException], None]] = []
         self._groups: dict[ProcessGroup, None] = {}
         self.last: object = None
-        """A result of the last run: who waits for it waits for all calls."""
+        """A result of the last run. All calls have ended when it is ready."""
 
     def add_group(self, group: ProcessGroup) -> None:
         """Note that the program makes calls on ``group``."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transport._call import Call
 from transport._communicators.base import Collectives
 from transport._operands.copying import address, copy
-from transport._operands.flat import Scratch, laps_of, part_bounds
+from transport._operands.flat import Scratch, part_bounds, segments_of
 from transport._operands.gaps import copy_all
 from transport._operands.operand import Operand, store
 from transport._operands.quiet import quiet
@@ -72,7 +72,7 @@ class Alone(Collectives):
 
     def _scale(self, buffer: Flat, op: ReduceOp) -> None:
         operand = Operand(self._scratch, op, buffer.dtype)
-        laps = laps_of(buffer.size * operand.dtype.itemsize, self._segment)
+        laps = segments_of(buffer.size * operand.dtype.itemsize, self._segment)
         for lap in range(laps):
             start, stop = part_bounds(buffer.size, laps, lap)
             store(buffer[start:stop], operand.load(buffer, start, stop))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from transport._algorithms.team import Team
 from transport._call import Call
 from transport._link import Request, wait_all
-from transport._operands.flat import as_bytes, laps_of, part_bounds
+from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.reduce_op import Flat
 
 
@@ -20,15 +20,13 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
     place = (team.rank - root) % size
     behind = team.link((team.rank - 1) % size, call) if place else None
     onward = team.link((team.rank + 1) % size, call) if place < size - 1 else None
-    laps = laps_of(buffer.nbytes, team.table.segment) if size > 2 else 1
-    segments = [
-        as_bytes(buffer[slice(*part_bounds(buffer.size, laps, lap))]) for lap in range(laps)
-    ]
-    coming: list[Request | None] = [None] * laps
+    count = segments_of(buffer.nbytes, team.table.segment) if size > 2 else 1
+    segments = [as_bytes(buffer[slice(*part_bounds(buffer.size, count, i))]) for i in range(count)]
+    arriving: list[Request | None] = [None] * count
     if behind is not None:
-        coming = [behind.post_recv(call, segment) for segment in segments]
+        arriving = [behind.post_recv(call, segment) for segment in segments]
     sent: list[Request] = []
-    for request, segment in zip(coming, segments, strict=True):
+    for request, segment in zip(arriving, segments, strict=True):
         if request is not None:
             request.wait()
         if onward is not None:

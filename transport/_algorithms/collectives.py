@@ -27,7 +27,7 @@ from transport._choosing.choice import LAP_BYTES, Algorithm
 from transport._choosing.peers import peers_of
 from transport._communicators.base import Collectives
 from transport._operands.compression import Compression
-from transport._operands.flat import laps_of, part_bounds
+from transport._operands.flat import part_bounds, segments_of
 from transport._operands.operand import REDUCED, WHOLE, Operand, pack, store
 from transport._operands.quiet import Run, quiet_runner
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
@@ -142,7 +142,7 @@ class LinkCollectives(Collectives, Team):
         """Reduce a part of ``buffer`` on each member, and gather them on ``root``."""
         scaled = op.kind is RedOpType.PREMUL_SUM
         operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
-        laps = laps_of(buffer.nbytes, LAP_BYTES if scaled else LAP_BYTES * self.size)
+        laps = segments_of(buffer.nbytes, LAP_BYTES if scaled else LAP_BYTES * self.size)
         for lap in range(laps):
             start, stop = part_bounds(buffer.size, laps, lap)
             data = operand.load(buffer, start, stop) if scaled else buffer[start:stop]

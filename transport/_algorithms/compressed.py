@@ -1,19 +1,18 @@
 """Reductions whose frames are encoded: fewer bytes for less precision, the same bits everywhere.
 
-As in ``pairwise``, each member reduces one part. It gets the others' contributions encoded, adds
-them in float32 to its own, which nobody has rounded, encodes the sum once and sends that to all;
-what it keeps itself is what they decode. So each contribution is rounded once, the result once
-more, and all have the same bits. On the wire are (n - 1) / n of the encoded array each way, twice.
+As in ``pairwise``, each member reduces one part. It receives the others' contributions encoded and
+adds them in float32 to its own, which is not rounded. It encodes the sum once, sends it to all and
+keeps the decoded sum itself. So each contribution is rounded once, the result once more, and all
+members have the same bits. Each way, (n - 1) / n of the encoded array crosses the wire twice.
 
-With error feedback (``error_feedback``) a member keeps, for each element, what its roundings took
-away: of its contributions to others' parts, and of the sum of its own part, of which it is the one
-who knows. All that is added to its contributions of the next call, so nothing is lost but delayed:
-the results of all calls and the residuals of all members add up to the inputs. Where a result is no
-number, every member keeps what it had: a loss scaler skips that step. After Tang et al.,
-"DoubleSqueeze", arXiv:1905.05957, with one residual in the place of their two.
+With error feedback (``error_feedback``) a member keeps a residual for each element: the rounding
+errors of its contributions and of the sum of its own part. It adds the residual to its contribution
+of the next call. So nothing is lost, only delayed: the results of all calls and the residuals of
+all members add up to the inputs. Where a result is not a number, every member keeps its residual: a
+loss scaler skips that step. After Tang et al., "DoubleSqueeze", arXiv:1905.05957, with one residual
+in the place of their two.
 
-Encoded frames are memory of their own: as much as is under way, at most what the array takes
-encoded.
+Encoded frames take memory of their own: at most that of the encoded array.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from transport._call import Call
 from transport._link import Request
 from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats
-from transport._operands.flat import as_bytes, laps_of, part_bounds
+from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ENCODED, TOTAL, store
 from transport._operands.order import Fold, arrivals, merges_in
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
@@ -77,19 +76,19 @@ def reduce_scatter(
     work = _Work(team, call, op, compression)
     rank, size = team.rank, team.size
     longest = max(part.size for part in inputs)
-    laps = laps_of(4 * longest, team.table.segment)
+    count = segments_of(4 * longest, team.table.segment)
     counts = [
-        stop - start for start, stop in (part_bounds(output.size, laps, i) for i in range(laps))
+        stop - start for start, stop in (part_bounds(output.size, count, i) for i in range(count))
     ]
 
-    def part(lap: int, member: int) -> Flat:
-        return inputs[member][slice(*part_bounds(inputs[member].size, laps, lap))]
+    def part(chunk: int, member: int) -> Flat:
+        return inputs[member][slice(*part_bounds(inputs[member].size, count, chunk))]
 
-    for lap in work.begin(counts, lambda lap, peer: work.coder.encode(part(lap, peer)), 1):
-        total = work.total(part(lap, rank))
-        work.add_all(lap, total)
+    for chunk in work.begin(counts, lambda chunk, peer: work.coder.encode(part(chunk, peer)), 1):
+        total = work.total(part(chunk, rank))
+        work.add_all(chunk, total)
         op.finish(total, size)
-        store(output[slice(*part_bounds(output.size, laps, lap))], total)
+        store(output[slice(*part_bounds(output.size, count, chunk))], total)
     work.chunks.finish(())
 
 
@@ -110,9 +109,9 @@ class _Work:
     def begin(
         self, counts: Sequence[int], encoded: Callable[[int, int], Flat], frames: int
     ) -> Iterator[int]:
-        """Yield each lap when it is to be reduced. This rank's part of lap i has ``counts[i]``
-        numbers, and ``frames`` times as much moves to each peer; ``encoded(lap, peer)`` is what it
-        has for one.
+        """Yield each chunk when it is to be reduced. This rank's part of chunk i has ``counts[i]``
+        numbers. ``encoded(chunk, peer)`` is this rank's contribution for a peer, and ``frames``
+        times as many bytes move to each peer.
         """
         sizes = [self.coder.nbytes(count) for count in counts]
         team, peers = self._team, self.peers
@@ -120,8 +119,8 @@ class _Work:
         self._sizes = sizes
         self.chunks = Chunks(team, self._call, len(counts), peers, frames * places.nbytes)
         return self.chunks.begin(
-            lambda lap: [as_bytes(encoded(lap, peer)) for peer in peers],
-            lambda lap: places.of(lap, sizes[lap]),
+            lambda chunk: [as_bytes(encoded(chunk, peer)) for peer in peers],
+            lambda chunk: places.of(chunk, sizes[chunk]),
         )
 
     def total(self, own: Flat) -> Floats:
@@ -130,12 +129,12 @@ class _Work:
         np.copyto(total, own, casting="unsafe")
         return total
 
-    def add_all(self, lap: int, total: Floats) -> None:
-        """Add the others' contributions of a lap to ``total``, in the order of the peers."""
+    def add_all(self, chunk: int, total: Floats) -> None:
+        """Add the others' contributions of a chunk to ``total``, in the order of the peers."""
         team = self._team
         merges = merges_in(team.rank, team.size)
         adding = Fold(team.scratch, self._op.plain, merges, total, total, team.table.piece)
-        places = self._places.of(lap, self._sizes[lap])
+        places = self._places.of(chunk, self._sizes[chunk])
         for place, request in zip(places, self.chunks.arrived(), strict=True):
             request.wait()
             into, _ = adding.expect(_F32)
@@ -144,32 +143,32 @@ class _Work:
 
 
 class _AllReduce(_Work):
-    """One all_reduce of ``buffer``, which is cut into ``laps``, and these into parts."""
+    """One all_reduce of ``buffer``, which is cut into chunks, and these into parts."""
 
     def __init__(
         self, team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
     ) -> None:
         super().__init__(team, call, op, compression)
-        self._count = laps_of(4 * buffer.size, team.table.segment * team.size)
+        self._count = segments_of(4 * buffer.size, team.table.segment * team.size)
         self._buffer = buffer
         self._kept = op.residual
         self._residual = None if op.residual is None else op.residual.copy()
         self._rank = team.rank
         self._divisor = float(team.size) if op.kind is RedOpType.AVG else 1.0
-        self._parts = [cut(buffer, self._count, lap, team.size) for lap in range(self._count)]
+        self._parts = [cut(buffer, self._count, chunk, team.size) for chunk in range(self._count)]
 
     def run(self) -> None:
-        """Reduce all laps, and decode the others' results as they come."""
+        """Reduce all chunks, and decode the others' results as they come."""
         peers, awaited = self.peers, deque[tuple[Request, Flat, Flat]]()
-        counts = [self._part(lap, self._rank)[0].size for lap in range(self._count)]
-        for lap in self.begin(counts, self._encoded, 2):
-            parts = [self._part(lap, peer)[0] for peer in peers]
+        counts = [self._part(chunk, self._rank)[0].size for chunk in range(self._count)]
+        for chunk in self.begin(counts, self._encoded, 2):
+            parts = [self._part(chunk, peer)[0] for peer in peers]
             places = [np.empty(self.coder.nbytes(part.size), _U8) for part in parts]
-            requests = self.chunks.expect_results(lap, places)
+            requests = self.chunks.expect_results(chunk, places)
             awaited.extend(zip(requests, places, parts, strict=True))
-            total = self._own(lap)
-            self.add_all(lap, total)
-            self.chunks.send_result(lap, self._settle(lap, total))
+            total = self._own(chunk)
+            self.add_all(chunk, total)
+            self.chunks.send_result(chunk, self._settle(chunk, total))
             while awaited and awaited[0][0].done:
                 self._take(*awaited.popleft())
         while awaited:
@@ -185,25 +184,25 @@ class _AllReduce(_Work):
         if self._kept is not None and self._residual is not None:
             np.copyto(self._kept, self._residual, where=np.isfinite(self._buffer))
 
-    def _part(self, lap: int, member: int) -> tuple[Flat, Floats | None]:
-        """Return what a member reduces in a lap, and what has been rounded away of it."""
-        buffer, start, stop = self._parts[lap][member]
+    def _part(self, chunk: int, member: int) -> tuple[Flat, Floats | None]:
+        """Return what a member reduces in a chunk, and what has been rounded away of it."""
+        buffer, start, stop = self._parts[chunk][member]
         residual = self._residual
         return buffer[start:stop], None if residual is None else residual[start:stop]
 
-    def _encoded(self, lap: int, peer: int) -> Flat:
-        return self.coder.encode(*self._part(lap, peer))
+    def _encoded(self, chunk: int, peer: int) -> Flat:
+        return self.coder.encode(*self._part(chunk, peer))
 
-    def _own(self, lap: int) -> Floats:
-        part, residual = self._part(lap, self._rank)
+    def _own(self, chunk: int) -> Floats:
+        part, residual = self._part(chunk, self._rank)
         total = self.total(part)
         if residual is not None:
             total += residual
         return total
 
-    def _settle(self, lap: int, total: Floats) -> Flat:
+    def _settle(self, chunk: int, total: Floats) -> Flat:
         """Return the encoded result of this rank's part, which is in its place then."""
-        part, residual = self._part(lap, self._rank)
+        part, residual = self._part(chunk, self._rank)
         if self._divisor != 1.0:
             total /= np.float32(self._divisor)
         # What is kept is a part of the sum.

@@ -23,7 +23,7 @@ from transport._call import Call
 from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
 from transport._choosing.choice import LAP_BYTES
 from transport._link import exchange, wait_all
-from transport._operands.flat import as_bytes, laps_of, part_bounds
+from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Arrival, Operand
 from transport._operands.reduce_op import Flat, ReduceOp
 
@@ -31,7 +31,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """Reduce ``buffer`` in place, whose dtype is its own reduction dtype; does not prepare."""
     chunks = 1 << blocks_of(team.size)[0][1]
-    laps = laps_of(buffer.nbytes, LAP_BYTES)
+    laps = segments_of(buffer.nbytes, LAP_BYTES)
     for lap in range(laps):
         segment = buffer[slice(*part_bounds(buffer.size, laps, lap))]
         ends = [0, *(part_bounds(segment.size, chunks, i)[1] for i in range(chunks))]
@@ -52,7 +52,7 @@ def reduce_scatter(
     level = blocks_of(size)[0][1]
     first = 1 << level
     operand = Operand(team.scratch, op, output.dtype)
-    laps = laps_of(sum(part.nbytes for part in inputs), LAP_BYTES)
+    laps = segments_of(sum(part.nbytes for part in inputs), LAP_BYTES)
     for lap in range(laps):
         bounds = [part_bounds(part.size, laps, lap) for part in inputs]
         counts = [stop - start for start, stop in bounds]

@@ -23,7 +23,7 @@ import numpy as np
 from transport._algorithms.team import Team
 from transport._call import Call
 from transport._link import Request, wait_all
-from transport._operands.flat import Scratch, as_bytes, laps_of, part_bounds
+from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, scale, store
 from transport._operands.order import Fold, arrivals, merges_in
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
@@ -71,7 +71,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     their dtype is reduced in a wider one: scaling must not round.
     """
     wide = reduction_dtype(buffer.dtype).itemsize
-    chunks = laps_of(-(-buffer.size // team.size) * wide, team.table.segment)
+    chunks = segments_of(-(-buffer.size // team.size) * wide, team.table.segment)
     parts = [cut(buffer, chunks, chunk, team.size) for chunk in range(chunks)]
     results = [[buffer[start:stop] for _, start, stop in each] for each in parts]
     _reduce(team, call, op, parts, [each[team.rank] for each in results], results)
@@ -82,7 +82,7 @@ def reduce_scatter(
 ) -> None:
     """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
     wide = reduction_dtype(output.dtype).itemsize
-    chunks = laps_of(max(part.size for part in inputs) * wide, team.table.segment)
+    chunks = segments_of(max(part.size for part in inputs) * wide, team.table.segment)
     parts = [
         [(part, *part_bounds(part.size, chunks, chunk)) for part in inputs]
         for chunk in range(chunks)

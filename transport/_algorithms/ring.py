@@ -19,10 +19,10 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
     rank, size = team.rank, team.size
     onward, behind = team.link((rank + 1) % size, call), team.link((rank - 1) % size, call)
     blocks = [as_bytes(outputs[(rank - step) % size]) for step in range(size)]
-    coming = [behind.post_recv(call, block) for block in blocks[1:]]
+    arriving = [behind.post_recv(call, block) for block in blocks[1:]]
     sent = [onward.post_send(call, blocks[0])]
-    for request, block in zip(coming[:-1], blocks[1:-1], strict=True):
+    for request, block in zip(arriving[:-1], blocks[1:-1], strict=True):
         request.wait()
         sent.append(onward.post_send(call, block))
-    wait_all(coming[-1:])
+    wait_all(arriving[-1:])
     wait_all(sent)

@@ -94,6 +94,6 @@ def _reduce(team: Team, call: Call, others: list[Link], total: Flat, op: ReduceO
     count = total.size
     rows = team.scratch.flat(ARRIVING, total.dtype, len(others) * count)
     values = [rows[i * count : (i + 1) * count] for i in range(len(others))]
-    coming = zip(others, values, strict=True)
-    wait_all([link.post_recv(call, as_bytes(value)) for link, value in coming])
+    arriving = zip(others, values, strict=True)
+    wait_all([link.post_recv(call, as_bytes(value)) for link, value in arriving])
     add_all(op, [total, *values])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from transport._algorithms.team import Team
 from transport._call import Call
 from transport._link import wait_all
-from transport._operands.flat import as_bytes, laps_of, part_bounds
+from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, store
 from transport._operands.order import relatives
 from transport._operands.reduce_op import Flat, ReduceOp
@@ -33,7 +33,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
 def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
     """Reduce into ``root``'s ``buffer``; the others' stay as they were."""
     operand = Operand(team.scratch, op, buffer.dtype)
-    laps = laps_of(buffer.size * operand.dtype.itemsize, team.table.segment)
+    laps = segments_of(buffer.size * operand.dtype.itemsize, team.table.segment)
     for lap in range(laps):  # for the sake of scratch memory: most calls take one
         start, stop = part_bounds(buffer.size, laps, lap)
         own = operand.load(buffer, start, stop)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from transport._call import Kind
 from transport._choosing.blocks import blocks_of, halving_steps
 from transport._choosing.choice import LAP_BYTES, Algorithm, Thresholds, levels_of
-from transport._operands.flat import laps_of
+from transport._operands.flat import segments_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
         levels = levels_of(n)
         total = (n - 1) * nbytes
         return Work(algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n))
-    laps = 1 if n == 2 else laps_of(nbytes, table.segment)
+    laps = 1 if n == 2 else segments_of(nbytes, table.segment)
     steps = laps + n - 2
     path, total = steps * nbytes / laps, (n - 1) * nbytes
     return Work(algorithm, steps, (n - 1) * laps, path, total, delays=n - 1)
@@ -94,7 +94,7 @@ def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
 def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.reduce(nbytes, n)
     if algorithm is Algorithm.PARTS:
-        laps = laps_of(nbytes, LAP_BYTES * n)
+        laps = segments_of(nbytes, LAP_BYTES * n)
         parts = _reduce_scatter(nbytes // laps, n, table, widening)
         gathered = _gather(nbytes // laps // n, n, table, widening)
         return Work(
@@ -108,7 +108,7 @@ def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
             laps * (parts.delays + gathered.delays),
         )
     wide, levels = nbytes * widening, levels_of(n)
-    laps = laps_of(wide, table.segment)
+    laps = segments_of(wide, table.segment)
     path, total = levels * wide, (n - 1) * wide
     return Work(algorithm, laps * levels, laps * (n - 1), path, total, path, total, _floor_log2(n))
 
@@ -118,7 +118,7 @@ def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     wide = nbytes * widening
     match algorithm:
         case Algorithm.PAIRWISE:
-            return _pairwise(nbytes, widening, n, laps_of(wide, table.segment * n), 2)
+            return _pairwise(nbytes, widening, n, segments_of(wide, table.segment * n), 2)
         case Algorithm.HALVING:
             return _halving(nbytes, n, 2)
         case _:
@@ -130,7 +130,7 @@ def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Wo
     wide = nbytes * widening
     match algorithm:
         case Algorithm.PAIRWISE:
-            return _pairwise(nbytes, widening, n, laps_of(-(-wide // n), table.segment), 1)
+            return _pairwise(nbytes, widening, n, segments_of(-(-wide // n), table.segment), 1)
         case Algorithm.HALVING:
             return _halving(nbytes, n, 1)
         case _:
@@ -146,7 +146,7 @@ def _pairwise(nbytes: int, widening: int, n: int, laps: int, passes: int) -> Wor
 
 def _halving(nbytes: int, n: int, passes: int) -> Work:
     """Data pass once to be reduced, and once more to be gathered."""
-    laps = laps_of(nbytes, LAP_BYTES)
+    laps = segments_of(nbytes, LAP_BYTES)
     levels = [level for _, level in blocks_of(n)]
     frames = sum(level << level for level in levels) + sum(1 << level for level in levels[:-1])
     several = len(levels) > 1

@@ -15,7 +15,7 @@ from transport._algorithms import pairwise as pairs
 from transport._call import Call
 from transport._hierarchical.levels import Levels
 from transport._link import wait_all
-from transport._operands.flat import as_bytes, laps_of, part_bounds
+from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.reduce_op import Flat
 
 # Slots of ``Levels.scratch``.
@@ -68,7 +68,7 @@ def all_gather(levels: Levels, call: Call, outputs: Sequence[Flat], input_: Flat
     """Gather member i's ``input_`` into ``outputs[i]`` on every member. Sizes may differ."""
     levels.inside.all_gather(call, [outputs[member] for member in levels.local], input_)
     total = sum(output.nbytes for output in outputs)
-    laps = laps_of(total, levels.lap_bytes)
+    laps = segments_of(total, levels.lap_bytes)
     slices = levels.slices(total)
     for lap in range(laps):
         parts = [output[slice(*part_bounds(output.size, laps, lap))] for output in outputs]

@@ -13,7 +13,7 @@ from transport._communicators.base import Collectives
 from transport._hierarchical.hosts import Placement
 from transport._link import Link
 from transport._links.communicator import LinkCommunicator
-from transport._operands.flat import Scratch, laps_of, part_bounds
+from transport._operands.flat import Scratch, part_bounds, segments_of
 from transport._operands.order import Block, are_one_tree, subtrees
 from transport._operands.reduce_op import Flat
 
@@ -103,7 +103,7 @@ class Levels:
 
     def laps(self, nbytes: int, slices: int) -> int:
         """Return in how many laps ``slices`` are broadcast that have ``nbytes`` in all."""
-        laps = laps_of(nbytes, slices * self.table.segment)
+        laps = segments_of(nbytes, slices * self.table.segment)
         segments = min(laps // _LEAST_LAPS, _MOST_SEGMENTS) if self._between_sites else 1
         return -(-laps // max(1, segments))
 

@@ -16,7 +16,7 @@ import numpy as np
 from transport._call import Call
 from transport._hierarchical import sums
 from transport._hierarchical.levels import Levels, Selection
-from transport._operands.flat import laps_of, part_bounds
+from transport._operands.flat import part_bounds, segments_of
 from transport._operands.operand import Operand, store
 from transport._operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
@@ -154,7 +154,7 @@ def reduce_scatter(
     """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
     operand = Operand(levels.scratch, op, output.dtype, _LOADED)
     total = sum(part.size for part in inputs) * operand.dtype.itemsize
-    laps = laps_of(total, levels.lap_bytes)
+    laps = segments_of(total, levels.lap_bytes)
     slices = levels.slices(total)
     for lap in range(laps):
         bounds = [part_bounds(part.size, laps, lap) for part in inputs]
@@ -234,5 +234,5 @@ def _hand_over(
 
 
 def _laps(levels: Levels, count: int, itemsize: int) -> list[tuple[int, int]]:
-    laps = laps_of(count * itemsize, levels.lap_bytes)
+    laps = segments_of(count * itemsize, levels.lap_bytes)
     return [part_bounds(count, laps, lap) for lap in range(laps)]

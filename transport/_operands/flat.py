@@ -6,6 +6,8 @@ import numpy as np
 
 from transport._operands.reduce_op import Flat
 
+PAGE = 4096
+
 _RAW = -1
 
 
@@ -26,7 +28,7 @@ def part_bounds(count: int, parts: int, index: int) -> tuple[int, int]:
     return count * index // parts, count * (index + 1) // parts
 
 
-def laps_of(nbytes: int, segment: int) -> int:
+def segments_of(nbytes: int, segment: int) -> int:
     """Return how many segments ``nbytes`` take, at least one: empty data takes part as well."""
     return max(1, -(-nbytes // segment))
 
@@ -34,8 +36,8 @@ def laps_of(nbytes: int, segment: int) -> int:
 class Scratch:
     """A few growing pieces of working memory, kept between calls.
 
-    Each algorithm asks for no more than a segment, so what is kept stays bounded, and a small
-    call allocates nothing. One thread at a time.
+    An algorithm asks for at most two segments for each peer, so the memory stays bounded, and a
+    repeated call allocates nothing. One thread at a time.
     """
 
     __slots__ = ("_views",)
@@ -60,7 +62,7 @@ class Scratch:
         raw = self._views.get((slot, _RAW))
         need = count * dtype.itemsize
         if raw is None or raw.nbytes < need:
-            size = max(4096, 1 << (need - 1).bit_length())
+            size = max(1, -(-need // PAGE)) * PAGE
             for key in [key for key in self._views if key[0] == slot]:
                 del self._views[key]  # views of the old memory would keep it alive
             raw = np.empty(size, np.uint8)

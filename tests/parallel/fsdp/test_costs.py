@@ -136,9 +136,9 @@ def test_bytes_with_accumulation_in_whole_gradients():
 def test_memory_is_a_share_of_the_parameters_gradients_and_states():
     """NumPy's memory, which tracemalloc sees: all four ranks together have one model's.
 
-    Besides there are, on each rank, at most six wholes of a layer: two of parameters, this one's
-    and the next one's, two of gradients, this one's and one that is being reduced, and two in the
-    group's scratch memory, for the parts that arrive from the other ranks.
+    Besides there are, on each rank, at most five wholes of a layer: two of parameters, this one's
+    and the next one's, two of gradients, this one's and one that is being reduced, and one of parts
+    under way between the ranks.
     """
     n, layers, width = 4, 24, 160
     gate = threading.Barrier(n, timeout=60)
@@ -180,7 +180,7 @@ def test_memory_is_a_share_of_the_parameters_gradients_and_states():
     finally:
         tracemalloc.stop()
         gc.unfreeze()
-    wholes = 6 * n * width * width * 8
+    wholes = 5 * n * width * width * 8
     before = seen["before"][0]
     now_and_most = {what: np.subtract(memory, before) for what, memory in seen.items()}
     slack = 0.4 * model_bytes  # activations, messages under way, records of calls

@@ -21,7 +21,7 @@ from rank_threads import TINY, Member, Transport, run_group
 from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._inproc import InprocCommunicator
-from transport._operands.flat import Scratch, as_bytes, laps_of, part_bounds
+from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.operand import Arrival
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
@@ -273,7 +273,7 @@ def test_parts_cover_everything_evenly(count: int, parts: int) -> None:
 
 @given(nbytes=st.integers(0, 10**9), segment=st.integers(1, 10**6))
 def test_laps_are_enough_and_no_more(nbytes: int, segment: int) -> None:
-    laps = laps_of(nbytes, segment)
+    laps = segments_of(nbytes, segment)
     assert laps * segment >= nbytes
     assert laps == 1 or (laps - 1) * segment < nbytes
 

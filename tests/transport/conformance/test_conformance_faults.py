@@ -23,7 +23,7 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._links.communicator import LinkCommunicator
-from transport._operands.flat import laps_of, part_bounds
+from transport._operands.flat import part_bounds, segments_of
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp.link import TcpLink
 
@@ -282,7 +282,7 @@ def test_a_peer_that_closes_in_the_middle_of_a_transfer_is_missed(transport: Tra
         buffer = np.zeros(4_000_000, np.float32)
         if member.rank == 2:
             header = CallHeader(1, buffer.size, 0, Kind.BROADCAST, 11, 0)
-            laps = laps_of(buffer.nbytes, DEFAULT.segment)
+            laps = segments_of(buffer.nbytes, DEFAULT.segment)
             first = np.empty(4 * part_bounds(buffer.size, laps, 0)[1], np.uint8)
             assert isinstance(member.comm, LinkCommunicator)
             link = member.comm.link(1, Call(header, Deadline.after(LONG)))
