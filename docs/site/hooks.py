@@ -25,14 +25,18 @@ def on_files(files: Files, config: Any) -> Files:
     for name in ("site.css", "iframe-worker.js"):
         path = Path(__file__).with_name(name)
         files.append(File.generated(config, name, abs_src_path=str(path)))
-    linked = {_target(match[1], "README.md") for match in _LINK.finditer(readme)}
-    for file in files.documentation_pages():
-        for match in _LINK.finditer(file.content_string):
-            linked.add(_target(match[1], _place(file.src_uri)))
-    for path in sorted(linked):
-        if not path.startswith("docs/") and (ROOT / path).is_file():
+    texts = [("README.md", readme)]
+    texts += [(_place(page.src_uri), page.content_string) for page in files.documentation_pages()]
+    added: set[str] = set()
+    for place, text in texts:  # which grows: a page that is brought along has links as well
+        for path in sorted({_target(match[1], place) for match in _LINK.finditer(text)} - added):
+            if path.startswith("docs/") or not (ROOT / path).is_file():
+                continue
+            added.add(path)
             uri = f"source/{path}"
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+            if path.endswith(".md"):
+                texts.append((path, (ROOT / path).read_text()))
     return files
 
 

@@ -16,7 +16,12 @@ from meshlib._cli import COMMANDS
 from meshlib._launcher.options.parser import make_parser as launcher_parser
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = {
+    target
+    for file in ("Makefile", "tests/others.mk")
+    for targets in re.findall(r"^\.PHONY: (.*)", (ROOT / file).read_text(), re.MULTILINE)
+    for target in targets.split()
+}
 # Of other projects: the pages tell them for comparison.
 OF_OTHERS = {"torchrun", "mpirun", "mpiexec", "srun", "sbatch", "salloc", "kubectl"}
 OF_OTHERS |= {"git", "cd", "export"}
