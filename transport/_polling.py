@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
 import time
 from contextlib import suppress
+from typing import TypeGuard, Union
 
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 PEER_CLOSED: int = getattr(select, "POLLRDHUP", 0)
@@ -43,7 +45,15 @@ class Wakeup:
                 pass
 
 
-def new_poller() -> select.epoll | PollOnly:
+Poller = Union["select.epoll", "PollOnly"]
+
+
+def can_be_polled(poller: Poller) -> TypeGuard[select.epoll]:
+    """Return whether another poll can wait for ``poller``: it is itself a descriptor."""
+    return hasattr(poller, "fileno")
+
+
+def new_poller() -> Poller:
     """Return an object that many threads poll at once, with epoll's methods.
 
     ``once`` makes the events of ``register`` and ``modify`` be reported once, to one thread.
@@ -67,6 +77,7 @@ class PollOnly:
         self._changing = threading.Lock()
         self._turn = threading.Lock()
         self._wakeup = Wakeup()
+        self.closed: bool = False
 
     def register(self, fd: int, eventmask: int) -> None:
         """Poll ``fd`` for these events from now on."""
@@ -85,13 +96,16 @@ class PollOnly:
     def close(self) -> None:
         """Poll nothing any more."""
         with self._changing:
+            self.closed = True
             self._wanted.clear()
         self._wakeup.notify()
 
-    def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
+    def poll(self, timeout: float, maxevents: int = sys.maxsize) -> list[tuple[int, int]]:
         """Return up to ``maxevents`` pairs of a descriptor and its events, after at most
-        ``timeout`` seconds.
+        ``timeout`` seconds. Raises ValueError after ``close``, as epoll does.
         """
+        if self.closed:
+            raise ValueError("I/O operation on a closed poller")
         end = time.monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
             return []

@@ -14,6 +14,7 @@ import selectors
 import signal
 import socket
 import sys
+import sysconfig
 import time
 
 _LACKING = {
@@ -106,6 +107,7 @@ class _Socket(socket.socket):
         super().bind(address)
 
 
+sysconfig.get_config_vars()  # from a file that is called after sys.platform
 ctypes.CDLL = _CDLL
 socket.socket = _Socket
 sys.platform = "darwin"
