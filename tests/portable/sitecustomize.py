@@ -42,7 +42,7 @@ _LACKING = {
 }
 _LACKING_BEFORE_3_13 = "waitid waitid_result P_ALL P_PID P_PGID WEXITED WNOWAIT WSTOPPED"
 _LACKING_IN_C = {"prctl", "process_vm_readv", "syscall", "malloc_trim", "sched_getcpu", "gettid"}
-_LACKING_FOLDERS = ("/proc", "/sys", "/dev/shm")  # noqa: S108 (a name)
+_LACKING_FOLDERS = ("/proc", "/sys", "/dev/shm")
 
 
 def _matches(name: str, pattern: str) -> bool:
