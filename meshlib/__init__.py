@@ -9,28 +9,31 @@ import sys as _sys
 import typing as _typing
 
 
-def _check_transport() -> None:
-    """Raise ImportError if Python finds a program's own ``transport.py`` in place of our package.
+def _check_package(name: str) -> None:
+    """Raise ImportError if Python finds another module in place of our package ``name``.
 
-    Python looks beside the program first.
+    Python looks beside the program first, where there may be a ``transport.py``; and another
+    distribution may have a package of that name.
     """
     from importlib.util import find_spec
 
-    there = _sys.modules.get("transport")
-    spec = there.__spec__ if there is not None else find_spec("transport")
+    there = _sys.modules.get(name)
+    spec = there.__spec__ if there is not None else find_spec(name)
     file = spec.origin if spec is not None else getattr(there, "__file__", None)
     here = _os.path.dirname(_os.path.dirname(__file__))
-    ours = _os.path.join(here, "transport", "__init__.py")
+    ours = _os.path.join(here, name, "__init__.py")
     if file not in (None, ours) and _os.path.realpath(file) != _os.path.realpath(ours):
         raise ImportError(
-            f"{file} is in the way of meshlib's package 'transport', which has the same name:"
-            " rename that file, or start from another folder",
-            name="transport",
+            f"{file} is in the way of meshlib's package {name!r}, which has the same name:"
+            " rename that file, start from another folder, or use an environment without it",
+            name=name,
             path=file,
         )
 
 
-_check_transport()
+if _sys.platform == "win32":
+    raise ImportError("meshlib does not run on native Windows: use it in WSL, which is Linux")
+_check_package("transport")
 
 __version__ = "0.1.0"
 

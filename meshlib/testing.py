@@ -7,8 +7,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
-from glob import glob
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from meshlib._groups.backend import parse_backend
@@ -26,6 +25,7 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
+from transport._platform import available_cores, thread_names
 from transport._store.hash_store import HashStore
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class _ThreadsOfXla:
             yield None if self._has_enough(2 * size) else self._device(needed)
 
     def _has_enough(self, needed: int) -> bool:
-        told = _told() or len(os.sched_getaffinity(0))
+        told = _told() or available_cores()
         return max(self._own, min(told, _count_threads())) >= needed
 
     def _device(self, needed: int) -> Any:
@@ -158,7 +158,7 @@ def _told() -> int:
 def _started_with(threads: int) -> Generator[int]:
     """Have clients of XLA that begin in the block have at least ``threads``; give how many."""
     told = os.environ.get(_XLA_THREADS)
-    threads = max(_told(), len(os.sched_getaffinity(0)), threads)
+    threads = max(_told(), available_cores(), threads)
     os.environ[_XLA_THREADS] = str(threads)
     try:
         yield threads
@@ -171,11 +171,7 @@ def _started_with(threads: int) -> Generator[int]:
 
 def _count_threads() -> int:
     """Return how many threads the clients of XLA in this process have, at least."""
-    count = 0
-    for name in glob("/proc/self/task/*/comm"):
-        with suppress(OSError), open(name, encoding="utf-8") as file:  # the thread may end
-            count += file.read().strip() == "tf_XLAEigen"
-    return count
+    return (thread_names() or []).count("tf_XLAEigen")
 
 
 class _Run:

@@ -1,6 +1,6 @@
 # Tests beside `make test`: other Pythons and machines, peers, engines, sanitizers, faults. Run them from the
 # repository's root, as `make chaos`; the Makefile there includes this file.
-.PHONY: demo-4d test-meshes test-all test-debian test-wheel test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser sanitize coverage-c test-clang test-musl test-arm64 test-freethreaded chaos
+.PHONY: demo-4d test-meshes test-all test-debian test-wheel test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser sanitize coverage-c test-clang test-musl test-arm64 test-freethreaded test-portable chaos
 
 demo-4d: $(DEMO)  ## train a GPT in JAX on 8 ranks: 2 stages, each sharded by 2 and split by 2; and on one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,jax]'
@@ -92,6 +92,12 @@ test-browser:  ## the page of a job in Debian's chromium, driven by Playwright; 
 				. hypothesis playwright pytest pytest-timeout; } || exit 1; \
 		PYTHONPATH=. .engines/browser/bin/python -m pytest -W default tests/e2e/test_browser.py; \
 	fi
+
+test-portable: $(STAMP)  ## tests on a Linux that lacks what macOS lacks; no real Mac is here
+	$(BIN)/python -m pytest -q tests/portable
+	PYTHONPATH=tests/portable $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal \
+		-k 'not shm and not hosts and not hierarchical' \
+		tests/transport/conformance tests/meshlib/rpc tests/meshlib/checkpoint tests/meshlib/jit
 
 sanitize: $(STAMP)  ## the engine's C without an interpreter under sanitizers, then the core under its tests
 	$(BIN)/python tests/transport/native/sanitize.py --extension

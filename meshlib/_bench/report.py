@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from meshlib._bench.cases import COPY
 from meshlib._bench.libraries import OWN
 from meshlib._bench.run import MEMORY_BOUND, Result
 from meshlib._bench.sizes import format_size
+from transport._platform import available_cores
 
 MPI = ("openmpi", "mpich")
 BEST_MPI = "best MPI"
@@ -88,7 +88,7 @@ def as_json(results: Sequence[Result], settings: dict[str, Any]) -> str:
         {
             "machine": {
                 "processor": processor(),
-                "cores": len(os.sched_getaffinity(0)),
+                "cores": available_cores(),
                 "system": platform.platform(),
                 "python": platform.python_version(),
                 "numpy": np.__version__,

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from meshlib._bench.jobs.job import BenchmarkError, Block, Job, running_job
 from meshlib._bench.libraries import LIBRARIES, OWN
 from meshlib._bench.sizes import format_size
 from transport._deadline import Deadline
+from transport._net.limits import memory_left
 
 MEMORY_BOUND = 1 << 20
 COPY_BYTES = 64 << 20
@@ -215,7 +215,7 @@ def _measure(
     plan: Plan, cell: Cell, contenders: Sequence[Contender]
 ) -> Iterator[list[Result] | Skipped]:
     case, nbytes, rounds = cell.case, cell.nbytes, plan.rounds
-    needed, available = CASES[case].memory(nbytes, cell.ranks), _available_memory()
+    needed, available = CASES[case].memory(nbytes, cell.ranks), memory_left()[0]
     if needed > _LARGEST_SHARE * available:
         reason = f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} are there"
         yield Skipped(cell, reason)
@@ -257,12 +257,3 @@ def _measure(
             break
         yield from take_turns(measure, backwards=round_ % 2 == 1)
     yield list(results.values())
-
-
-def _available_memory() -> int:
-    """Return the bytes that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) << 10
-    raise BenchmarkError("/proc/meminfo does not say how much memory is available")

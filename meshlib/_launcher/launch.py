@@ -45,8 +45,9 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
         import shutil
 
         from meshlib._launcher.folder import make_folder, remove_abandoned_folders
-        from meshlib._launcher.ranks.sweep import Guardian, adopt_orphans, children
+        from meshlib._launcher.ranks.sweep import Guardian, children
         from meshlib._monitor.jobs import FOLDERS
+        from transport._platform import adopt_orphans
 
         strangers = children(os.getpid())  # of a shell that became this process by exec
         remove_abandoned_folders(FOLDERS)

@@ -36,7 +36,9 @@ class SignalPipe:
         self._old_handlers: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> SignalPipe:
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
         self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in WATCHED:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:

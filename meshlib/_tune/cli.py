@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from transport import _environment as environment
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.tuning import TransportTuning, Tuning
 from transport._errors import DistError
+from transport._platform import available_cores
 
 _SECONDS = 600.0
 _DEFAULT_FILE = "meshlib-tuning.json"
@@ -106,7 +106,7 @@ def _measure(transport: str, size: int) -> Found:
 
 
 def _source() -> str:
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     return (
         f"meshlib tune, {datetime.now(UTC):%Y-%m-%d}: {processor()}, {cores} cores,"
         f" {platform.system()} {platform.release()}, Python {platform.python_version()},"

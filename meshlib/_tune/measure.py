@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Generator
@@ -33,6 +32,7 @@ from transport._link import exchange as exchange_frames
 from transport._links.communicator import LinkCommunicator
 from transport._operands.flat import as_bytes
 from transport._place import Place
+from transport._platform import available_cores
 from transport._shm import ShmCommunicator
 from transport._store.prefix_store import PrefixStore
 from transport._tcp import TcpCommunicator
@@ -70,7 +70,7 @@ class Bench:
         """Return what a frame, a byte and a byte reduced cost; None where other transports say."""
         if self._transport == "hierarchical":
             return None
-        lanes = len(os.sched_getaffinity(0))
+        lanes = available_cores()
         with self._runner(DEFAULT) as runner:
             if isinstance(runner.communicator, LinkCommunicator):
                 alpha, beta = _exchange_cost(runner, runner.communicator)

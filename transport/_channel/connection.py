@@ -8,7 +8,6 @@ own reply and so saves a switch between threads.
 from __future__ import annotations
 
 import errno
-import select
 import socket
 import struct
 import threading
@@ -28,6 +27,8 @@ from transport._deadline import Deadline
 from transport._errors import DistError
 from transport._net.tls_choice import is_tls
 from transport._operands.copying import address
+from transport._platform import SEND_NOW
+from transport._polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._shm.process_memory import ProcessMemory
 from transport._waiting import LookOut
 
@@ -39,7 +40,6 @@ WAIT_SECONDS = 0.02
 """After this long without a frame, a waiting caller leaves the reading to the pool."""
 _PARTS_AT_ONCE = 64
 _AT_ONCE = int(socket.MSG_DONTWAIT)
-_SEND_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _TIMEVAL = struct.Struct("@ll")
 # Who reads: no thread until the next send, the pool, one thread right now, or none until resumed.
 _NOBODY, _POLL, _TURN, _PAUSED = range(4)
@@ -179,7 +179,7 @@ class Connection:
     def _send_at_once(self, part: bytes | memoryview) -> bool:
         """Send a frame of one part; False if the peer takes none of it."""
         try:
-            count = self._short.send(part, _SEND_AT_ONCE)
+            count = self._short.send(part, SEND_NOW)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -199,7 +199,7 @@ class Connection:
         try:
             while queue:
                 views = queue if len(queue) <= _PARTS_AT_ONCE else [*queue][:_PARTS_AT_ONCE]
-                count = self._sock.sendmsg(views, (), _SEND_AT_ONCE)
+                count = self._sock.sendmsg(views, (), SEND_NOW)
                 while queue and count >= queue[0].nbytes:
                     count -= queue.popleft().nbytes
                 if count:
@@ -277,14 +277,14 @@ class Connection:
         """Act on the events that the pool has found."""
         with self._state:
             self._armed = False
-            mine = self._reader != _TURN and bool(events & ~select.EPOLLOUT)
+            mine = self._reader != _TURN and bool(events & ~WRITABLE)
             if not mine and self._pending is not None:
                 mine = self._reader == _POLL and self._pending() > 0
             if mine:
                 self._reader = _TURN
-            elif self.fd >= 0 and self.queued and not events & select.EPOLLOUT:
+            elif self.fd >= 0 and self.queued and not events & WRITABLE:
                 self._arm()
-        if events & select.EPOLLOUT and self.queued:
+        if events & WRITABLE and self.queued:
             self._go_on_sending()
         if mine:
             self._take_turn(self._receive_now)
@@ -369,13 +369,13 @@ class Connection:
                 self._arm_again()
 
     def _events(self) -> int:
-        events = 0 if self._reader in (_TURN, _PAUSED) else select.EPOLLRDHUP
+        events = 0 if self._reader in (_TURN, _PAUSED) else PEER_CLOSED
         if self._reader == _POLL:
-            events |= select.EPOLLIN
+            events |= READABLE
             if self._pending is not None and self._pending():
-                events |= select.EPOLLOUT  # reported at once
+                events |= WRITABLE  # reported at once
         if self.queued:
-            events |= select.EPOLLOUT
+            events |= WRITABLE
         return events
 
     def _arm(self) -> None:

@@ -1,4 +1,4 @@
-"""A pool of threads that share one epoll: the thread that reads a request also runs it.
+"""A pool of threads that share one poller: the thread that reads a request also runs it.
 
 One idle thread always polls. A thread that reads several requests leaves all but one in the
 backlog. Python threads that compute only take turns, so a second thread helps with the backlog only
@@ -8,15 +8,14 @@ while no job ends: a handler waits, or computes for long.
 from __future__ import annotations
 
 import logging
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from transport._channel.wakeup import Wakeup
 from transport._net.fork import in_forked_children
+from transport._polling import READABLE, Wakeup, new_poller, once
 
 if TYPE_CHECKING:
     from transport._channel.connection import Connection
@@ -73,9 +72,9 @@ class ThreadPool:
         self._threads: set[threading.Thread] = set()
         self._number = 0
         self._closed = False
-        self._epoll = select.epoll()
+        self._poller = new_poller()
         self._wakeup: Wakeup | None = Wakeup()
-        self._epoll.register(self._wakeup.fd, select.EPOLLIN)
+        self._poller.register(self._wakeup.fd, READABLE)
         in_forked_children(self, ThreadPool._leave_behind)
         self._spawn()
 
@@ -84,18 +83,18 @@ class ThreadPool:
     def register(self, polled: Connection, events: int) -> None:
         """Poll ``polled`` for ``events``, once."""
         self._polled[polled.fd] = polled
-        self._epoll.register(polled.fd, events | select.EPOLLONESHOT)
+        self._poller.register(polled.fd, once(events))
 
     def arm(self, polled: Connection, events: int) -> None:
         """Poll ``polled`` for ``events`` from now on, once; not before it is registered."""
         if polled.fd in self._polled:
-            self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
+            self._poller.modify(polled.fd, once(events))
 
     def forget(self, polled: Connection) -> None:
         """Poll ``polled`` no more."""
         if self._polled.pop(polled.fd, None) is not None:
             with suppress(OSError, ValueError):
-                self._epoll.unregister(polled.fd)
+                self._poller.unregister(polled.fd)
 
     # ------------------------------------------------------------------ jobs
 
@@ -182,13 +181,13 @@ class ThreadPool:
         with self._lock:
             left = self._threads - {me}
         if not left and me not in self._threads:
-            self._epoll.close()
+            self._poller.close()
             self._wakeup = None
 
     def _leave_behind(self) -> None:
         """Close the poll in a fork of the process, which has none of the threads."""
         self._closed = True
-        self._epoll.close()
+        self._poller.close()
         self._wakeup = None
 
     def _spawn(self) -> None:
@@ -226,7 +225,7 @@ class ThreadPool:
         helping, done, wakeup = self._helper == me, self.done, self._wakeup
         latest, self._here.latest = self._here.latest, None
         if latest is None or self._idle < 2 or self._backlog or not latest.look():
-            latest, events = None, self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
+            latest, events = None, self._poller.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
             for fd, event in events:
                 if wakeup is not None and fd == wakeup.fd:
                     if not self._closed:  # else it wakes every thread

@@ -19,7 +19,7 @@ def round_trip_of(sock: socket.socket) -> float:
     older one or not Linux's own, the smoothed round trip stands for the least one.
     """
     micros, info = 0, b""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) >= _LEAST.size:
         (micros,) = _LEAST.unpack_from(info)

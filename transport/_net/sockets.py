@@ -21,6 +21,7 @@ from transport._errors import DistNetworkError
 from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.limits import explain
+from transport._platform import KEEPALIVE_IDLE
 from transport._waiting import Pauses
 
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -29,7 +30,7 @@ MAX_BACKLOG = 4096
 
 # A host that vanished without a word (power, cable) is noticed after about 11 seconds.
 _KEEPALIVE = (
-    (socket.TCP_KEEPIDLE, 5),
+    (KEEPALIVE_IDLE, 5),
     (socket.TCP_KEEPINTVL, 2),
     (socket.TCP_KEEPCNT, 3),
 )

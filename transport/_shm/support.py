@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from typing import Any
 
 from transport._errors import DistBackendError
 from transport._native import core, why_not
+from transport._platform import available_cores
 
 _MACHINES = ("x86_64", "aarch64")
 
@@ -36,4 +36,4 @@ def the_core() -> Any:
 
 def may_spin(ranks: int) -> bool:
     """Whether each of so many ranks on this host may have a core of its own."""
-    return ranks <= len(os.sched_getaffinity(0))
+    return ranks <= available_cores()

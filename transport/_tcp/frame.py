@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from transport._call import HEADER_BYTES, Call, CallHeader
 from transport._link import OnPiece, Request
+from transport._platform import SEND_NOW as NOW
 from transport._tcp.stripes import Stripes
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ STAGING_BYTES = PREFIX_BYTES + SMALL_BYTES
 """The memory that receiving needs beside the arrays."""
 
 # Plain numbers: Python's flags take a microsecond each time they are combined.
-NOW = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 """Flags of a send or recv that does what it can at once, and raises BlockingIOError else."""
 
 ALL = int(socket.MSG_WAITALL)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import selectors
 import threading
@@ -22,6 +21,15 @@ from transport._condition import hold, let_go
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._links.incoming import Receive
 from transport._links.mailbox import Mailbox
+from transport._polling import (
+    PEER_CLOSED,
+    READABLE,
+    WRITABLE,
+    Poller,
+    Wakeup,
+    can_be_polled,
+    new_poller,
+)
 from transport._tcp.connection import Connection
 from transport._tcp.messages import MessageLink
 from transport._tcp.worker import Worker
@@ -39,7 +47,7 @@ class MessageWorker(Worker):
     """Reads the messages of one communicator. ``on_end`` is told when a connection has ended.
 
     The thread with the ``turn`` may sleep until something comes. Another thread can go on where it
-    left off, also in the middle of a message. The kernel's epoll knows the connections.
+    left off, also in the middle of a message. A poller knows the connections.
     ``attend`` has the endpoint's thread call ``due``, and ``wake_endpoint`` wakes that.
     """
 
@@ -57,8 +65,8 @@ class MessageWorker(Worker):
         self._turn = threading.RLock()
         self._look_out = LookOut(pauses=True, main_only=True)
         # Made when there is a connection, or somebody waits for one.
-        self._epoll: select.epoll | None = None
-        self._wakeup = -1
+        self._poller: Poller | None = None
+        self._wakeup: Wakeup | None = None
         self._links: dict[int, MessageLink] = {}
         self.speaking: dict[int, MessageLink] = {}
         """By peer, the connection on which it sends."""
@@ -79,19 +87,18 @@ class MessageWorker(Worker):
     def add(self, link: MessageLink) -> None:
         """Read a connection from now on."""
         self._links[link.descriptor] = link
-        self._open().register(link.descriptor, select.EPOLLIN)
+        self._open().register(link.descriptor, READABLE)
 
-    def _open(self) -> select.epoll:
-        if self._epoll is not None:
-            return self._epoll
+    def _open(self) -> Poller:
+        if self._poller is not None:
+            return self._poller
         with self.lock:
-            if self._epoll is None:
-                epoll = select.epoll()
-                self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                epoll.register(self._wakeup, select.EPOLLIN)
-                self._epoll = epoll
+            if self._poller is None:
+                poller, wakeup = new_poller(), Wakeup()
+                poller.register(wakeup.fd, READABLE)
+                self._poller, self._wakeup = poller, wakeup
                 self._attend(self)
-            return self._epoll
+            return self._poller
 
     @property
     def links(self) -> list[MessageLink]:
@@ -100,9 +107,9 @@ class MessageWorker(Worker):
 
     def wake(self) -> None:
         """Have a thread that sleeps look again. Any thread; never blocks."""
-        if self._wakeup >= 0:
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self._wakeup, 1)
+        wakeup = self._wakeup
+        if wakeup is not None:
+            wakeup.notify()
 
     def retire(self, connection: Connection) -> None:
         link = self._links.get(connection.first.fileno())
@@ -164,19 +171,23 @@ class MessageWorker(Worker):
         this rank to take something.
         """
         poller = select.poll()
-        poller.register(link.descriptor, select.POLLOUT | select.POLLRDHUP)
-        poller.register(self._open(), select.POLLIN)
+        poller.register(link.descriptor, WRITABLE | PEER_CLOSED)
+        messages, seconds = self._open(), math.inf
+        if can_be_polled(messages):
+            poller.register(messages, READABLE)
+        else:
+            seconds = _AWAY_SECONDS
         while True:
             expired = call.deadline.expired
-            ready = dict(poller.poll(math.ceil(call.deadline.piece() * 1000)))
+            ready = dict(poller.poll(math.ceil(min(call.deadline.piece(), seconds) * 1000)))
             if link.descriptor in ready:
-                if ready[link.descriptor] & select.POLLOUT:
+                if ready[link.descriptor] & WRITABLE:
                     return
                 raise link.lost("it hung up before it had received everything")
             if not ready and expired:
                 text = f"within {call.deadline.seconds:g} s {link.name} took nothing"
                 raise CommunicatorTimeoutError(f"{call.header}: {text}", link.peer)
-            if ready and self.take_turn():
+            if (ready or seconds < math.inf) and self.take_turn():
                 try:
                     self.serve(0)
                 finally:
@@ -186,7 +197,7 @@ class MessageWorker(Worker):
 
     def serve(self, seconds: float, settled: Callable[[], bool] | None = None) -> bool:
         """Wait for messages, and read those that have come; return whether there were any."""
-        released, moved = self._released, False
+        released, moved, wakeup = self._released, False, self._wakeup
         try:
             self.asleep = seconds > 0
             if released or self.stopped or (settled is not None and settled()):
@@ -199,9 +210,8 @@ class MessageWorker(Worker):
         while released:
             moved |= self._read(released.pop(), settled)
         for descriptor, _ in events:
-            if descriptor == self._wakeup:
-                with contextlib.suppress(OSError):
-                    os.eventfd_read(self._wakeup)
+            if wakeup is not None and descriptor == wakeup.fd:
+                wakeup.clear()
                 continue
             link = self._links.get(descriptor)
             if link is not None:
@@ -238,7 +248,7 @@ class MessageWorker(Worker):
         link.check_open()
         if link in self._held:
             return False
-        self._open().register(link.descriptor, select.EPOLLIN)
+        self._open().register(link.descriptor, READABLE)
         link.watched = True
         return True
 
@@ -274,16 +284,15 @@ class MessageWorker(Worker):
 
     def due(self, selector: selectors.BaseSelector) -> float | None:
         """Do what is due; return in how many seconds more is. Called before each wait."""
-        epoll = self._open()
+        poller = self._open()
         if self.closed:
-            if self._armed:
-                selector.unregister(epoll)
+            if self._armed and can_be_polled(poller):
+                selector.unregister(poller)
                 self._armed = False
             # A thread that has just been woken must find by what: it leaves at once.
-            if not epoll.closed and self._turn.acquire(timeout=_LEAVE_SECONDS):
-                epoll.close()
-                wakeup, self._wakeup = self._wakeup, -1
-                os.close(wakeup)
+            if not poller.closed and self._turn.acquire(timeout=_LEAVE_SECONDS):
+                poller.close()
+                self._wakeup = None
                 self._turn.release()
             return None
         if self._armed:
@@ -295,23 +304,33 @@ class MessageWorker(Worker):
             self._attended = False
             self._look_at = now + _AWAY_SECONDS
             return _AWAY_SECONDS
-        selector.register(epoll, selectors.EVENT_READ, self._on_ready(selector))
+        if not can_be_polled(poller):
+            self._serve_if_alone()
+            return _AWAY_SECONDS
+        selector.register(poller, selectors.EVENT_READ, self._on_ready(selector, poller))
         self._armed = True
         return None
 
-    def _on_ready(self, selector: selectors.BaseSelector) -> Callable[[int], None]:
+    def _on_ready(
+        self, selector: selectors.BaseSelector, poller: select.epoll
+    ) -> Callable[[int], None]:
         def on_ready(_events: int) -> None:
-            if not self._attended and self._turn.acquire(blocking=False):
-                try:
-                    self.serve(0, _at_once)
-                finally:
-                    self._turn.release()
-                return
-            selector.unregister(self._open())
-            self._armed = False
-            self._attended = True
+            if not self._serve_if_alone():
+                selector.unregister(poller)
+                self._armed = False
+                self._attended = True
 
         return on_ready
+
+    def _serve_if_alone(self) -> bool:
+        """Read what has come, unless a waiting thread does; return whether this thread has."""
+        if self._attended or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self.serve(0, _at_once)
+        finally:
+            self._turn.release()
+        return True
 
 
 class Inbox(Mailbox):

@@ -16,6 +16,7 @@ from transport._call import Call
 from transport._condition import has
 from transport._errors import CommunicatorTimeoutError
 from transport._link import OnPiece
+from transport._polling import PEER_CLOSED
 from transport._tcp.frame import SMALL_BYTES, Incoming, Outgoing
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class FrameWorker(Worker):
         for link in self.leaving:
             for sock in link.leaving[0].waits_on:
                 # If somebody hangs up who sends, reading finds out, behind what was still sent.
-                hangs_up = 0 if link.coming else select.POLLRDHUP
+                hangs_up = 0 if link.coming else PEER_CLOSED
                 wanted[sock.fileno()] = select.POLLOUT | hangs_up
                 links[sock.fileno()] = link
         for link in self.coming:

@@ -25,6 +25,7 @@ from meshlib._launcher.options.nodes import ask_engine, gets_engine_signals, nod
 from meshlib._launcher.options.output import OutputOptions, parse_streams
 from meshlib._launcher.options.parser import make_parser, with_address
 from transport import _environment as environment
+from transport._platform import available_cores
 
 
 def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
@@ -213,7 +214,7 @@ _GPU_NODE = re.compile(r"nvidia\d+")
 
 def count_cpus() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return available_cores()
 
 
 def count_gpus(devices: str = "/dev") -> int:

@@ -22,6 +22,7 @@ from types import CodeType, ModuleType, TracebackType
 _ERROR_FILE = "MESHLIB_ERROR_FILE"  # transport._environment.ERROR_FILE, without the import
 SERVE = "f"
 _PR_SET_PDEATHSIG = 1
+_PARENT_SECONDS = 0.2
 BELL = signal.SIGURG
 """Sent to the launcher when an error file has been written: the process itself may take long to
 end, or never end (a thread that does not return). Ignored by whoever does not expect it."""
@@ -31,15 +32,29 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process (SIGKILL) when its parent, process ``parent``, ends.
 
     If that has already happened, exit at once: asking after the request was made leaves no gap.
+    Where the kernel has no such request, a thread asks several times a second.
     """
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "prctl"):
+        import threading
+
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+        return
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _end_after(parent: int) -> None:
+    import time
+
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def users_traceback(error: BaseException, runner: str = __file__) -> TracebackType | None:

@@ -13,6 +13,8 @@ import sys
 import time
 from types import ModuleType
 
+from transport._platform import thread_names
+
 LENGTH = struct.Struct("!I")
 """Before each order goes its length; the answer is the rank's process, 0 where there is none."""
 _ADOPTION_SECONDS = 10.0
@@ -85,7 +87,7 @@ def _preload() -> bool:
     forever.append(forever)
     gc.freeze()  # a collection in one rank must not make copies of what all share
     gc.enable()
-    return len(os.listdir("/proc/self/task")) == 1
+    return len(thread_names() or ()) == 1  # where that is not known, no fork is safe
 
 
 def _leave(shared: dict[str, ModuleType]) -> None:

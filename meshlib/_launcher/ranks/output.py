@@ -40,7 +40,7 @@ class OutputPump:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._stop_reader, self._stop_writer = os.pipe()
         self._selector.register(self._stop_reader, selectors.EVENT_READ, None)
         self._sources: set[_Source] = set()
         self._lock = threading.Lock()
@@ -251,7 +251,7 @@ def _open(route: Route, pump: OutputPump, rank: int, console: int, path: Path) -
             return os.open(os.devnull, os.O_WRONLY)
         with file:
             return os.dup(file.fileno())
-    reader, writer = os.pipe2(os.O_CLOEXEC)
+    reader, writer = os.pipe()
     prefix = f"[rank {rank}] " if route.prefix else ""
     pump.add(reader, console, prefix.encode(), file)
     return writer

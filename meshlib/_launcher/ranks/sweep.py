@@ -16,16 +16,10 @@ from collections.abc import Iterable
 
 from meshlib._launcher.signals import readable
 from transport import _environment as environment
+from transport._platform import environment_of, wait_for_end
+from transport._platform import parents as all_parents
 
-_PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_SECONDS = 0.5
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends, instead of init."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def strays(run_id: str, adopter: int | None) -> list[int]:
@@ -35,9 +29,9 @@ def strays(run_id: str, adopter: int | None) -> list[int]:
     process group they have moved to; the children of ``adopter`` are included without it.
     """
     mark = f"{environment.RUN_ID}={run_id}".encode()
-    parents = _parents()
+    parents = all_parents()
     found = more = {
-        pid for pid, parent in parents.items() if parent == adopter or mark in _environment(pid)
+        pid for pid, parent in parents.items() if parent == adopter or mark in environment_of(pid)
     }
     while more:
         more = {pid for pid, parent in parents.items() if parent in found} - found
@@ -47,7 +41,7 @@ def strays(run_id: str, adopter: int | None) -> list[int]:
 
 def children(parent: int) -> list[int]:
     """Return the processes whose parent is process ``parent``."""
-    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+    return [pid for pid, its_parent in all_parents().items() if its_parent == parent]
 
 
 def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
@@ -85,17 +79,7 @@ def kill_all(pids: Iterable[int], number: signal.Signals) -> None:
 def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
     """Wait until none of ``pids`` runs any more; return False after ``timeout`` seconds."""
     end = time.monotonic() + timeout
-    for pid in pids:
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:  # gone; or a kernel without pidfd, where the caller's next look tells
-            continue
-        try:
-            if not readable(handle, end - time.monotonic()):
-                return False
-        finally:
-            os.close(handle)
-    return True
+    return all(wait_for_end(pid, end - time.monotonic()) for pid in pids)
 
 
 def reap(pids: Iterable[int]) -> None:
@@ -105,25 +89,6 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def _parents() -> dict[int, int]:
-    """Return the parent of each process that has not ended."""
-    found: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-            state, parent, *_ = file.read().rpartition(b")")[2].split()
-            if state not in (b"Z", b"X"):
-                found[int(name)] = int(parent)
-    return found
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:  # gone, or another user's
-        return []
-
-
 _ALL_WELL = b"."
 
 
@@ -131,7 +96,7 @@ class Guardian:
     """Started by ``fork`` before the launcher has threads; ends with ``dismiss``."""
 
     def __init__(self, run_id: str, directory: str) -> None:
-        reader, self._writer = os.pipe2(os.O_CLOEXEC)
+        reader, self._writer = os.pipe()
         with warnings.catch_warnings():
             # NumPy's threads may be there, of which Python warns; the child uses nothing of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)

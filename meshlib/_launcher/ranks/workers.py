@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from meshlib._launcher.ranks.output import OutputPump, connect
 from meshlib._launcher.ranks.placement import Placement, limit_threads, node_environment
 from meshlib._launcher.ranks.starting import ForkServer, start
 from transport import _environment as environment
+from transport._platform import ended_child
 
 SETTLE_SECONDS = 0.8
 """What the others get, when a rank has failed, to notice it and end by themselves."""
@@ -246,8 +247,8 @@ class WorkerGroup:
         """
         by_pid = {worker.process.pid: worker for worker in self.running}
         ended: list[Worker] = []
-        for pid in _ended_children():
-            worker = by_pid.get(pid)
+        while (pid := ended_child(list(by_pid))) is not None:
+            worker = by_pid.pop(pid, None)
             if worker is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
@@ -270,18 +271,6 @@ class WorkerGroup:
         """
         self._pump.close(timeout)
         return self._pump.unwritten
-
-
-def _ended_children() -> Iterator[int]:
-    """Yield the process id of each child that has ended, leaving it to be collected."""
-    while True:
-        try:
-            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if child is None:
-            return
-        yield child.si_pid
 
 
 def _of_launch(options: LaunchOptions, run_id: str) -> dict[str, str | None]:

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from transport._channel.wakeup import Wakeup
 from transport._deadline import LONGEST_WAIT
+from transport._polling import Wakeup
 
 
 class TimerThread:

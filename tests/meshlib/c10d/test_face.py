@@ -92,6 +92,14 @@ def test_a_users_file_in_the_way_is_named(tmp_path, file, statement):
     assert f"ImportError: {path} is in the way of meshlib's package 'transport'" in ran.stderr
 
 
+def test_native_windows_is_refused():
+    program = "import sys; sys.platform = 'win32'; import meshlib"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "ImportError: meshlib does not run on native Windows: use it in WSL" in ran.stderr
+
+
 @pytest.mark.parametrize("module", ["meshlib", "meshlib._launcher"])
 def test_a_command_may_be_run_as_a_module(module):
     said = subprocess.run(

@@ -16,6 +16,7 @@ from collections.abc import Generator, Sequence
 from transport._deadline import Deadline
 from transport._errors import DistStoreError, StorePlaceError
 from transport._net.fork import close_in_forked_children
+from transport._platform import same_file
 from transport._store.commands import CHANGES, Commands, Fields, Op
 from transport._store.fields import pack_fields, unpack_fields
 from transport._store.file import lock
@@ -44,7 +45,7 @@ class FileLog:
         self._members = members
         while True:
             self._reset()
-            self._fd = self._open(path if beside is None else f"/proc/self/fd/{beside._fd}")
+            self._fd = self._open(path if beside is None else same_file(beside._fd, path))
             try:
                 with self.locked(deadline):
                     if beside is not None or os.fstat(self._fd).st_nlink > 0:
