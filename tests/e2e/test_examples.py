@@ -156,6 +156,13 @@ def test_digits_in_jit(tmp_path, name, mesh):
     assert float(accuracy[1]) >= 90
 
 
+def test_heat_2d(tmp_path):
+    args = EXAMPLES / "heat_2d.py", "--steps", 60, "--cells"
+    said = meshrun(tmp_path, "--mesh", "y=2,x=2", *args, 32)
+    assert re.fullmatch(r"4096 cells: \d+\.\d+ degrees on average, \d+\.\d+ at most\n", said)
+    assert said == meshrun(tmp_path, "--mesh", "y=1,x=1", *args, 64)
+
+
 def test_uneven_inputs(tmp_path):
     out = meshrun(tmp_path, "--mesh", "dp=3", EXAMPLES / "uneven_inputs.py", "--epochs", 12)
     for rank, (images, steps) in enumerate([(239, 3), (479, 7), (719, 11)]):
