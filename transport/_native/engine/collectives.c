@@ -137,9 +137,6 @@ static Status exchange(Group *g) {
 /* The member, or ALL, at the other end of a call with a root. */
 static int other_end(const Group *g) { return g->call.root == g->rank ? ALL : g->call.root; }
 
-/* Gathers and scatters say sizes that others read: their end is always published. */
-static int ends(const Call *c) { return c->many || c->kind == GATHER || c->kind == SCATTER; }
-
 static Status send(Group *g) {
     Call *c = &g->call;
     RESUME
@@ -147,7 +144,8 @@ static Status send(Group *g) {
     CHECK(compare_sizes(g));
     note_sizes(g);
     stage(g, 0);
-    publish(g, FIRST);
+    /* A receiver may wait for more chunks, of other senders. */
+    publish(g, c->many ? FIRST : LAST);
     if (c->kind != BROADCAST && c->chunks > 1) {
         WAIT_UNTIL(meet(g, other_end(g)));
     }
@@ -160,7 +158,7 @@ static Status send(Group *g) {
     }
     if (c->kind == SCATTER) keep_own(g);
     check_later(g);
-    if (ends(c)) end_chunks(g);
+    if (c->many) end_chunks(g);
     WAIT_UNTIL(!c->in_place || meet(g, other_end(g)));
     WAIT_UNTIL(!c->in_place || reach(g, other_end(g), LAST));
     COMPLETE;
@@ -186,7 +184,7 @@ static Status receive(Group *g) {
         REST
     }
     if (other_end(g) != ALL) check_later(g); /* else all headers were compared */
-    if (ends(c)) end_chunks(g);
+    if (c->many) end_chunks(g);
     COMPLETE;
 }
 
