@@ -54,6 +54,7 @@ void size_chunks(Group *g) {
     c->chunk_bytes = c->capacity;
     c->chunks = most > c->chunk_bytes ? (most + c->chunk_bytes - 1) / c->chunk_bytes : 1;
     if (c->kind == ALL_REDUCE) c->chunk_bytes = whole_lines((most + c->chunks - 1) / c->chunks);
+    if (sizes_are_known(c)) c->blocks = c->chunks;
     c->many = c->chunks > 1;
     c->in_place = sources && placed == sources && (c->many || c->kind == ALL_REDUCE);
     c->along = c->kind == ALL_GATHER && !c->in_place;

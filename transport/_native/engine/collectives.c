@@ -48,7 +48,7 @@ static int reduce_small(Group *g) {
     if (g->part_bytes || !array->nbytes) return 1;
     /* A member's own part is near its core in the array itself. */
     for (int member = 0; member < g->size; member++)
-        g->parts[member] = member == g->rank ? array->data : small_part(g, member, slot_of(g, 0), array->nbytes);
+        g->parts[member] = member == g->rank ? array->data : small_part(g, member, array->nbytes);
     g->out = array->data;
     if (!g->call.loops) {
         g->part_bytes = array->nbytes;
@@ -64,7 +64,7 @@ static Status small_all_reduce(Group *g) {
     Array *array = g->arrays;
     RESUME
     WAIT_UNTIL(enter(g));
-    char *into = small_part(g, g->rank, slot_of(g, 0), array->nbytes);
+    char *into = small_part(g, g->rank, array->nbytes);
     stage_bytes(&g->staging, into, (Source){array->data, NULL, 0}, array->nbytes, array->nbytes, (Also){0});
     publish(g, FIRST);
     WAIT_UNTIL(meet(g, ALL));
@@ -90,7 +90,6 @@ static Status all_reduce(Group *g) {
             begin_reduce(g, 0, c->chunk, OWN);
             REDUCE_ALL;
             if (c->chunk + 1 < c->chunks) {
-                /* The block that this overwrites has been free since chunk - 3 was taken out of it. */
                 WAIT_UNTIL(c->in_place || claim(g, c->chunk + 1));
                 stage_others(g, c->chunk + 1);
             }
@@ -115,7 +114,6 @@ static Status exchange(Group *g) {
     CHECK(compare_sizes(g));
     for (c->chunk = 0; c->chunk < c->chunks; c->chunk++) {
         if (c->chunk + 1 < c->chunks) {
-            /* The block that this overwrites was read before its readers published the step before. */
             WAIT_UNTIL(c->in_place || claim(g, c->chunk + 1));
             stage(g, c->chunk + 1);
             publish(g, c->chunk + 2);
@@ -129,7 +127,7 @@ static Status exchange(Group *g) {
         }
         REST
     }
-    if (c->many) end_chunks(g);
+    if (c->many) publish(g, LAST);
     WAIT_UNTIL(!c->in_place || reach(g, ALL, LAST));
     COMPLETE;
 }
@@ -150,7 +148,6 @@ static Status send(Group *g) {
         WAIT_UNTIL(meet(g, other_end(g)));
     }
     for (c->chunk = 1; c->chunk < c->chunks; c->chunk++) {
-        WAIT_UNTIL(c->chunk < SLOTS || reach(g, other_end(g), c->chunk - SLOTS + 2));
         WAIT_UNTIL(c->in_place || claim(g, c->chunk));
         stage(g, c->chunk);
         publish(g, c->chunk + 1);
@@ -158,7 +155,7 @@ static Status send(Group *g) {
     }
     if (c->kind == SCATTER) keep_own(g);
     check_later(g);
-    if (c->many) end_chunks(g);
+    if (c->many) publish(g, LAST);
     WAIT_UNTIL(!c->in_place || meet(g, other_end(g)));
     WAIT_UNTIL(!c->in_place || reach(g, other_end(g), LAST));
     COMPLETE;
@@ -184,7 +181,7 @@ static Status receive(Group *g) {
         REST
     }
     if (other_end(g) != ALL) check_later(g); /* else all headers were compared */
-    if (c->many) end_chunks(g);
+    if (c->many) publish(g, LAST);
     COMPLETE;
 }
 
@@ -223,12 +220,16 @@ int group_arrays(int size, int rank, int kind, int root, int *inputs) {
 
 Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
     Call *c = &g->call;
+    g->number++;
+    g->base += STEPS;
+    g->blocks += c->blocks;
     *c = (Call){.header = what->header, .kind = what->kind, .root = what->root, .inputs = what->inputs,
                   .count = what->count, .reduces = what->reduces, .loops = what->loops,
-                .copy = copy_bytes};
+                .copy = copy_bytes, .blocks = 1};
     g->problem.trouble = NO_PROBLEM;
     g->part_bytes = 0;
     c->function = function_of(g);
+    c->taken = c->function == exchange ? 3 : 2; /* where a chunk is staged before the last one is taken, one more */
     if (c->function != barrier && c->function != small_all_reduce) {
         uint64_t written = 0;
         for (int i = c->inputs; i < c->count; i++) written += g->arrays[i].nbytes;

@@ -13,9 +13,9 @@
  * compares when all meet in a later call, at the latest before its next call but one.
  *
  * Headers and blocks are used in rotation. When a member begins a call, all others have begun the call before the
- * last one. So three calls later the block of a call of one chunk is free without waiting. A call of several chunks
- * ends with the step LAST. Later calls wait for that before they use its blocks again. They need not where the last
- * meeting of the call shows that no member reads another's block any more.
+ * last one: headers of four calls are enough. With each block a member remembers the turn at which all have taken
+ * what it had there, and waits for that before it uses the block again. A member that has taken the last chunk says so
+ * by the step LAST where there were several, else by beginning the next call.
  */
 #include "engine/engine.h"
 
@@ -232,11 +232,9 @@ void check_later(Group *g) {
 }
 
 int enter(Group *g) {
-    unsigned long long begun = g->base + FIRST > STEPS ? g->base + FIRST - STEPS : 0;
-    if (!await_all(g, begun > g->busy ? begun : g->busy) || !compare_earlier(g, g->number)) return 0;
-    g->base += STEPS;
-    g->number++;
-    memcpy(header_at(g, g->rank, slot_of(g, 0)), &g->call.header, HEADER_BYTES);
+    uint64_t begun = g->base > 2 * STEPS ? g->base - 2 * STEPS + FIRST : 0;
+    if (!await_all(g, begun) || !claim(g, 0) || !compare_earlier(g, g->number - 1)) return 0;
+    memcpy(header_at(g, g->rank, (int)(g->number % SLOTS)), &g->call.header, HEADER_BYTES);
     return 1;
 }
 
@@ -247,14 +245,8 @@ int meet(Group *g, int peer) {
 }
 
 int claim(Group *g, uint64_t chunk) {
-    if (!chunk || chunk >= SLOTS) return 1; /* what this call had there, SLOTS chunks ago, is the call's own matter */
-    /* Readers of a call of one chunk are through when they begin the next one. If it had several, `enter` has waited
-     * for its end. */
-    unsigned long long earlier = (SLOTS - 1 - chunk) * STEPS, ended = g->base > earlier ? g->base - earlier : 0;
-    return g->busy + 1 >= ended || await_all(g, ended + FIRST);
-}
-
-void end_chunks(Group *g) {
-    publish(g, LAST);
-    g->busy = g->base + LAST;
+    unsigned long long *free_at = &g->free_at[slot_of(g, chunk)];
+    if (!await_all(g, *free_at)) return 0;
+    *free_at = g->base + chunk + g->call.taken;
+    return 1;
 }

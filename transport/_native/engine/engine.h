@@ -85,6 +85,8 @@ typedef struct {
     const Loops *loops; /* how it reduces; NULL: the caller does */
     Copy copy;          /* how results are written */
     uint64_t capacity, chunk_bytes, chunks, chunk, moved;
+    uint64_t blocks; /* that it uses, as far as all members know it */
+    uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
     int along;    /* what this member keeps is copied with what it stages */
@@ -106,8 +108,9 @@ struct Group {
     Sizes sizes;
     uint64_t sleepers_at, counters_at, headers_at, header_stride, blocks_at;
     unsigned long long number, base; /* of the call under way, and the turn at which it begins */
+    uint64_t blocks;                 /* how many earlier calls have used, as far as all members know it */
     unsigned long long floor;        /* a turn that all members have come to */
-    unsigned long long busy;         /* one that they must have come to before blocks are used again */
+    unsigned long long free_at[SLOTS]; /* by slot: one that they must have come to before this member's block is used */
     uint64_t allocated;              /* so many bytes of each of this member's blocks have pages */
     struct {
         unsigned long long number;
@@ -224,21 +227,21 @@ static inline Word *word_at(const Group *g, uint64_t offset) { return (Word *)(v
 static inline Word *counter_of(const Group *g, int member) {
     return word_at(g, g->counters_at + (uint64_t)member * LINE);
 }
-static inline int slot_of(const Group *g, uint64_t chunk) { return (int)((g->number + chunk) % SLOTS); }
+static inline int slot_of(const Group *g, uint64_t chunk) { return (int)((g->blocks + chunk) % SLOTS); }
 static inline char *header_at(const Group *g, int member, int slot) {
     return g->memory + g->headers_at + (uint64_t)(member * SLOTS + slot) * g->header_stride;
 }
 static inline char *block_at(const Group *g, int member, int slot) {
     return g->memory + g->blocks_at + (uint64_t)(member * SLOTS + slot) * g->sizes.block;
 }
-/* Where so many bytes of a call that meets once lie: with the header, which the others read anyway, or in the
- * block. */
-static inline char *small_part(const Group *g, int member, int slot, uint64_t nbytes) {
-    return nbytes <= LINE - HEADER_BYTES ? header_at(g, member, slot) + HEADER_BYTES : block_at(g, member, slot);
-}
 /* What a member says about the call behind its header. */
 static inline uint64_t *notes_of(const Group *g, int member) {
-    return (uint64_t *)(void *)(header_at(g, member, slot_of(g, 0)) + HEADER_BYTES);
+    return (uint64_t *)(void *)(header_at(g, member, (int)(g->number % SLOTS)) + HEADER_BYTES);
+}
+/* Where so many bytes of a call that meets once lie: with the header, which the others read anyway, or in the
+ * block. */
+static inline char *small_part(const Group *g, int member, uint64_t nbytes) {
+    return nbytes <= LINE - HEADER_BYTES ? (char *)notes_of(g, member) : block_at(g, member, slot_of(g, 0));
 }
 
 void publish(Group *g, uint64_t step);
@@ -247,11 +250,10 @@ void publish(Group *g, uint64_t step);
 int enter(Group *g);                            /* begin a call: its number and header */
 int reach(Group *g, int peer, uint64_t step);   /* the peer, or ALL, has come to a step */
 int meet(Group *g, int peer);                   /* it has come to the first, and makes the same call */
-int claim(Group *g, uint64_t chunk);            /* the block for a chunk is free of what earlier calls had in it */
+int claim(Group *g, uint64_t chunk);            /* the block for a chunk is free of what was in it */
 static inline Status stopped(const Group *g) {
     if (g->problem.trouble == NO_PROBLEM) return AGAIN;
     return g->problem.trouble >= BAD_PLACE ? DAMAGED : MISMATCH;
 }
 int fail(Group *g, Trouble trouble, int peer, uint64_t found, uint64_t wanted); /* 0 */
 void check_later(Group *g);                     /* compare headers when all meet, at the latest the call after next */
-void end_chunks(Group *g);                      /* a call of many chunks reads no other's memory any more */
