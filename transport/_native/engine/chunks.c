@@ -47,11 +47,7 @@ void size_chunks(Group *g) {
         sources += sent != NULL;
         placed += sent && sent->place;
     }
-    c->capacity = block;
-    if (c->kind == BROADCAST) c->capacity = g->sizes.piece < LINE ? LINE : least(g->sizes.piece, block) / LINE * LINE;
-    /* A scatter's shares are smaller than they might be: its root stages one while the others copy the last. */
-    if (has_many_inputs(c)) c->capacity = block / (c->kind == SCATTER ? size : size - 1) / LINE * LINE;
-    c->chunk_bytes = c->capacity;
+    c->chunk_bytes = has_many_inputs(c) ? block / (size - 1) / LINE * LINE : block;
     c->chunks = most > c->chunk_bytes ? (most + c->chunk_bytes - 1) / c->chunk_bytes : 1;
     if (c->kind == ALL_REDUCE) c->chunk_bytes = whole_lines((most + c->chunks - 1) / c->chunks);
     if (sizes_are_known(c)) c->blocks = c->chunks;

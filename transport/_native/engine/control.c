@@ -24,7 +24,7 @@
 
 #define MAGIC UINT64_C(0x6D6573686C696202)
 #define MAX_STAGED (UINT64_C(16) << 20) /* bytes of all blocks */
-#define MAX_BLOCK (UINT64_C(512) << 10)
+#define MAX_BLOCK (UINT64_C(256) << 10) /* four are near a core, beside arrays as large */
 #define DIRECT_OF_TWO 8
 #define AHEAD (16 * STEPS) /* no member can be so far ahead of another */
 

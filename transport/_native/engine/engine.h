@@ -84,7 +84,7 @@ typedef struct {
     int reduces;
     const Loops *loops; /* how it reduces; NULL: the caller does */
     Copy copy;          /* how results are written */
-    uint64_t capacity, chunk_bytes, chunks, chunk, moved;
+    uint64_t chunk_bytes, chunks, chunk, moved;
     uint64_t blocks; /* that it uses, as far as all members know it */
     uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
     int in_place; /* the others read this member's arrays where they lie */
@@ -97,7 +97,6 @@ typedef struct {
 typedef struct {
     uint64_t block;    /* the most that a member stages at a time */
     uint64_t direct;   /* the most that every member reduces for itself, instead of a share; two do more */
-    uint64_t piece;    /* the most of a broadcast that is staged at a time */
     uint64_t unstaged; /* the most that is read in place at a time */
 } Sizes;
 

@@ -18,7 +18,7 @@
 #define MAX_PIECE (32 << 10) /* half of what a core's own cache has room for, together with where it comes from */
 #define ANNOUNCED (16 << 10) /* from here on the other end is told of a message before its bytes are there */
 #define MAX_RINGS (UINT64_C(4) << 20)
-#define MAX_RING (UINT64_C(1) << 20)
+#define MAX_RING (UINT64_C(256) << 10)
 #define MIN_RING (UINT64_C(64) << 10)
 
 /* ------------------------------------------------------------------ the layout */
