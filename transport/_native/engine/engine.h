@@ -184,7 +184,7 @@ uint64_t inbox_bytes(int size, uint64_t *capacity); /* of an inbox with a ring f
 int inbox_create(char *memory, int size, uint64_t capacity); /* 0, or an errno: it has no pages */
 /* The end of the ring from `sender` in an inbox; `member` is this one. 0; -1: it has another layout; an errno: the
  * sender gets no pages for the ring. */
-int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, uint64_t piece, int may_spin);
+int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, int may_spin);
 
 /* Write a message: AGAIN with left == 0 where it has not begun, and go on with ring_write else. */
 Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size, Mode mode);
