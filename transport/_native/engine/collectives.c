@@ -48,7 +48,7 @@ static int reduce_small(Group *g) {
     if (g->part_bytes || !array->nbytes) return 1;
     /* A member's own part is near its core in the array itself. */
     for (int member = 0; member < g->size; member++)
-        g->parts[member] = member == g->rank ? array->data : small_part(g, member, array->nbytes);
+        g->parts[member] = member == g->rank ? array->data : in_block(g, member, g->rank, 0, 0);
     g->out = array->data;
     if (!g->call.loops) {
         g->part_bytes = array->nbytes;
@@ -64,8 +64,7 @@ static Status small_all_reduce(Group *g) {
     Array *array = g->arrays;
     RESUME
     WAIT_UNTIL(enter(g));
-    char *into = small_part(g, g->rank, array->nbytes);
-    stage_bytes(&g->staging, into, (Source){array->data, NULL, 0}, array->nbytes, array->nbytes, (Also){0});
+    stage_bytes(&g->staging, in_block(g, g->rank, g->rank, 0, 0), (Source){array->data, NULL, 0}, array->nbytes, array->nbytes, (Also){0});
     publish(g, FIRST);
     WAIT_UNTIL(meet(g, ALL));
     HERE if (!reduce_small(g)) return UNSUPPORTED;
@@ -230,14 +229,18 @@ Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
     g->part_bytes = 0;
     c->function = function_of(g);
     c->taken = c->function == exchange ? 3 : 2; /* where a chunk is staged before the last one is taken, one more */
-    if (c->function != barrier && c->function != small_all_reduce) {
+    uint64_t staged = 0;
+    if (c->function == small_all_reduce) {
+        staged = g->arrays->nbytes;
+        c->small = staged <= SMALL_BYTES;
+    } else if (c->function != barrier) {
         uint64_t written = 0;
         for (int i = c->inputs; i < c->count; i++) written += g->arrays[i].nbytes;
         /* What a reduction writes was near a moment ago. */
         if (!c->reduces && written >= STREAMED_BYTES) c->copy = stream_past;
         size_chunks(g);
+        staged = staged_bytes(g);
     }
-    uint64_t staged = c->function == barrier ? 0 : c->function == small_all_reduce ? g->arrays->nbytes : staged_bytes(g);
     if (staged > g->allocated && !allocate_blocks(g, staged)) return stopped(g);
     return group_go_on(g, mode);
 }

@@ -65,7 +65,7 @@ int group_create(char *memory, int size, uint64_t block) {
 
 int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin) {
     *g = (Group){.memory = memory, .rank = rank, .size = size, .sizes = sizes, .compares = 1, .waits_for = ALL,
-                 .floor = FIRST, .allocated = LINE - HEADER_BYTES}; /* a small part lies with the header */
+                 .floor = FIRST, .allocated = SMALL_BYTES};
     if (nbytes < PAGE || size < 2 || size > MAX_MEMBERS || rank < 0 || rank >= size) return -1;
     const Word *head = word_at(g, 0);
     uint64_t block = g->sizes.block = look_at(&head[2]);
@@ -189,7 +189,10 @@ static int await(Group *g, int peer, uint64_t turn) {
 static int await_all(Group *g, uint64_t turn) {
     if (g->floor >= turn) return 1;
     if (!await(g, ALL, turn)) return 0;
-    g->floor = turn;
+    uint64_t first = UINT64_MAX;
+    for (int member = 0; member < g->size; member++)
+        if (member != g->rank) first = least(first, look_at(counter_of(g, member)));
+    g->floor = first;
     return 1;
 }
 

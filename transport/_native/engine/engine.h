@@ -18,6 +18,7 @@
 #define PAGE 4096
 #define LARGEST_PAGE 65536 /* a segment has whole pages on every machine, and the same layout */
 #define NO_ROOT (-1)
+#define SMALL_BYTES (LINE - HEADER_BYTES)
 
 typedef enum {
     DONE_ALL,    /* the call is done */
@@ -89,6 +90,7 @@ typedef struct {
     uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
+    int small;    /* what is staged lies with the header, which the others read anyway */
     int along;    /* what this member keeps is copied with what it stages */
     uint64_t low, high, at; /* the bytes to reduce: from low to high of the array `into`; `at`: so far */
     int into;
@@ -237,12 +239,6 @@ static inline char *block_at(const Group *g, int member, int slot) {
 static inline uint64_t *notes_of(const Group *g, int member) {
     return (uint64_t *)(void *)(header_at(g, member, (int)(g->number % SLOTS)) + HEADER_BYTES);
 }
-/* Where so many bytes of a call that meets once lie: with the header, which the others read anyway, or in the
- * block. */
-static inline char *small_part(const Group *g, int member, uint64_t nbytes) {
-    return nbytes <= LINE - HEADER_BYTES ? (char *)notes_of(g, member) : block_at(g, member, slot_of(g, 0));
-}
-
 void publish(Group *g, uint64_t step);
 
 /* These return 1, or 0 where the call cannot go on yet, or at all: then stopped() is what it returns. */
