@@ -53,9 +53,7 @@ class Messages(Mailbox):
         self._neighbourhood = neighbourhood
         self._rank, self._size = rank, size
         self._rings = {
-            src: RingReader(self.inbox, (rank, size), src)
-            for src in range(size)
-            if src != rank
+            src: RingReader(self.inbox, (rank, size), src) for src in range(size) if src != rank
         }
         # Held by the carrier.
         self._carrying = threading.RLock()
