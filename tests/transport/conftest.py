@@ -42,7 +42,7 @@ def _shm(membership: Membership, table: Thresholds) -> Communicator:
     """With tiny thresholds, tiny blocks: every way of going about it, and several laps."""
     if membership.size == 1:
         return lookup("shm").make(membership)
-    tiny = Sizes(block=64, direct=24, ring=256, piece=64)
+    tiny = Sizes(block=64, direct=24, ring=256)
     return ShmCommunicator(membership, tiny if table is TINY else DEFAULT_SIZES)
 
 

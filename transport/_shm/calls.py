@@ -48,7 +48,7 @@ class Calls:
         self._quietly = quiet_runner()
         self._scratch = Scratch()
         rank, size = membership.rank, membership.size
-        given = (sizes.direct, sizes.piece, sizes.unstaged)
+        given = (sizes.direct, sizes.unstaged)
         spins = may_spin(size)
         try:
             self.native: Any = core.Group(segment.mapping, rank, size, given, spins)

@@ -51,12 +51,9 @@ class Messages(Mailbox):
             raise no_memory(membership.describe(rank), nbytes, error) from error
         self.shared = False
         self._neighbourhood = neighbourhood
-        self._piece = sizes.piece
         self._rank, self._size = rank, size
         self._rings = {
-            src: RingReader(self.inbox, (rank, size), src, sizes.piece)
-            for src in range(size)
-            if src != rank
+            src: RingReader(self.inbox, (rank, size), src) for src in range(size) if src != rank
         }
         # Held by the carrier.
         self._carrying = threading.RLock()
@@ -162,7 +159,7 @@ class Messages(Mailbox):
             if ring is None:
                 member = self._rank, self._size
                 try:
-                    ring = self._writers[dst] = RingWriter(inbox, member, dst, self._piece)
+                    ring = self._writers[dst] = RingWriter(inbox, member, dst)
                 except OSError as error:
                     name = self._membership.describe(self._rank)
                     raise no_memory(name, inbox.nbytes // self._size, error) from error

@@ -24,11 +24,11 @@ class RingWriter:
     ``inbox`` is none, OSError where the kernel has no memory for the ring.
     """
 
-    def __init__(self, inbox: Segment, member: tuple[int, int], peer: int, piece: int) -> None:
+    def __init__(self, inbox: Segment, member: tuple[int, int], peer: int) -> None:
         rank, size = member
         try:
             spins = may_spin(size)
-            self.end: Any = the_core().RingEnd(inbox.mapping, size, rank, rank, piece, spins)
+            self.end: Any = the_core().RingEnd(inbox.mapping, size, rank, rank, spins)
         except ValueError as error:
             raise DistBackendError(f"a peer's inbox: {error}") from error
         self.peer = peer
@@ -49,10 +49,10 @@ class RingReader:
     damaged: bool = False
     """Whether the sender wrote what cannot be; nothing more is taken then."""
 
-    def __init__(self, inbox: Segment, member: tuple[int, int], peer: int, piece: int) -> None:
+    def __init__(self, inbox: Segment, member: tuple[int, int], peer: int) -> None:
         rank, size = member
         self._core = core = the_core()
-        self.end: Any = core.RingEnd(inbox.mapping, size, peer, rank, piece, may_spin(size))
+        self.end: Any = core.RingEnd(inbox.mapping, size, peer, rank, may_spin(size))
         self.peer = peer
 
     @property

@@ -186,10 +186,10 @@ static void *member(void *argument) {
     int me = *(int *)argument, after = (me + 1) % size, before = (me + size - 1) % size;
     Group *g = calloc(1, sizeof *g);
     Ring *to = calloc(1, sizeof *to), *from = calloc(1, sizeof *from);
-    Sizes sizes = {.direct = 64, .piece = 512, .unstaged = 1024};
+    Sizes sizes = {.direct = 64, .unstaged = 1024};
     if (group_open(g, memory, memory_bytes, me, size, sizes, 1) ||
-        ring_open(to, inboxes[after], inbox_size, size, me, me, 256, 1) ||
-        ring_open(from, inboxes[me], inbox_size, size, before, me, 256, 1))
+        ring_open(to, inboxes[after], inbox_size, size, me, me, 1) ||
+        ring_open(from, inboxes[me], inbox_size, size, before, me, 1))
         abort();
     g->arenas = calloc(1, sizeof *g->arenas);
     g->arenas[0] = (Arena){0, arena, PART};

@@ -72,11 +72,12 @@ def can_miss(of: dict[str, str]) -> bool:
     return False
 
 
-def compile_protocol(target: Path, *flags: str) -> Path:
-    """Compile the engine and ``protocol.c`` into a program."""
+def compile_protocol(target: Path, *flags: str, program: Path = PROTOCOL) -> Path:
+    """Compile the engine and ``protocol.c``, or another ``program``."""
     compiler = os.environ.get("CC", "gcc")
-    sources = [str(PROTOCOL), *map(str, sorted((NATIVE / "engine").glob("*.c")))]
-    command = [compiler, *FLAGS, *WARNINGS, *flags, "-Wl,--wrap=sleep_on", *sources]
+    sources = [str(program), *map(str, sorted((NATIVE / "engine").glob("*.c")))]
+    wrapped = "madvise" if program != PROTOCOL else "sleep_on"
+    command = [compiler, *FLAGS, *WARNINGS, *flags, f"-Wl,--wrap={wrapped}", *sources]
     subprocess.run([*command, "-o", str(target)], check=True, timeout=SECONDS)
     return target
 

@@ -14,8 +14,8 @@ from transport._deadline import Deadline
 from transport._native import core
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")
-SUM, MAX = 1, 5
-SIZES = 64, 256, 1 << 20
+SUM, MIN, MAX = 1, 4, 5
+SIZES = 64, 1 << 20
 
 
 def groups(size: int = 2) -> list[Any]:
@@ -61,6 +61,21 @@ def test_what_the_engine_has_no_loops_for_is_left_to_the_caller() -> None:
         out[:] = bytes([5, 4])
         assert group.go_on() == core.DONE
     assert x.tolist() == y.tolist() == [5, 4]
+
+
+@pytest.mark.parametrize(("op", "wanted"), [(MIN, np.minimum), (MAX, np.maximum)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_least_and_greatest_of_floats_are_numpys(op: int, wanted: Any, dtype: Any) -> None:
+    assert core is not None
+    one, other = groups()
+    payload = np.array([0x7FC00123 << 32 * (dtype == np.float64)], f"u{dtype().itemsize}")
+    special = [1.0, -1.0, np.inf, -np.inf, np.nan, *payload.view(dtype), 3e38, 1e-40]
+    x, y = (np.array(special, dtype)[at.ravel()] for at in np.indices((8, 8)))
+    expected = wanted(x, y)
+    assert reduce_of(one, x, op) == core.AGAIN
+    assert reduce_of(other, y, op) == core.DONE
+    assert one.go_on() == core.DONE
+    assert x.tobytes() == y.tobytes() == expected.tobytes()
 
 
 def test_calls_that_differ_are_a_mismatch_and_both_headers_told() -> None:
@@ -148,7 +163,7 @@ def test_misuse_is_refused() -> None:
     nbytes, capacity = core.measure_inbox(2, 1 << 12)
     inbox = np.zeros(nbytes, np.uint8)
     core.create_inbox(inbox, 2, capacity)
-    end = core.RingEnd(inbox, 2, 1, 1, 256, False)
+    end = core.RingEnd(inbox, 2, 1, 1, False)
     with pytest.raises(RuntimeError, match="made once"):
         end.__init__(inbox, 2, 1, 1, 256, False)
     header, large = bytes(32), bytes(1 << 14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from errno import EFAULT
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def test_no_wake_up_is_lost() -> None:
 @pytest.mark.parametrize("name", sanitize.HANDSHAKE)
 def test_a_weaker_order_loses_a_wake_up(name: str) -> None:
     assert sanitize.can_miss(sanitize.orders() | {name: "acq_rel"})
+
+
+def test_pages_come_from_a_kernel_that_cannot_be_asked_for_them(tmp_path: Path) -> None:
+    """They are there, with what was in them; one that cannot be is an error and no signal."""
+    source = Path(__file__).with_name("pages.c")
+    program = sanitize.compile_protocol(tmp_path / "pages", program=source)
+    done = sanitize.run(program)
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "1", "1", "0", "0", str(EFAULT)])

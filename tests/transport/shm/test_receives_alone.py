@@ -16,7 +16,7 @@ from transport._shm.messages import Messages
 from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
 
-SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
+SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SMALL), has_links=False)
 LARGE = np.arange(4096).astype(np.uint8)
 

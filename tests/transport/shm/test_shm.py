@@ -34,7 +34,7 @@ from transport._shm.support import the_core
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
 
-SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
+SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10)
 
 
 def make(membership: Membership, _table: object) -> ShmCommunicator:

@@ -19,7 +19,7 @@ from transport._shm.segment import OwnedSegment, adopt
 from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
 
-SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12, piece=256)
+SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SIZES), has_links=False)
 COUNT = 3000
 
@@ -78,7 +78,7 @@ def test_a_damaged_size_is_refused(bit: int) -> None:
     nbytes, capacity = core.measure_inbox(2, 1 << 12)
     segment = OwnedSegment(nbytes, "test")
     core.create_inbox(segment.mapping, 2, capacity)
-    sender, receiver = (core.RingEnd(segment.mapping, 2, 1, me, 256, True) for me in (1, 0))
+    sender, receiver = (core.RingEnd(segment.mapping, 2, 1, me, True) for me in (1, 0))
     header = CallHeader(1, 0, NO_ROOT, Kind.SEND, 3, 0)
     sender.begin(header.pack(), memoryview(b""), core.LOOK)
     assert receiver.peek() == (header.pack(), 0)

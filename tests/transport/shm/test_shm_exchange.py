@@ -18,7 +18,7 @@ from transport._shm import ShmCommunicator
 from transport._shm.sizes import Sizes
 
 # Shares of 8 to 64 elements of 8 bytes, so that some calls take many laps.
-SIZES = Sizes(block=512, direct=64, ring=1 << 10, piece=256)
+SIZES = Sizes(block=512, direct=64, ring=1 << 10)
 DTYPES = np.uint8, np.float16, np.float64
 
 

@@ -19,7 +19,7 @@ from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
 
 LINE = 64
-SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
+SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10)
 SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SMALL), has_links=False)
 AROUND = [
     size + more
@@ -33,13 +33,13 @@ def packed(size: int) -> bytes:
     return CallHeader(5, size, NO_ROOT, Kind.SEND, 3, 0, extra=2**32 - 1).pack()
 
 
-def ends(capacity: int = 1024, piece: int = 256) -> tuple[OwnedSegment, Any, Any]:
+def ends(capacity: int = 1024) -> tuple[OwnedSegment, Any, Any]:
     """The two ends of the ring from member 1 in the inbox of member 0."""
     core = the_core()
     nbytes, _ = core.measure_inbox(2, capacity)
     segment = OwnedSegment(nbytes, "test")
     core.create_inbox(segment.mapping, 2, capacity)
-    return segment, *(core.RingEnd(segment.mapping, 2, 1, member, piece, True) for member in (1, 0))
+    return segment, *(core.RingEnd(segment.mapping, 2, 1, member, True) for member in (1, 0))
 
 
 def accept(receiver: Any) -> int:
@@ -100,9 +100,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises((TypeError, BufferError)):
         receiver.take(memoryview(bytes(10)), core.LOOK)
     with pytest.raises(ValueError, match="no inbox of 3 members"):
-        core.RingEnd(segment.mapping, 3, 1, 0, 256, True)
+        core.RingEnd(segment.mapping, 3, 1, 0, True)
     with pytest.raises(ValueError, match="no inbox"):
-        core.RingEnd(bytearray(4096), 2, 1, 0, 256, True)
+        core.RingEnd(bytearray(4096), 2, 1, 0, True)
     with pytest.raises(TypeError, match="RingEnds"):
         core.listen_to(segment.mapping, (1,), 0, core.LOOK)
     assert core.listen_to(segment.mapping, (), 0, core.LOOK) is False
@@ -133,7 +133,7 @@ def test_the_message_that_is_waited_for_is_taken_and_no_other() -> None:
 def test_what_is_written_past_the_caches_is_the_same() -> None:
     """Enough for every way of writing to have been tried several times."""
     core = the_core()
-    _, sender, receiver = ends(64 << 10, 32 << 10)
+    _, sender, receiver = ends(128 << 10)
     rng = np.random.default_rng(3)
     for size in (300_001, 64 << 10, 1_000_063):
         for _ in range(4):

@@ -18,7 +18,7 @@ from transport._shm import ShmCommunicator
 from transport._shm.sizes import Sizes
 
 BLOCK = 1 << 9
-SIZES = Sizes(block=BLOCK, direct=64, ring=1 << 10, piece=256)
+SIZES = Sizes(block=BLOCK, direct=64, ring=1 << 10)
 
 
 def _make(membership: Membership, _table: object) -> ShmCommunicator:

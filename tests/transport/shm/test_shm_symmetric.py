@@ -19,7 +19,7 @@ from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport._shm import ShmCommunicator
 from transport._shm.sizes import Sizes
 
-SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12, piece=256)
+SIZES = Sizes(block=1 << 12, direct=64, ring=1 << 12)
 
 
 def _make(membership: Membership, _table: object) -> ShmCommunicator:

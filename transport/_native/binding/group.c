@@ -264,19 +264,19 @@ static PyObject *group_block(GroupObject *o, PyObject *args) {
 
 /* ------------------------------------------------------------------ the type */
 
-/* Group(memory, rank, size, (direct, piece, unstaged), may_spin) */
+/* Group(memory, rank, size, (direct, unstaged), may_spin) */
 static int group_init(GroupObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *memory;
-    unsigned long long direct, piece, unstaged;
+    unsigned long long direct, unstaged;
     int rank, size, may_spin;
     if (o->memory.obj) {
         PyErr_SetString(PyExc_RuntimeError, "a Group is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "Oii(KKK)p", &memory, &rank, &size, &direct, &piece, &unstaged, &may_spin) ||
+    if (!PyArg_ParseTuple(args, "Oii(KK)p", &memory, &rank, &size, &direct, &unstaged, &may_spin) ||
         PyObject_GetBuffer(memory, &o->memory, PyBUF_WRITABLE))
         return -1;
-    Sizes sizes = {.direct = direct, .piece = piece, .unstaged = unstaged};
+    Sizes sizes = {.direct = direct, .unstaged = unstaged};
     int opened = group_open(&o->group, o->memory.buf, (uint64_t)o->memory.len, rank, size, sizes, may_spin);
     if (!opened) {
         size_t count = 2 * (size_t)size;

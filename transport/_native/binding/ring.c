@@ -277,19 +277,18 @@ PyObject *measure_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* ------------------------------------------------------------------ the type */
 
-/* RingEnd(memory, size, sender, member, piece, may_spin): `member` of `size` has this end of the ring of `sender`. */
+/* RingEnd(memory, size, sender, member, may_spin): `member` of `size` has this end of the ring of `sender`. */
 static int end_init(RingObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *memory;
     int size, sender, member, may_spin;
-    unsigned long long piece;
     if (o->memory.obj) {
         PyErr_SetString(PyExc_RuntimeError, "a RingEnd is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "OiiiKp", &memory, &size, &sender, &member, &piece, &may_spin) ||
+    if (!PyArg_ParseTuple(args, "Oiiip", &memory, &size, &sender, &member, &may_spin) ||
         PyObject_GetBuffer(memory, &o->memory, PyBUF_WRITABLE))
         return -1;
-    int opened = ring_open(&o->ring, o->memory.buf, (uint64_t)o->memory.len, size, sender, member, piece, may_spin);
+    int opened = ring_open(&o->ring, o->memory.buf, (uint64_t)o->memory.len, size, sender, member, may_spin);
     if (opened >= 0) return refused(opened) ? -1 : 0;
     PyErr_Format(PyExc_ValueError, "memory of %zd bytes is no inbox of %d members", o->memory.len, size);
     return -1;

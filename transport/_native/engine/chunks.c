@@ -47,13 +47,11 @@ void size_chunks(Group *g) {
         sources += sent != NULL;
         placed += sent && sent->place;
     }
-    c->capacity = block;
-    if (c->kind == BROADCAST) c->capacity = g->sizes.piece < LINE ? LINE : least(g->sizes.piece, block) / LINE * LINE;
-    /* A scatter's shares are smaller than they might be: its root stages one while the others copy the last. */
-    if (has_many_inputs(c)) c->capacity = block / (c->kind == SCATTER ? size : size - 1) / LINE * LINE;
-    c->chunk_bytes = c->capacity;
+    c->chunk_bytes = has_many_inputs(c) ? block / (size - 1) / LINE * LINE : block;
     c->chunks = most > c->chunk_bytes ? (most + c->chunk_bytes - 1) / c->chunk_bytes : 1;
     if (c->kind == ALL_REDUCE) c->chunk_bytes = whole_lines((most + c->chunks - 1) / c->chunks);
+    if (sizes_are_known(c)) c->blocks = c->chunks;
+    c->small = sizes_are_known(c) && most <= SMALL_BYTES;
     c->many = c->chunks > 1;
     c->in_place = sources && placed == sources && (c->many || c->kind == ALL_REDUCE);
     c->along = c->kind == ALL_GATHER && !c->in_place;
@@ -85,9 +83,9 @@ static Piece piece_of(const Group *g, const Array *array, uint64_t chunk, Cut cu
     return cut == BEFORE ? (Piece){start, start + low} : (Piece){start + high, start + count};
 }
 
-/* What lies `low` bytes into an array that goes from `owner` to `reader`, in the owner's block. */
-static char *in_block(const Group *g, int owner, int reader, uint64_t chunk, uint64_t low) {
+char *in_block(const Group *g, int owner, int reader, uint64_t chunk, uint64_t low) {
     const Call *c = &g->call;
+    if (c->small) return (char *)notes_of(g, owner) + low;
     uint64_t share = has_many_inputs(c) && reader != owner ? (uint64_t)(reader - (reader > owner)) : 0;
     return block_at(g, owner, slot_of(g, chunk)) + share * c->chunk_bytes + low - chunk * c->chunk_bytes;
 }
@@ -113,7 +111,7 @@ void note_sizes(Group *g) {
     const Call *c = &g->call;
     uint64_t *notes = notes_of(g, g->rank), *list = notes + LISTS;
     if (sizes_are_known(c)) {
-        notes[PLACED] = c->in_place ? g->arrays[0].place : 0;
+        if (!c->small) notes[PLACED] = c->in_place ? g->arrays[0].place : 0;
         return;
     }
     notes[PLACED] = (uint64_t)c->in_place;
@@ -131,7 +129,7 @@ static int compare_with(Group *g, int peer, uint64_t expected, uint64_t *place) 
     Call *c = &g->call;
     const uint64_t *notes = notes_of(g, peer), *list = notes + LISTS + g->rank;
     const Array *sent = sent_to(g, peer);
-    *place = notes[PLACED];
+    *place = c->small ? 0 : notes[PLACED];
     if (sizes_are_known(c)) return 1;
     uint64_t their_sent = list[0], their_expected = list[g->size], chunks = notes[CHUNKS];
     if (*place) *place = list[2 * g->size];

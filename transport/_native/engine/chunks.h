@@ -13,6 +13,9 @@ void note_sizes(Group *g);  /* write behind the header what is sent, and where t
 uint64_t staged_bytes(Group *g); /* of each of this member's blocks, in that call */
 int compare_sizes(Group *g); /* with what the senders have noted: 1, or 0 with a problem */
 
+/* What lies `low` bytes into an array that goes from `owner` to `reader`, where the owner stages it. */
+char *in_block(const Group *g, int owner, int reader, uint64_t chunk, uint64_t low);
+
 void stage(Group *g, uint64_t chunk);        /* into this member's block, for its readers */
 void stage_others(Group *g, uint64_t chunk); /* what other members reduce */
 void keep_own(Group *g);                     /* copy what goes from this member to itself */

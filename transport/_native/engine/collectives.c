@@ -48,7 +48,7 @@ static int reduce_small(Group *g) {
     if (g->part_bytes || !array->nbytes) return 1;
     /* A member's own part is near its core in the array itself. */
     for (int member = 0; member < g->size; member++)
-        g->parts[member] = member == g->rank ? array->data : small_part(g, member, slot_of(g, 0), array->nbytes);
+        g->parts[member] = member == g->rank ? array->data : in_block(g, member, g->rank, 0, 0);
     g->out = array->data;
     if (!g->call.loops) {
         g->part_bytes = array->nbytes;
@@ -64,8 +64,7 @@ static Status small_all_reduce(Group *g) {
     Array *array = g->arrays;
     RESUME
     WAIT_UNTIL(enter(g));
-    char *into = small_part(g, g->rank, slot_of(g, 0), array->nbytes);
-    stage_bytes(&g->staging, into, (Source){array->data, NULL, 0}, array->nbytes, array->nbytes, (Also){0});
+    stage_bytes(&g->staging, in_block(g, g->rank, g->rank, 0, 0), (Source){array->data, NULL, 0}, array->nbytes, array->nbytes, (Also){0});
     publish(g, FIRST);
     WAIT_UNTIL(meet(g, ALL));
     HERE if (!reduce_small(g)) return UNSUPPORTED;
@@ -90,7 +89,6 @@ static Status all_reduce(Group *g) {
             begin_reduce(g, 0, c->chunk, OWN);
             REDUCE_ALL;
             if (c->chunk + 1 < c->chunks) {
-                /* The block that this overwrites has been free since chunk - 3 was taken out of it. */
                 WAIT_UNTIL(c->in_place || claim(g, c->chunk + 1));
                 stage_others(g, c->chunk + 1);
             }
@@ -115,7 +113,6 @@ static Status exchange(Group *g) {
     CHECK(compare_sizes(g));
     for (c->chunk = 0; c->chunk < c->chunks; c->chunk++) {
         if (c->chunk + 1 < c->chunks) {
-            /* The block that this overwrites was read before its readers published the step before. */
             WAIT_UNTIL(c->in_place || claim(g, c->chunk + 1));
             stage(g, c->chunk + 1);
             publish(g, c->chunk + 2);
@@ -129,16 +126,13 @@ static Status exchange(Group *g) {
         }
         REST
     }
-    if (c->many) end_chunks(g);
+    if (c->many) publish(g, LAST);
     WAIT_UNTIL(!c->in_place || reach(g, ALL, LAST));
     COMPLETE;
 }
 
 /* The member, or ALL, at the other end of a call with a root. */
 static int other_end(const Group *g) { return g->call.root == g->rank ? ALL : g->call.root; }
-
-/* Gathers and scatters say sizes that others read: their end is always published. */
-static int ends(const Call *c) { return c->many || c->kind == GATHER || c->kind == SCATTER; }
 
 static Status send(Group *g) {
     Call *c = &g->call;
@@ -147,12 +141,12 @@ static Status send(Group *g) {
     CHECK(compare_sizes(g));
     note_sizes(g);
     stage(g, 0);
-    publish(g, FIRST);
+    /* A receiver may wait for more chunks, of other senders. */
+    publish(g, c->many ? FIRST : LAST);
     if (c->kind != BROADCAST && c->chunks > 1) {
         WAIT_UNTIL(meet(g, other_end(g)));
     }
     for (c->chunk = 1; c->chunk < c->chunks; c->chunk++) {
-        WAIT_UNTIL(c->chunk < SLOTS || reach(g, other_end(g), c->chunk - SLOTS + 2));
         WAIT_UNTIL(c->in_place || claim(g, c->chunk));
         stage(g, c->chunk);
         publish(g, c->chunk + 1);
@@ -160,7 +154,7 @@ static Status send(Group *g) {
     }
     if (c->kind == SCATTER) keep_own(g);
     check_later(g);
-    if (ends(c)) end_chunks(g);
+    if (c->many) publish(g, LAST);
     WAIT_UNTIL(!c->in_place || meet(g, other_end(g)));
     WAIT_UNTIL(!c->in_place || reach(g, other_end(g), LAST));
     COMPLETE;
@@ -186,7 +180,7 @@ static Status receive(Group *g) {
         REST
     }
     if (other_end(g) != ALL) check_later(g); /* else all headers were compared */
-    if (ends(c)) end_chunks(g);
+    if (c->many) publish(g, LAST);
     COMPLETE;
 }
 
@@ -225,20 +219,28 @@ int group_arrays(int size, int rank, int kind, int root, int *inputs) {
 
 Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
     Call *c = &g->call;
+    g->number++;
+    g->base += STEPS;
+    g->blocks += c->blocks;
     *c = (Call){.header = what->header, .kind = what->kind, .root = what->root, .inputs = what->inputs,
                   .count = what->count, .reduces = what->reduces, .loops = what->loops,
-                .copy = copy_bytes};
+                .copy = copy_bytes, .blocks = 1};
     g->problem.trouble = NO_PROBLEM;
     g->part_bytes = 0;
     c->function = function_of(g);
-    if (c->function != barrier && c->function != small_all_reduce) {
+    c->taken = c->function == exchange ? 3 : 2; /* where a chunk is staged before the last one is taken, one more */
+    uint64_t staged = 0;
+    if (c->function == small_all_reduce) {
+        staged = g->arrays->nbytes;
+        c->small = staged <= SMALL_BYTES;
+    } else if (c->function != barrier) {
         uint64_t written = 0;
         for (int i = c->inputs; i < c->count; i++) written += g->arrays[i].nbytes;
         /* What a reduction writes was near a moment ago. */
         if (!c->reduces && written >= STREAMED_BYTES) c->copy = stream_past;
         size_chunks(g);
+        staged = staged_bytes(g);
     }
-    uint64_t staged = c->function == barrier ? 0 : c->function == small_all_reduce ? g->arrays->nbytes : staged_bytes(g);
     if (staged > g->allocated && !allocate_blocks(g, staged)) return stopped(g);
     return group_go_on(g, mode);
 }

@@ -13,9 +13,9 @@
  * compares when all meet in a later call, at the latest before its next call but one.
  *
  * Headers and blocks are used in rotation. When a member begins a call, all others have begun the call before the
- * last one. So three calls later the block of a call of one chunk is free without waiting. A call of several chunks
- * ends with the step LAST. Later calls wait for that before they use its blocks again. They need not where the last
- * meeting of the call shows that no member reads another's block any more.
+ * last one: headers of four calls are enough. With each block a member remembers the turn at which all have taken
+ * what it had there, and waits for that before it uses the block again. A member that has taken the last chunk says so
+ * by the step LAST where there were several, else by beginning the next call.
  */
 #include "engine/engine.h"
 
@@ -24,7 +24,7 @@
 
 #define MAGIC UINT64_C(0x6D6573686C696202)
 #define MAX_STAGED (UINT64_C(16) << 20) /* bytes of all blocks */
-#define MAX_BLOCK (UINT64_C(512) << 10)
+#define MAX_BLOCK (UINT64_C(256) << 10) /* four are near a core, beside arrays as large */
 #define DIRECT_OF_TWO 8
 #define AHEAD (16 * STEPS) /* no member can be so far ahead of another */
 
@@ -65,7 +65,7 @@ int group_create(char *memory, int size, uint64_t block) {
 
 int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin) {
     *g = (Group){.memory = memory, .rank = rank, .size = size, .sizes = sizes, .compares = 1, .waits_for = ALL,
-                 .floor = FIRST, .allocated = LINE - HEADER_BYTES}; /* a small part lies with the header */
+                 .floor = FIRST, .allocated = SMALL_BYTES};
     if (nbytes < PAGE || size < 2 || size > MAX_MEMBERS || rank < 0 || rank >= size) return -1;
     const Word *head = word_at(g, 0);
     uint64_t block = g->sizes.block = look_at(&head[2]);
@@ -189,7 +189,10 @@ static int await(Group *g, int peer, uint64_t turn) {
 static int await_all(Group *g, uint64_t turn) {
     if (g->floor >= turn) return 1;
     if (!await(g, ALL, turn)) return 0;
-    g->floor = turn;
+    uint64_t first = UINT64_MAX;
+    for (int member = 0; member < g->size; member++)
+        if (member != g->rank) first = least(first, look_at(counter_of(g, member)));
+    g->floor = first;
     return 1;
 }
 
@@ -232,11 +235,9 @@ void check_later(Group *g) {
 }
 
 int enter(Group *g) {
-    unsigned long long begun = g->base + FIRST > STEPS ? g->base + FIRST - STEPS : 0;
-    if (!await_all(g, begun > g->busy ? begun : g->busy) || !compare_earlier(g, g->number)) return 0;
-    g->base += STEPS;
-    g->number++;
-    memcpy(header_at(g, g->rank, slot_of(g, 0)), &g->call.header, HEADER_BYTES);
+    uint64_t begun = g->base > 2 * STEPS ? g->base - 2 * STEPS + FIRST : 0;
+    if (!await_all(g, begun) || !claim(g, 0) || !compare_earlier(g, g->number - 1)) return 0;
+    memcpy(header_at(g, g->rank, (int)(g->number % SLOTS)), &g->call.header, HEADER_BYTES);
     return 1;
 }
 
@@ -247,14 +248,8 @@ int meet(Group *g, int peer) {
 }
 
 int claim(Group *g, uint64_t chunk) {
-    if (!chunk || chunk >= SLOTS) return 1; /* what this call had there, SLOTS chunks ago, is the call's own matter */
-    /* Readers of a call of one chunk are through when they begin the next one. If it had several, `enter` has waited
-     * for its end. */
-    unsigned long long earlier = (SLOTS - 1 - chunk) * STEPS, ended = g->base > earlier ? g->base - earlier : 0;
-    return g->busy + 1 >= ended || await_all(g, ended + FIRST);
-}
-
-void end_chunks(Group *g) {
-    publish(g, LAST);
-    g->busy = g->base + LAST;
+    unsigned long long *free_at = &g->free_at[slot_of(g, chunk)];
+    if (!await_all(g, *free_at)) return 0;
+    *free_at = g->base + chunk + g->call.taken;
+    return 1;
 }

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #define LONG_BYTES 4096
+#define PAGE_BYTES 4096
+#define CLOSE_BYTES 64
 
 #if defined(__x86_64__)
 /* Of any alignment. */
@@ -23,7 +25,8 @@ CLONES static void copy_wide(void *into, const void *from, size_t size) {
 void copy_bytes(void *into, const void *from, size_t size) {
     size_t done = 0;
 #if defined(__x86_64__)
-    if (size >= LONG_BYTES) {
+    uintptr_t ahead = ((uintptr_t)into - (uintptr_t)from) % PAGE_BYTES;
+    if (size >= LONG_BYTES && ahead && ahead < CLOSE_BYTES) {
         done = size / AT_A_TIME * AT_A_TIME;
         copy_wide(into, from, done);
     }

@@ -18,6 +18,7 @@
 #define PAGE 4096
 #define LARGEST_PAGE 65536 /* a segment has whole pages on every machine, and the same layout */
 #define NO_ROOT (-1)
+#define SMALL_BYTES (LINE - HEADER_BYTES)
 
 typedef enum {
     DONE_ALL,    /* the call is done */
@@ -84,9 +85,12 @@ typedef struct {
     int reduces;
     const Loops *loops; /* how it reduces; NULL: the caller does */
     Copy copy;          /* how results are written */
-    uint64_t capacity, chunk_bytes, chunks, chunk, moved;
+    uint64_t chunk_bytes, chunks, chunk, moved;
+    uint64_t blocks; /* that it uses, as far as all members know it */
+    uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
+    int small;    /* what is staged lies with the header, which the others read anyway */
     int along;    /* what this member keeps is copied with what it stages */
     uint64_t low, high, at; /* the bytes to reduce: from low to high of the array `into`; `at`: so far */
     int into;
@@ -95,7 +99,6 @@ typedef struct {
 typedef struct {
     uint64_t block;    /* the most that a member stages at a time */
     uint64_t direct;   /* the most that every member reduces for itself, instead of a share; two do more */
-    uint64_t piece;    /* the most of a broadcast that is staged at a time */
     uint64_t unstaged; /* the most that is read in place at a time */
 } Sizes;
 
@@ -106,8 +109,9 @@ struct Group {
     Sizes sizes;
     uint64_t sleepers_at, counters_at, headers_at, header_stride, blocks_at;
     unsigned long long number, base; /* of the call under way, and the turn at which it begins */
+    uint64_t blocks;                 /* how many earlier calls have used, as far as all members know it */
     unsigned long long floor;        /* a turn that all members have come to */
-    unsigned long long busy;         /* one that they must have come to before blocks are used again */
+    unsigned long long free_at[SLOTS]; /* by slot: one that they must have come to before this member's block is used */
     uint64_t allocated;              /* so many bytes of each of this member's blocks have pages */
     struct {
         unsigned long long number;
@@ -182,7 +186,7 @@ uint64_t inbox_bytes(int size, uint64_t *capacity); /* of an inbox with a ring f
 int inbox_create(char *memory, int size, uint64_t capacity); /* 0, or an errno: it has no pages */
 /* The end of the ring from `sender` in an inbox; `member` is this one. 0; -1: it has another layout; an errno: the
  * sender gets no pages for the ring. */
-int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, uint64_t piece, int may_spin);
+int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, int may_spin);
 
 /* Write a message: AGAIN with left == 0 where it has not begun, and go on with ring_write else. */
 Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size, Mode mode);
@@ -224,34 +228,27 @@ static inline Word *word_at(const Group *g, uint64_t offset) { return (Word *)(v
 static inline Word *counter_of(const Group *g, int member) {
     return word_at(g, g->counters_at + (uint64_t)member * LINE);
 }
-static inline int slot_of(const Group *g, uint64_t chunk) { return (int)((g->number + chunk) % SLOTS); }
+static inline int slot_of(const Group *g, uint64_t chunk) { return (int)((g->blocks + chunk) % SLOTS); }
 static inline char *header_at(const Group *g, int member, int slot) {
     return g->memory + g->headers_at + (uint64_t)(member * SLOTS + slot) * g->header_stride;
 }
 static inline char *block_at(const Group *g, int member, int slot) {
     return g->memory + g->blocks_at + (uint64_t)(member * SLOTS + slot) * g->sizes.block;
 }
-/* Where so many bytes of a call that meets once lie: with the header, which the others read anyway, or in the
- * block. */
-static inline char *small_part(const Group *g, int member, int slot, uint64_t nbytes) {
-    return nbytes <= LINE - HEADER_BYTES ? header_at(g, member, slot) + HEADER_BYTES : block_at(g, member, slot);
-}
 /* What a member says about the call behind its header. */
 static inline uint64_t *notes_of(const Group *g, int member) {
-    return (uint64_t *)(void *)(header_at(g, member, slot_of(g, 0)) + HEADER_BYTES);
+    return (uint64_t *)(void *)(header_at(g, member, (int)(g->number % SLOTS)) + HEADER_BYTES);
 }
-
 void publish(Group *g, uint64_t step);
 
 /* These return 1, or 0 where the call cannot go on yet, or at all: then stopped() is what it returns. */
 int enter(Group *g);                            /* begin a call: its number and header */
 int reach(Group *g, int peer, uint64_t step);   /* the peer, or ALL, has come to a step */
 int meet(Group *g, int peer);                   /* it has come to the first, and makes the same call */
-int claim(Group *g, uint64_t chunk);            /* the block for a chunk is free of what earlier calls had in it */
+int claim(Group *g, uint64_t chunk);            /* the block for a chunk is free of what was in it */
 static inline Status stopped(const Group *g) {
     if (g->problem.trouble == NO_PROBLEM) return AGAIN;
     return g->problem.trouble >= BAD_PLACE ? DAMAGED : MISMATCH;
 }
 int fail(Group *g, Trouble trouble, int peer, uint64_t found, uint64_t wanted); /* 0 */
 void check_later(Group *g);                     /* compare headers when all meet, at the latest the call after next */
-void end_chunks(Group *g);                      /* a call of many chunks reads no other's memory any more */

@@ -7,19 +7,31 @@
 #include "engine/engine.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
+/* Have the kernel change nothing in a word of each page. */
+static int touch_pages(char *at, const char *end, uint64_t page) {
+    static uint32_t nobody;
+    long failed = 0;
+    for (; at < end && failed >= 0; at += page)
+        failed = syscall(SYS_futex, &nobody, FUTEX_WAKE_OP_PRIVATE, 0, NULL, at, FUTEX_OP(FUTEX_OP_OR, 0, FUTEX_OP_CMP_LT, 0));
+    return failed < 0 ? errno : 0;
+}
+
 int allocate_pages(char *at, uint64_t nbytes) {
     if (!nbytes) return 0;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = (uint64_t)(uintptr_t)at / page * page;
-    uint64_t end = round_up((uint64_t)(uintptr_t)at + nbytes, page);
-    if (!madvise((void *)(uintptr_t)start, end - start, MADV_POPULATE_WRITE)) return 0;
-    return errno == EINVAL ? 0 : errno; /* EINVAL: a kernel before 5.14, which allocates at the first touch only */
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), into = (uint64_t)(uintptr_t)at % page;
+    uint64_t whole = round_up(into + nbytes, page);
+    if (!madvise(at - into, whole, MADV_POPULATE_WRITE)) return 0;
+    if (errno != EINVAL) return errno;
+    return touch_pages(at - into, at - into + whole, page); /* a kernel before 5.14 */
 }
 
 int allocate_blocks(Group *g, uint64_t nbytes) {

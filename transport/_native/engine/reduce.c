@@ -12,8 +12,8 @@
 #define CHUNK 8192 /* bytes of which all that the tree keeps stays near */
 #define MAX_WAITING 11 /* blocks of members that wait for their other half: log2(MAX_MEMBERS) and 1 */
 
-/* Integers wrap as NumPy's do: computed without sign. Floats have no MIN and MAX here: NumPy has its own choice
- * between two NaNs. out may be left or right, but does not overlap them otherwise. both_* write the result into left
+/* Integers wrap as NumPy's do: computed without sign. The least and the greatest of floats is NaN where one of them is:
+ * the left one's, if it is one, as with NumPy. out may be left or right, but does not overlap them otherwise. both_* write the result into left
  * and right. */
 #define LOOP(NAME, T, EXPR)                                                                 \
     CLONES static void NAME(void *out, const void *left, const void *right, size_t n) { \
@@ -41,20 +41,20 @@ INTEGERS(u8, uint64_t, uint64_t)
 #define FLOATS(SUFFIX, T)                                                                   \
     LOOPS(sum_##SUFFIX, T, a[i] + b[i])                                                     \
     LOOPS(product_##SUFFIX, T, a[i] * b[i])                                                 \
-    BOTH(avg_##SUFFIX, T, (a[i] + b[i]) / 2)
+    BOTH(avg_##SUFFIX, T, (a[i] + b[i]) / 2)                                                \
+    LOOPS(min_##SUFFIX, T, ((a[i] < b[i]) | (a[i] != a[i])) ? a[i] : b[i])                  \
+    LOOPS(max_##SUFFIX, T, ((a[i] > b[i]) | (a[i] != a[i])) ? a[i] : b[i])
 FLOATS(f4, float)
 FLOATS(f8, double)
 
 #define ROW(CODE, OP, SIZE, NAME) {CODE, OP, SIZE, NAME, both_##NAME}
 #define ROWS(CODE, SIZE, S)                                                              \
-    ROW(CODE, SUM, SIZE, sum_##S), ROW(CODE, PRODUCT, SIZE, product_##S)
-#define INTEGER_ROWS(CODE, SIZE, S)                                                      \
-    ROWS(CODE, SIZE, S), ROW(CODE, MIN, SIZE, min_##S), ROW(CODE, MAX, SIZE, max_##S)
-#define FLOAT_ROWS(CODE, SIZE, S)                                                        \
-    ROWS(CODE, SIZE, S), {CODE, AVG, SIZE, sum_##S, both_avg_##S}
+    ROW(CODE, SUM, SIZE, sum_##S), ROW(CODE, PRODUCT, SIZE, product_##S),                \
+    ROW(CODE, MIN, SIZE, min_##S), ROW(CODE, MAX, SIZE, max_##S)
+#define FLOAT_ROWS(CODE, SIZE, S) ROWS(CODE, SIZE, S), {CODE, AVG, SIZE, sum_##S, both_avg_##S}
 static const Loops known[] = {
-    FLOAT_ROWS(11, 4, f4),  FLOAT_ROWS(12, 8, f8),  INTEGER_ROWS(6, 4, i4),
-    INTEGER_ROWS(7, 4, u4), INTEGER_ROWS(8, 8, i8), INTEGER_ROWS(9, 8, u8),
+    FLOAT_ROWS(11, 4, f4),  FLOAT_ROWS(12, 8, f8),  ROWS(6, 4, i4),
+    ROWS(7, 4, u4), ROWS(8, 8, i8), ROWS(9, 8, u8),
 };
 
 const Loops *find_loops(int dtype, int op) {

@@ -18,7 +18,7 @@
 #define MAX_PIECE (32 << 10) /* half of what a core's own cache has room for, together with where it comes from */
 #define ANNOUNCED (16 << 10) /* from here on the other end is told of a message before its bytes are there */
 #define MAX_RINGS (UINT64_C(4) << 20)
-#define MAX_RING (UINT64_C(1) << 20)
+#define MAX_RING (UINT64_C(256) << 10)
 #define MIN_RING (UINT64_C(64) << 10)
 
 /* ------------------------------------------------------------------ the layout */
@@ -40,7 +40,7 @@ int inbox_create(char *memory, int size, uint64_t capacity) {
     return 0;
 }
 
-int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, uint64_t piece, int may_spin) {
+int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, int may_spin) {
     *r = (Ring){0};
     if (nbytes < PAGE || sender < 0 || sender >= size || size > MAX_MEMBERS) return -1;
     Word *words = (Word *)(void *)memory, *control = words + 8 * (2 + 2 * sender);
@@ -55,8 +55,7 @@ int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int 
     r->bell = words;
     r->asleep = words + 8;
     r->capacity = capacity;
-    r->piece = least(least(piece, MAX_PIECE), capacity / 2) / LINE * LINE;
-    if (!r->piece) r->piece = LINE;
+    r->piece = least(MAX_PIECE, capacity / 4) / LINE * LINE;
     r->number = (uint64_t)member;
     r->step = (uint64_t)size;
     r->position = member == sender ? look_at(r->written) : 0;
