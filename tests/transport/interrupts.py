@@ -39,7 +39,7 @@ def deferred() -> Generator[None]:
     """Within it Ctrl-C is deferred as between init and destroy. In the main thread."""
     handler = InterruptHandler("meshlib", "transport")
     handler.install()
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert isinstance(signal.getsignal(signal.SIGINT), InterruptHandler)
     try:
         yield
     finally:
