@@ -157,9 +157,9 @@ class QueueLink(Link):
                 self._receive(first.call, first.into)
                 first.done = True
                 self._posted.popleft()
-        except BaseException:
-            self._posted.clear()
-            raise
+        finally:
+            if not awaited.done:
+                self._posted.clear()
 
     def _receive(self, call: Call, into: memoryview) -> None:
         call.waiting_for = self.peer

@@ -338,9 +338,7 @@ class Mailbox:
         receive.incoming = incoming
         self._arriving += 1
         try:
-            while True:
-                if incoming.done:
-                    return
+            while not incoming.done:
                 self._sleep(call, receive)
         finally:
             self._arriving -= 1

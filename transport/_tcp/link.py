@@ -66,7 +66,7 @@ class TcpLink(Connection, Link):
         self._look_out = LookOut(pauses=True, main_only=True)
         self.distance: Distance = Distance(sock, name, connections)
         self.window = self.distance.window
-        slice_ = struct.pack("@ll", 0, int(SLICE_SECONDS * 1e6))
+        slice_ = struct.pack("@ll", *divmod(int(SLICE_SECONDS * 1e6), 10**6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
