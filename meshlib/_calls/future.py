@@ -233,7 +233,7 @@ class Future(Generic[T]):
             after._under_way = True
             try:
                 result = run_outside(callback, done)
-            except BaseException as error:  # whoever waits for it must not wait for ever
+            except BaseException as error:  # its waiting threads need an outcome
                 after.set_exception(error)
                 if not isinstance(error, Exception):  # an interrupt of this thread as well
                     raise
