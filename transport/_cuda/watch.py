@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from transport._call import Call, CallHeader
-from transport._condition import Condition
 from transport._cuda.flat import Completion
 from transport._errors import (
     CommunicatorAbortedError,
@@ -19,6 +18,7 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
+from transport._interrupts import Condition
 
 _SECONDS = 0.02
 _IDLE_SECONDS = 5.0
@@ -47,7 +47,7 @@ class Watch:
 
     def add(self, call: Call, completion: Completion) -> None:
         """Look after ``call`` until ``completion``."""
-        with self._changed.lock:
+        with self._changed:
             if self.trouble is not None:
                 completion.fail(self.trouble, self._at_fault)
                 return
@@ -56,7 +56,7 @@ class Watch:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
-                self._thread = thread  # not before, should Ctrl-C come
+                self._thread = thread
             else:
                 self._changed.notify_all()
 
@@ -74,7 +74,7 @@ class Watch:
 
         ``at_fault`` is the call that went wrong, if one did. Returns the ends of those calls.
         """
-        with self._changed.lock:
+        with self._changed:
             if self.trouble is None:
                 self.trouble, self._at_fault = error, at_fault
             failed = [completion for _, completion in self._calls]
@@ -86,12 +86,12 @@ class Watch:
 
     def drain(self, seconds: float) -> bool:
         """Wait until nothing is under way; return whether that came in time."""
-        with self._changed.lock:
+        with self._changed:
             return self._changed.wait_for(lambda: not self._calls, seconds)
 
     def close(self) -> None:
         """End the thread, and wait for that."""
-        with self._changed.lock:
+        with self._changed:
             self._closed = True
             thread = self._thread
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class Watch:
 
     def _run(self) -> None:
         while True:
-            with self._changed.lock:
+            with self._changed:
                 self._changed.wait_for(lambda: self._calls or self._closed, _IDLE_SECONDS)
                 if self._closed or not self._calls:
                     self._thread = None
@@ -111,7 +111,7 @@ class Watch:
                 with suppress(DistError):  # the trouble itself is what everybody gets to see
                     self._on_trouble(found[0])
                 tell_one(failed)
-            with self._changed.lock:
+            with self._changed:
                 if self._calls and not self._closed:
                     self._changed.wait(_SECONDS)
 
@@ -126,7 +126,7 @@ class Watch:
         """Return what is wrong, and with which call."""
         header: CallHeader | None = None
         try:
-            with self._changed.lock:
+            with self._changed:
                 calls = list(self._calls)
             done = 0
             for call, completion in calls:
@@ -145,7 +145,7 @@ class Watch:
             trouble = self._verify()
             if trouble is not None:
                 return trouble, header
-            with self._changed.lock:
+            with self._changed:
                 for _ in range(min(done, len(self._calls))):
                     self._calls.popleft()
                 self._changed.notify_all()

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transport._errors import DistNetworkError
+from transport._interrupts import next_slice
 from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.sockets import format_address
@@ -116,8 +117,8 @@ class BeaconSocket:
         """Hand arriving beacons of the job to ``take`` for so long, or until it returns True."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if not select.select([self._sock], [], [], left)[0]:
-                return
+            if not select.select([self._sock], [], [], next_slice(left))[0]:
+                continue
             with contextlib.suppress(OSError):
                 data, address = self._sock.recvfrom(_MAX_BYTES + 1)
                 beacon = Beacon.unpack(data, self._secret)
@@ -163,7 +164,7 @@ def _open(host: str, port: int, way: str | None, *, local: bool) -> socket.socke
         sock.setsockopt(level, leave_by, interface)
         sock.setsockopt(level, hops, 0 if local else 1)
         sock.sendto(b"", address)
-    except BaseException:
+    except OSError:
         sock.close()
         raise
     return sock

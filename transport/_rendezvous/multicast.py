@@ -113,6 +113,7 @@ class _Search:
                 rivals.append(beacon)
             return bool(rivals)
 
+        enrolled = False
         try:
             mine = self._enroll(store)
             # Ranks that are there before all members are are what is wrong with those.
@@ -124,22 +125,23 @@ class _Search:
                 self._beacons.send(me)
                 self._beacons.receive(_BEACON_SECONDS, take)
                 if rivals:
-                    store.close()
                     return None
-            return store, self._read_rank(store, mine)
+            rank = self._read_rank(store, mine)
+            enrolled = True
+            return store, rank
         except _MisfitError:
             # The others learn of it from this store.
             with contextlib.suppress(DistStoreError):
                 store.tail(_HEARD, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
-            store.close()
             raise
-        except BaseException:
-            store.close()
-            raise
+        finally:
+            if not enrolled:
+                store.close()
 
     def _join(self, host: Beacon) -> tuple[Store, int] | None:
         """Join the store of another; return None when it went away before all had come."""
         store: TCPStore | None = None
+        enrolled = False
         try:
             store = TCPStore(
                 host.host,
@@ -154,16 +156,18 @@ class _Search:
                     f"{self._where}: world_size={self._world_size} processes have joined"
                     " already; this one is too many"
                 )
-            return store, self._read_rank(store, mine)
-        except BaseException as error:
-            if store is not None:
-                store.close()
-            gone = isinstance(error, DistStoreError | DistNetworkError)
-            if not gone or isinstance(error, StoreTimeoutError | _MisfitError):
+            rank = self._read_rank(store, mine)
+            enrolled = True
+            return store, rank
+        except (DistStoreError, DistNetworkError) as error:
+            if isinstance(error, StoreTimeoutError | _MisfitError):
                 raise
             self._avoided[host.identity] = time.monotonic() + 1.0
             self._check_deadline("somebody who serves the store")
             return None
+        finally:
+            if store is not None and not enrolled:
+                store.close()
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)
