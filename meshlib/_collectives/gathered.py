@@ -6,7 +6,7 @@ As in ``on_arrays``, the words of a method are shared with the function of its n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib._arrays import adapter as arrays
@@ -22,7 +22,7 @@ from meshlib._arrays.checks import (
     same_start,
     split_evenly,
 )
-from meshlib._calls.spec import CallSpec
+from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, spec_of
 from transport._call import Call, Kind
@@ -119,7 +119,7 @@ class GatheringCollectives(GroupOfRanks):
             return [out.finish() for out in outs]
 
         flats = [out.flat for out in outs]
-        return _all_gather(x, code, flats, finish)
+        return _all_gather(x, code, flats, outs, finish)
 
     @overload
     def all_gather_into_tensor(
@@ -197,7 +197,7 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(out.flat, size)
         if not same_start(x.flat, flats[call_queue.rank]):
             check_no_overlap(out, "output_tensor", x, "input_tensor")
-        return _all_gather(x, code, flats, out.finish)
+        return _all_gather(x, code, flats, [out], out.finish)
 
     @overload
     def reduce_scatter(
@@ -402,16 +402,18 @@ def _all_gather(
     x: Adapted,
     code: int,
     flats: list[Flat],
+    outs: Sequence[Adapted],
     finish: Callable[[], Any],
 ) -> CallSpec:
-    """Gather the members' ``x`` into ``flats``; return ``finish()``."""
+    """Gather the members' ``x`` into ``flats``, the memory of ``outs``; return ``finish()``."""
 
-    def run(communicator: Communicator, call: Call) -> Any:
+    def run(communicator: Communicator, call: Call) -> None:
         communicator.all_gather(call, flats, x.flat)
-        return finish()
 
+    memory = None if any(out.writes_back for out in outs) else (*flats, x.flat)
+    how = Overlapping(run, memory, finish)
     elements = sum(flat.size for flat in flats)
-    return spec_of(_ALL_GATHER, run, x, code, elements=elements)
+    return spec_of(_ALL_GATHER, how, x, code, elements=elements)
 
 
 def _reduce_scatter(out: Adapted, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:

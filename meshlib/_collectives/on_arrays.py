@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from meshlib._arrays import adapter as arrays
 from meshlib._arrays.checks import check_dtype, check_reduction
-from meshlib._calls.spec import CallSpec
+from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
 from transport._call import Call, Kind
@@ -297,8 +297,8 @@ def _all_reduction(tensor: Any, op: Any) -> CallSpec:
     op, code = check_reduction(op, x, "tensor", feedback=True)
     flat = x.flat
 
-    def run(communicator: Communicator, call: Call) -> Any:
+    def run(communicator: Communicator, call: Call) -> None:
         communicator.all_reduce(call, flat, op)
-        return x.finish()
 
-    return spec_of(_ALL_REDUCE, run, x, code, elements=flat.size, op=op.code)
+    how = Overlapping(run, None if x.writes_back else (flat,), x.finish)
+    return spec_of(_ALL_REDUCE, how, x, code, elements=flat.size, op=op.code)
