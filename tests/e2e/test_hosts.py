@@ -191,3 +191,47 @@ def test_both_sides_of_a_cut_wire_raise_at_the_deadline(meshrun, network, start_
     assert all(result.code == 1 for result in results)
     for rank, result in enumerate(results):
         assert f"rank {rank} CollectiveTimeoutError" in result.out, result
+        assert "is gone" not in result.out, result
+
+
+MENDED = """
+    import os, time
+    import numpy as np
+    import meshlib as dist
+
+    dist.init_process_group("BACKEND", timeout=60)
+    rank = dist.get_rank()
+    x = np.ones(200_000)
+    received = np.empty(3000)
+    calls = 0
+    while True:
+        assert dist.all_reduce(x.copy())[-1] == 2
+        if rank == 0:
+            dist.send(np.full(3000, calls, np.float64), 1)
+        else:
+            dist.recv(received, 0)
+            assert (received == calls).all()
+        calls += 1
+        stop = np.array([os.path.exists("plugged in")])
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if calls == 10 and rank == 1:
+            open("running", "w").close()
+        if stop[0]:
+            break
+    print(f"rank {rank} made {calls} calls")
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("backend", ["tcp", "auto"])
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_a_wire_that_is_cut_for_two_seconds_loses_nothing(meshrun, network, start_hosts, backend):
+    hosts = start_hosts(MENDED.replace("BACKEND", backend))
+    assert meshrun.wait_for((meshrun.folder / "running").exists)
+    network.cut_off(1)
+    time.sleep(2)
+    network.plug_in(1)
+    (meshrun.folder / "plugged in").touch()
+    results = [meshrun.finish(host) for host in hosts]
+    assert [(result.code, result.err) for result in results] == [(0, "")] * 2
+    assert len({result.out.split()[-2] for result in results}) == 1
