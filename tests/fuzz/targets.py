@@ -96,7 +96,7 @@ def frame(data: bytes) -> None:
     into = memoryview(bytearray(size))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        link = TcpLink(cast(socket.socket, _Stream(stream, step, theirs)), 0, "rank 0")
+        link = TcpLink((cast(socket.socket, _Stream(stream, step, theirs)),), 0, "rank 0")
         request = link.post_recv(_CALL, into)
         try:
             while not request.done:

@@ -7,6 +7,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from transport._call import Call
@@ -37,16 +38,20 @@ HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
 
 class Connection(ABC):
-    """Frames to and from ``peer`` over ``sock``, which belongs to the connection from now on.
+    """Frames to and from ``peer`` over ``sockets``, which belong to the connection from now on.
 
     ``name`` is what messages call the peer. Bytes move under ``worker.lock``. What a received frame
     is for is up to the two kinds: collectives' frames have been posted, messages are announced.
     """
 
-    def __init__(self, sock: socket.socket, peer: int, name: str, worker: Worker) -> None:
+    def __init__(
+        self, sockets: Sequence[socket.socket], peer: int, name: str, worker: Worker
+    ) -> None:
         self.peer = peer
         self.name = name
-        self.first = sock
+        self.sockets: Sequence[socket.socket] = tuple(sockets)
+        self.first: socket.socket = self.sockets[0]
+        """Carries the prefixes."""
         self.worker = worker
         self.leaving: deque[Outgoing] = deque()
         self.ended: str | None = None
@@ -56,14 +61,10 @@ class Connection(ABC):
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._begin = self._end = 0
         self._target: Any = None
-        sock.settimeout(None)
-        if is_on_this_machine(sock):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        """All sockets, of which most connections have one."""
-        return (self.first,)
+        for sock in self.sockets:
+            sock.settimeout(None)
+        if is_on_this_machine(self.first):
+            self.first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     @abstractmethod
     def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
@@ -99,8 +100,8 @@ class Connection(ABC):
                 pass
         return outgoing
 
-    def connections_for(self, nbytes: int) -> tuple[socket.socket, ...]:
-        """Return the connections for a payload that leaves."""
+    def connections_for(self, nbytes: int) -> Sequence[socket.socket]:
+        """Return the sockets for a payload that leaves."""
         del nbytes
         return self.sockets
 

@@ -38,7 +38,7 @@ class MessageLink(Connection):
     def __init__(
         self, sock: socket.socket, peer: int, name: str, worker: MessageWorker, mailbox: Mailbox
     ) -> None:
-        super().__init__(sock, peer, name, worker)
+        super().__init__((sock,), peer, name, worker)
         self.descriptor: int = sock.fileno()
         self.full: bool = False
         """Whether the mailbox had no room for the next message."""
