@@ -91,7 +91,7 @@ class TcpCommunicator(LinkCommunicator):
             lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
         self._messages = MessageWorker(
-            self.mailbox, self._on_message_link_end, self._endpoint.attend, self._endpoint.wake
+            self.mailbox, self._note_end, self._endpoint.attend, self._endpoint.wake
         )
         if inbox is not None:
             inbox.worker = self._messages
@@ -111,7 +111,8 @@ class TcpCommunicator(LinkCommunicator):
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
         if len(missing) < 2:
             return
-        self._published(missing, call)
+        unknown = [peer for peer in missing if peer not in self._known]
+        self._known |= self._addresses.read_all(address_key, unknown, call)
 
         def dial(peer: int) -> None:
             socks = self._dial_link(peer, call)
@@ -152,12 +153,6 @@ class TcpCommunicator(LinkCommunicator):
             left -= 1
             if error is not None:
                 raise error
-
-    def _published(self, peers: Sequence[int], call: Call) -> dict[int, bytes]:
-        """Return the addresses of all that are known, ``peers`` among them."""
-        asked = [peer for peer in peers if peer not in self._known and peer != self.rank]
-        self._known |= self._addresses.read_all(address_key, asked, call)
-        return self._known
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         self._message_link(dst, call).send(call, data)
@@ -366,9 +361,6 @@ class TcpCommunicator(LinkCommunicator):
         self._messages.add(link)
         # Messages to one member must not overtake each other: the first connection is used.
         return self._message_links.setdefault(peer, link)
-
-    def _on_message_link_end(self, ended: MessageLink, error: PeerLostError) -> None:
-        self._note_end(ended.peer, error)
 
     def _note_end(self, peer: int, error: PeerLostError) -> None:
         """Note that ``peer`` has ended one connection or refused one, as it does when it leaves."""

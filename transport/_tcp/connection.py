@@ -25,9 +25,12 @@ from transport._tcp.frame import (
     STEP_BYTES,
     Incoming,
     Outgoing,
+    Prefix,
     pack_prefix,
+    parse_prefix,
     receive,
 )
+from transport._tcp.stripes import STRIPED_BYTES
 from transport._tcp.worker import Worker
 
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
@@ -91,7 +94,8 @@ class Connection(ABC):
                 raise self.lost(error) from error
             if sent == PREFIX_BYTES + size:
                 return SENT
-        outgoing = Outgoing(self, call, data, tag, self.connections_for(size))
+        sockets = self.sockets if size >= STRIPED_BYTES else self.sockets[:1]
+        outgoing = Outgoing(self, call, data, tag, sockets)
         if sent:
             outgoing.skip(sent)
         self.leaving.append(outgoing)
@@ -99,11 +103,6 @@ class Connection(ABC):
             while self.push() and self.leaving:
                 pass
         return outgoing
-
-    def connections_for(self, nbytes: int) -> Sequence[socket.socket]:
-        """Return the sockets for a payload that leaves."""
-        del nbytes
-        return self.sockets
 
     def push(self) -> bool:
         """Send what fits, up to a step; return whether anything did."""
@@ -160,6 +159,10 @@ class Connection(ABC):
         room = self._staging if not end else self._staging[end:]
         count = receive(self.first, room, flags, min(begin + self._ahead(), STAGING_BYTES) - end)
         self._begin, self._end = begin, end + count
+
+    def _prefix(self) -> Prefix:
+        """Return the prefix that was read."""
+        return parse_prefix(self._staging[self._begin : self._begin + PREFIX_BYTES])
 
     def _use_staged(self, into: memoryview) -> int:
         """Move what was read of a payload ``into`` its memory; return how much that is."""

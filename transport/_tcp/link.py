@@ -32,7 +32,7 @@ from transport._tcp.frame import (
     Prefix,
     receive,
 )
-from transport._tcp.stripes import STRIPED_BYTES, Stripes
+from transport._tcp.stripes import Stripes
 from transport._tcp.worker import FrameWorker
 from transport._waiting import LookOut
 
@@ -156,9 +156,6 @@ class TcpLink(Connection, Link):
         size = len(self.coming[0].into)
         return PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES
 
-    def _prefix(self) -> Prefix:
-        return Prefix(self._staging[self._begin : self._begin + PREFIX_BYTES])
-
     def _begin_frame(self) -> bool:
         begin, incoming = self._begin, self.coming[0]
         if bytes(self._staging[begin : begin + PREFIX_BYTES]) != incoming.prefix:
@@ -212,9 +209,6 @@ class TcpLink(Connection, Link):
         self.coming.popleft()
         if not self.coming:
             del self.worker.coming[self]
-
-    def connections_for(self, nbytes: int) -> Sequence[socket.socket]:
-        return self.sockets if nbytes >= STRIPED_BYTES else self.sockets[:1]
 
     def _stripe_over(self, count: int) -> Sequence[socket.socket]:
         """Return the connections over which the peer says that a payload comes."""

@@ -18,7 +18,6 @@ from transport._tcp.frame import (
     STAGING_BYTES,
     Incoming,
     Outgoing,
-    parse_prefix,
     receive,
 )
 
@@ -125,7 +124,8 @@ class MessageLink(Connection):
 
     def _begin_frame(self) -> bool:
         begin = self._begin
-        header, size = parse_prefix(self._staging[begin : begin + PREFIX_BYTES])
+        prefix = self._prefix()
+        header, size = prefix.header, prefix.size
         if header.kind != Kind.SEND:
             raise _ProtocolError(f"it sent {header} where only messages are expected")
         try:

@@ -24,7 +24,7 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._link import exchange
-from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix, pack_prefix
+from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, pack_prefix, parse_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.worker import FrameWorker
 
@@ -137,7 +137,7 @@ def test_a_frame_of_another_length_leaves_the_buffer_alone(size: int, announced:
     prefix = raw_frame(payload(0))[:PREFIX_BYTES]
     length = announced.to_bytes(8, "little")
     frame = prefix[: PREFIX_BYTES - 32] + length + prefix[PREFIX_BYTES - 24 :]
-    assert (Prefix(frame).header, Prefix(frame).size) == (call().header, announced)
+    assert (parse_prefix(frame).header, parse_prefix(frame).size) == (call().header, announced)
     with sockets() as (ours, theirs):
         link = TcpLink((theirs,), 0, "rank 4")
         ours.sendall(frame + bytes(range(9)))
