@@ -204,8 +204,6 @@ class CallQueue:
     def _enqueue(self, stream: CallStream, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
         work, device = self._work(record, stream), spec.device
         overlapping = run if isinstance(run, Overlapping) and device == "cpu" else None
-        if overlapping is not None and overlapping.memory is None:
-            overlapping = None
 
         def make(run: Run) -> bool:
             """Make the call, or what is left of it; return False if its last frames are left."""

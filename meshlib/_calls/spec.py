@@ -20,7 +20,7 @@ class Overlapping:
 
     The call may overlap with the next one: then its caller waits for its last frames, before
     ``finish`` (``transport._call.Rest``). ``memory`` is all that the call reads and writes, where
-    others know of it; None for a call that must not overlap.
+    others know of it.
     """
 
     __slots__ = ("_run", "finish", "memory")
@@ -28,17 +28,17 @@ class Overlapping:
     def __init__(
         self,
         run: Callable[[Communicator[Any], Call], object],
-        memory: Sequence[Flat] | None,
+        memory: Sequence[Flat],
         finish: Callable[[], Any],
     ) -> None:
         self._run = run
-        self.memory: Sequence[Flat] | None = memory
+        self.memory: Sequence[Flat] = memory
         self.finish: Callable[[], Any] = finish
 
     def may_follow(self, other: Overlapping) -> bool:
         """Whether the call may begin before ``other`` has ended: they have no memory in common."""
         mine, its = (
-            [(flat.ctypes.data, flat.ctypes.data + flat.nbytes) for flat in call.memory or ()]
+            [(flat.ctypes.data, flat.ctypes.data + flat.nbytes) for flat in call.memory]
             for call in (self, other)
         )
         return not any(a < d and c < b for a, b in mine for c, d in its)
