@@ -200,8 +200,7 @@ class Rest:
     """The end of a call, which its caller waits for when the next call has begun.
 
     The communicator sets ``wait``, which waits for the call's last frames. ``end_before`` ends the
-    call before this one, which may have left the same: for a call that has posted what it can, and
-    has to wait.
+    call before this one. A call does so when it has posted what it can, before it waits.
     """
 
     __slots__ = ("_end_before", "wait")

@@ -206,7 +206,7 @@ class CallQueue:
         overlapping = run if isinstance(run, Overlapping) and device == "cpu" else None
 
         def make(run: Run) -> bool:
-            """Make the call, or what is left of it; return False if its last frames are left."""
+            """Make the call, or end it; return False if its last frames are left."""
             try:
                 result = self._run(run, record, device)
                 completion, record.completion = record.completion, None

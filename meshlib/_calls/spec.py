@@ -18,9 +18,8 @@ Run = Callable[[Communicator[Any], Call], Any]
 class Overlapping:
     """A ``Run`` that is one call of the communicator, and then returns ``finish()``.
 
-    The call may overlap with the next one: then its caller waits for its last frames, before
-    ``finish`` (``transport._call.Rest``). ``memory`` is all that the call reads and writes, where
-    others know of it.
+    The call may overlap with the next one (``transport._call.Rest``). Then its caller waits for
+    its last frames, before ``finish``. ``memory`` is all shared memory that it reads or writes.
     """
 
     __slots__ = ("_run", "finish", "memory")
