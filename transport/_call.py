@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -139,6 +140,7 @@ class _CallFields:
         "nbytes",
         "packed",
         "peer",
+        "rest",
         "seconds",
         "started",
         "sync",
@@ -150,6 +152,7 @@ class _CallFields:
     sync: bool
     waiting_for: int | None
     completion: Completion | None
+    rest: Rest | None
     error: str | None
     group: str
     nbytes: int
@@ -173,7 +176,8 @@ class Call(CallFields):
     ``packed`` is the header as it travels; nothing else of it is kept.
     ``waiting_for`` is written by links before they block, so that another thread can tell where
     this rank stands without asking it. ``completion`` is set where the call goes on on a device
-    after it returned. ``sync`` says that the thread which issued the call waits for its end.
+    after it returned. ``rest`` is set where the caller may wait for the last frames later. ``sync``
+    says that the thread which issued the call waits for its end.
     """
 
     __slots__ = ("deadline",)
@@ -184,11 +188,37 @@ class Call(CallFields):
         self.sync = True
         self.waiting_for: int | None = None
         self.completion: Completion | None = None
+        self.rest: Rest | None = None
 
     @property
     def header(self) -> CallHeader:
         """The header, made anew from ``packed``: for messages, not for each call."""
         return CallHeader.unpack(self.packed)
+
+
+class Rest:
+    """The end of a call, which its caller waits for when the next call has begun.
+
+    The communicator sets ``wait``, which waits for the call's last frames. ``end_before`` ends the
+    call before this one. A call does so when it has posted what it can, before it waits.
+    """
+
+    __slots__ = ("_end_before", "wait")
+
+    def __init__(self, end_before: Callable[[], object] | None = None) -> None:
+        self._end_before = end_before
+        self.wait: Callable[[], None] | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the call before has not ended."""
+        return self._end_before is not None
+
+    def end_before(self) -> None:
+        """End the call before. Idempotent."""
+        end_before, self._end_before = self._end_before, None
+        if end_before is not None:
+            end_before()
 
 
 # Codes are part of the wire format: append, never renumber.

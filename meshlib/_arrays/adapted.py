@@ -19,7 +19,7 @@ class Adapted:
     possible (a ``DeviceFlat``, which has its attributes and slices alike, where ``device`` is not
     ``"cpu"``: the communicator of that device takes it). ``finish()`` brings the contents of
     ``flat`` back (a no-op when memory is shared) and returns what the caller gets: the same array
-    if it is writable, else a new one.
+    if it is writable, else a new one. ``writes_back``: ``finish`` changes the caller's memory.
     ``returned_only``: the caller's array cannot be written to, so the result is a new one.
     """
 
@@ -27,6 +27,7 @@ class Adapted:
     shape: tuple[int, ...]
     device: str
     finish: Callable[[], Any]
+    writes_back: bool = False
     returned_only: bool = False
 
     def put_back(self, put: Callable[[Any], object]) -> None:

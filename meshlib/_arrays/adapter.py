@@ -43,7 +43,7 @@ class _NumPy:
             plain[...] = flat.reshape(plain.shape)
             return array
 
-        return Adapted(flat, array.shape, "cpu", finish)
+        return Adapted(flat, array.shape, "cpu", finish, writes_back=True)
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Flat:

@@ -17,13 +17,13 @@ from meshlib._calls.call_streams import CallStreams
 from meshlib._calls.failures.failure import Failure
 from meshlib._calls.fast_path import SHORT, FastPath
 from meshlib._calls.members import Members
-from meshlib._calls.spec import CallSpec, Run
+from meshlib._calls.spec import CallSpec, Overlapping, Run, Unended
 from meshlib._calls.state import GroupState
 from meshlib._calls.work import Work
 from meshlib._native import calls as native
 from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import OP_CODES, Call, CallHeader, Kind
+from transport._call import OP_CODES, Call, CallHeader, Kind, Rest
 from transport._communicators.base import Communicator
 from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistBackendError
@@ -203,15 +203,41 @@ class CallQueue:
 
     def _enqueue(self, stream: CallStream, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
         work, device = self._work(record, stream), spec.device
+        overlapping = run if isinstance(run, Overlapping) and device == "cpu" else None
 
-        def task() -> None:
+        def make(run: Run) -> bool:
+            """Make the call, or end it; return False if its last frames are left."""
             try:
-                record.start()
                 result = self._run(run, record, device)
                 completion, record.completion = record.completion, None
+                if record.rest is not None:
+                    return False
                 work.finish(result, completion)
             except BaseException as error:  # noqa: BLE001 (the Work raises it)
+                rest, record.rest = record.rest, None
+                if rest is not None:
+                    rest.end_before()
                 work.fail(error)
+            return True
+
+        def task() -> None:
+            before, stream.unended = stream.unended, None
+            if before is not None and not (overlapping and overlapping.may_follow(before.run)):
+                before.end()
+                before = None
+            record.start()
+            if overlapping is None:
+                make(run)
+                return
+
+            def end_before() -> None:
+                if before is not None:
+                    before.end()
+                    record.start()  # that it took long must not cost this call its time
+
+            record.rest = Rest(None if before is None else end_before)
+            if not make(run):
+                stream.unended = Unended(overlapping, partial(make, overlapping.end))
 
         stream.submit(task)
         return work
@@ -245,7 +271,8 @@ class CallQueue:
                 raise
             # Where a transport noticed says nothing to the user; it stays in __context__.
             raise seen from None
-        record.ended = monotonic()
+        if record.rest is None:
+            record.ended = monotonic()
         if record.completion is not None:
             record.completion.explain_by(partial(self.failure.explain, record))
         return result

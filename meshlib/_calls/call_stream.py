@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from meshlib._calls.spec import Unended
 from meshlib._calls.stream_lock import StreamLock
 from transport._deadline import Deadline
 from transport._interrupts import Condition
@@ -44,6 +45,9 @@ class CallStream(StreamLock):
         # Of the queue, for the stream's thread; of the stream's being idle, for those who drain it.
         self._changed = Condition()
         self._thread: threading.Thread | None = None
+        self.unended: Unended | None = None
+        """The call before, if its last frames are left to be waited for, by whoever has the turn.
+        """
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the stream's thread when all before it have ended."""
@@ -102,6 +106,11 @@ class CallStream(StreamLock):
             if task is not None:
                 task()
             del task  # its arrays must not live until the next task comes
+            unended = self.unended
+            if unended is not None and not self._queue:
+                self.unended = None
+                unended.end()
+            del unended
             self.leave()
 
 

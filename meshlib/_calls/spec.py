@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
 from transport._call import NO_ROOT, Call, Kind
 from transport._communicators.base import Communicator
+from transport._operands.reduce_op import Flat
 
 Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
+
+
+class Overlapping:
+    """A ``Run`` that is one call of the communicator, and then returns ``finish()``.
+
+    The call may overlap with the next one (``transport._call.Rest``). Then its caller waits for
+    its last frames, before ``finish``. ``memory`` is all shared memory that it reads or writes.
+    """
+
+    __slots__ = ("_run", "finish", "memory")
+
+    def __init__(
+        self,
+        run: Callable[[Communicator[Any], Call], object],
+        memory: Sequence[Flat],
+        finish: Callable[[], Any],
+    ) -> None:
+        self._run = run
+        self.memory: Sequence[Flat] = memory
+        self.finish: Callable[[], Any] = finish
+
+    def may_follow(self, other: Overlapping) -> bool:
+        """Whether the call may begin before ``other`` has ended: they have no memory in common."""
+        mine, its = (
+            [(flat.ctypes.data, flat.ctypes.data + flat.nbytes) for flat in call.memory]
+            for call in (self, other)
+        )
+        return not any(a < d and c < b for a, b in mine for c, d in its)
+
+    def __call__(self, communicator: Communicator[Any], call: Call) -> Any:
+        """Make the call; return its result, unless the last frames are left."""
+        self._run(communicator, call)
+        rest = call.rest
+        if rest is not None:
+            rest.end_before()
+            if rest.wait is not None:
+                return None
+            call.rest = None
+        return self.finish()
+
+    def end(self, _communicator: Communicator[Any], call: Call) -> Any:
+        """Wait for the last frames that are left; return the call's result."""
+        rest = call.rest
+        assert rest is not None
+        assert rest.wait is not None
+        rest.wait()
+        call.rest = None
+        return self.finish()
+
+
+class Unended(NamedTuple):
+    """A call that was made but for its last frames. ``end`` waits for them, and does not raise."""
+
+    run: Overlapping
+    end: Callable[[], object]
 
 
 class CallSpec:

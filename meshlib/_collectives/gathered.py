@@ -6,7 +6,8 @@ As in ``on_arrays``, the words of a method are shared with the function of its n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib._arrays import adapter as arrays
@@ -22,7 +23,7 @@ from meshlib._arrays.checks import (
     same_start,
     split_evenly,
 )
-from meshlib._calls.spec import CallSpec
+from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, spec_of
 from transport._call import Call, Kind
@@ -96,14 +97,18 @@ class GatheringCollectives(GroupOfRanks):
         """
         return self._issue(
             _ALL_GATHER,
-            self._prepare_all_gather,
+            partial(self._prepare_all_gather, async_op=True)
+            if async_op
+            else self._prepare_all_gather,
             (tensor_list, tensor),
             async_op,
             timeout,
             LISTS,
         )
 
-    def _prepare_all_gather(self, tensor_list: ListOf[Any], tensor: Any) -> CallSpec:
+    def _prepare_all_gather(
+        self, tensor_list: ListOf[Any], tensor: Any, async_op: bool = False
+    ) -> CallSpec:
         call_queue = self.call_queue
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
@@ -119,7 +124,7 @@ class GatheringCollectives(GroupOfRanks):
             return [out.finish() for out in outs]
 
         flats = [out.flat for out in outs]
-        return _all_gather(x, code, flats, finish)
+        return _all_gather(x, code, flats, outs, finish, async_op)
 
     @overload
     def all_gather_into_tensor(
@@ -179,14 +184,18 @@ class GatheringCollectives(GroupOfRanks):
         """
         return self._issue(
             _ALL_GATHER,
-            self._prepare_all_gather_into,
+            partial(self._prepare_all_gather_into, async_op=True)
+            if async_op
+            else self._prepare_all_gather_into,
             (output_tensor, input_tensor),
             async_op,
             timeout,
             ARRAYS,
         )
 
-    def _prepare_all_gather_into(self, output_tensor: Any, input_tensor: Any) -> CallSpec:
+    def _prepare_all_gather_into(
+        self, output_tensor: Any, input_tensor: Any, async_op: bool = False
+    ) -> CallSpec:
         call_queue = self.call_queue
         x = arrays.source(input_tensor, "input_tensor")
         code = check_dtype(x, "input_tensor")
@@ -197,7 +206,7 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(out.flat, size)
         if not same_start(x.flat, flats[call_queue.rank]):
             check_no_overlap(out, "output_tensor", x, "input_tensor")
-        return _all_gather(x, code, flats, out.finish)
+        return _all_gather(x, code, flats, [out], out.finish, async_op)
 
     @overload
     def reduce_scatter(
@@ -402,16 +411,23 @@ def _all_gather(
     x: Adapted,
     code: int,
     flats: list[Flat],
+    outs: Sequence[Adapted],
     finish: Callable[[], Any],
+    async_op: bool,
 ) -> CallSpec:
-    """Gather the members' ``x`` into ``flats``; return ``finish()``."""
+    """Gather the members' ``x`` into ``flats``, the memory of ``outs``; return ``finish()``."""
+
+    def gather(communicator: Communicator, call: Call) -> None:
+        communicator.all_gather(call, flats, x.flat)
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.all_gather(call, flats, x.flat)
         return finish()
 
+    overlaps = async_op and not any(out.writes_back for out in outs)
+    how = Overlapping(gather, (*flats, x.flat), finish) if overlaps else run
     elements = sum(flat.size for flat in flats)
-    return spec_of(_ALL_GATHER, run, x, code, elements=elements)
+    return spec_of(_ALL_GATHER, how, x, code, elements=elements)
 
 
 def _reduce_scatter(out: Adapted, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:

@@ -7,11 +7,12 @@ in ``collectives``, beside this. The words of a method are shared with the funct
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib._arrays import adapter as arrays
 from meshlib._arrays.checks import check_dtype, check_reduction
-from meshlib._calls.spec import CallSpec
+from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
 from transport._call import Call, Kind
@@ -85,7 +86,8 @@ class ArrayCollectives(GroupOfRanks):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        return self._issue(_ALL_REDUCE, _all_reduction, (tensor, op), async_op, timeout, ARRAYS)
+        prepare = _asynchronous_reduction if async_op else _all_reduction
+        return self._issue(_ALL_REDUCE, prepare, (tensor, op), async_op, timeout, ARRAYS)
 
     @overload
     def broadcast(
@@ -292,13 +294,21 @@ class ArrayCollectives(GroupOfRanks):
         )
 
 
-def _all_reduction(tensor: Any, op: Any) -> CallSpec:
+def _all_reduction(tensor: Any, op: Any, async_op: bool = False) -> CallSpec:
     x = arrays.in_out(tensor, "tensor")
     op, code = check_reduction(op, x, "tensor", feedback=True)
     flat = x.flat
+
+    def reduce(communicator: Communicator, call: Call) -> None:
+        communicator.all_reduce(call, flat, op)
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.all_reduce(call, flat, op)
         return x.finish()
 
-    return spec_of(_ALL_REDUCE, run, x, code, elements=flat.size, op=op.code)
+    overlaps = async_op and not x.writes_back
+    how = Overlapping(reduce, (flat,), x.finish) if overlaps else run
+    return spec_of(_ALL_REDUCE, how, x, code, elements=flat.size, op=op.code)
+
+
+_asynchronous_reduction = partial(_all_reduction, async_op=True)

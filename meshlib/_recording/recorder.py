@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
 from transport import _environment as environment
-from transport._call import Call, Kind
+from transport._call import Call, Kind, Rest
 from transport._deadline import Deadline
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Record(Call):
         self.instruction = instruction
         self.waiting_for: int | None = None
         self.completion: Completion | None = None
+        self.rest: Rest | None = None
         self.error = None
         self.started: float = 0.0
         self.ended: float = 0.0

@@ -30,7 +30,7 @@ from transport._shm.meeting.peer_connection import Message
 from transport._store.commands import Commands
 from transport._store.fields import WireError, unpack_fields
 from transport._store.tcp.wire import REPLY, REQUEST, Frames, Status
-from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix
+from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, parse_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import HELLO_BYTES, Hello
@@ -96,7 +96,7 @@ def frame(data: bytes) -> None:
     into = memoryview(bytearray(size))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        link = TcpLink(cast(socket.socket, _Stream(stream, step, theirs)), 0, "rank 0")
+        link = TcpLink((cast(socket.socket, _Stream(stream, step, theirs)),), 0, "rank 0")
         request = link.post_recv(_CALL, into)
         try:
             while not request.done:
@@ -108,14 +108,14 @@ def frame(data: bytes) -> None:
             return
         finally:
             link.close()
-    found = Prefix(stream)
+    found = parse_prefix(stream)
     assert (found.header, found.size) == (_CALL.header, size)
     assert into == stream[PREFIX_BYTES : PREFIX_BYTES + size]
 
 
 def prefix(data: bytes) -> None:
     """Any prefix is a header that can be shown: messages are made of what arrived."""
-    header = Prefix(data.ljust(PREFIX_BYTES, b"\0")).header
+    header = parse_prefix(data.ljust(PREFIX_BYTES, b"\0")).header
     assert str(header)
     assert CallHeader.unpack(header.pack()) == header
 

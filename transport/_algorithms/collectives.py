@@ -26,6 +26,7 @@ from transport._call import Call
 from transport._choosing.choice import LAP_BYTES, Algorithm
 from transport._choosing.peers import peers_of
 from transport._communicators.base import Collectives
+from transport._link import Request, wait_all
 from transport._operands.compression import Compression
 from transport._operands.flat import part_bounds, segments_of
 from transport._operands.operand import REDUCED, WHOLE, Operand, pack, store
@@ -56,6 +57,11 @@ class LinkCollectives(Collectives, Team):
     @abstractmethod
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
+
+    def _end(self, call: Call, requests: Sequence[Request]) -> None:
+        """Wait for the last frames of a call."""
+        del call
+        wait_all(requests)
 
     def _prepare(self, algorithm: Algorithm, call: Call, root: int | None = None) -> None:
         """Have the links that ``algorithm`` needs opened side by side, the first time: with each
@@ -101,16 +107,20 @@ class LinkCollectives(Collectives, Team):
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         reduce_whole = _WHOLE.get(algorithm)
+        if call.rest is not None and (reduce_whole or algorithm is Algorithm.HALVING):
+            call.rest.end_before()
         if reduce_whole is not None:
             self._all_reduce_whole(reduce_whole, call, buffer, op, narrow)
         elif narrow:
-            pairwise.all_reduce(self, call, buffer, op)
+            self._end(call, pairwise.all_reduce(self, call, buffer, op))
         else:
             op.prepare(buffer)
             if op.kind is RedOpType.PREMUL_SUM:
                 op = ReduceOp.SUM
-            module = pairwise if algorithm is Algorithm.PAIRWISE else halving
-            module.all_reduce(self, call, buffer, op)
+            if algorithm is Algorithm.PAIRWISE:
+                self._end(call, pairwise.all_reduce(self, call, buffer, op))
+            else:
+                halving.all_reduce(self, call, buffer, op)
 
     def _all_reduce_whole(
         self, reduce: _AllReduce, call: Call, buffer: Flat, op: ReduceOp, narrow: bool
@@ -162,13 +172,15 @@ class LinkCollectives(Collectives, Team):
         algorithm = self.table.all_gather(total, self.size)
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
+        if call.rest is not None and algorithm is not Algorithm.PAIRWISE:
+            call.rest.end_before()
         match algorithm:
             case Algorithm.STAR:
                 star.all_gather(self, call, outputs)
             case Algorithm.BRUCK:
                 bruck.all_gather(self, call, outputs)
             case Algorithm.PAIRWISE:
-                pairwise.all_gather(self, call, outputs)
+                self._end(call, pairwise.all_gather(self, call, outputs))
             case _:
                 ring.all_gather(self, call, outputs)
 
@@ -199,7 +211,7 @@ class LinkCollectives(Collectives, Team):
             case Algorithm.STAR:
                 star.reduce_scatter(self, call, output, inputs, op)
             case Algorithm.PAIRWISE:
-                pairwise.reduce_scatter(self, call, output, inputs, op)
+                wait_all(pairwise.reduce_scatter(self, call, output, inputs, op))
             case Algorithm.HALVING:
                 halving.reduce_scatter(self, call, output, inputs, op)
             case _:
@@ -222,7 +234,7 @@ class LinkCollectives(Collectives, Team):
         self.check_open()
         if Algorithm.PAIRWISE not in self._reached:
             self._prepare(Algorithm.PAIRWISE, call)
-        pairwise.all_to_all(self, call, outputs, inputs)
+        self._end(call, pairwise.all_to_all(self, call, outputs, inputs))
 
 
 def _copy(into: Flat, source: Flat) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from transport._algorithms.pairwise import Chunks, Places, cut
 from transport._algorithms.team import Team
 from transport._call import Call
-from transport._link import Request
+from transport._link import Request, wait_all
 from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats
 from transport._operands.flat import as_bytes, part_bounds, segments_of
@@ -89,7 +89,7 @@ def reduce_scatter(
         work.add_all(chunk, total)
         op.finish(total, size)
         store(output[slice(*part_bounds(output.size, count, chunk))], total)
-    work.chunks.finish(())
+    wait_all(work.chunks.sent)
 
 
 class _Work:
@@ -173,7 +173,7 @@ class _AllReduce(_Work):
                 self._take(*awaited.popleft())
         while awaited:
             self._take(*awaited.popleft())
-        self.chunks.finish(())
+        wait_all(self.chunks.sent)
 
     def _take(self, request: Request, encoded: Flat, into: Flat) -> None:
         request.wait()

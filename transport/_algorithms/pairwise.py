@@ -16,13 +16,13 @@ number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from transport._algorithms.team import Team
 from transport._call import Call
-from transport._link import Request, wait_all
+from transport._link import Request
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, scale, store
 from transport._operands.order import Fold, arrivals, merges_in
@@ -35,24 +35,29 @@ Part = tuple[Flat, int, int]
 """Elements ``[1]`` to ``[2]`` of a buffer."""
 
 
-def all_to_all(team: Team, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+def all_to_all(
+    team: Team, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
+) -> list[Request]:
     """Copy ``inputs[j]`` of member i into ``outputs[i]`` of member j. Sizes may all differ."""
     rank, size = team.rank, team.size
     store(outputs[rank], inputs[rank])
     targets = [(rank + step) % size for step in range(1, size)]
-    swap(team, call, targets, inputs, outputs)
+    return swap(team, call, targets, inputs, outputs)
 
 
-def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
-    """Send ``outputs[rank]``, which is in place already, to all. Sizes may differ."""
+def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> list[Request]:
+    """Send ``outputs[rank]``, which is in place already, to all. Sizes may differ.
+
+    Returns the frames that are left to be waited for, as the other functions here do.
+    """
     rank, size = team.rank, team.size
     targets = [(rank + step) % size for step in range(1, size)]
-    swap(team, call, targets, [outputs[rank]] * size, outputs)
+    return swap(team, call, targets, [outputs[rank]] * size, outputs)
 
 
 def swap(
     team: Team, call: Call, peers: Sequence[int], inputs: Sequence[Flat], outputs: Sequence[Flat]
-) -> None:
+) -> list[Request]:
     """Send ``inputs[peer]`` to each of ``peers``, and receive ``outputs[peer]`` from it."""
     links = [team.link(peer, call) for peer in peers]
     requests: list[Request] = [
@@ -63,10 +68,10 @@ def swap(
         link.post_send(call, as_bytes(inputs[peer]))
         for link, peer in zip(links, peers, strict=True)
     ]
-    wait_all(requests)
+    return requests
 
 
-def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> list[Request]:
     """Reduce ``buffer`` in place. Inputs that are scaled (PREMUL_SUM) must be so already, unless
     their dtype is reduced in a wider one: scaling must not round.
     """
@@ -74,12 +79,12 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     chunks = segments_of(-(-buffer.size // team.size) * wide, team.table.segment)
     parts = [cut(buffer, chunks, chunk, team.size) for chunk in range(chunks)]
     results = [[buffer[start:stop] for _, start, stop in each] for each in parts]
-    _reduce(team, call, op, parts, [each[team.rank] for each in results], results)
+    return _reduce(team, call, op, parts, [each[team.rank] for each in results], results)
 
 
 def reduce_scatter(
     team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-) -> None:
+) -> list[Request]:
     """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
     wide = reduction_dtype(output.dtype).itemsize
     chunks = segments_of(max(part.size for part in inputs) * wide, team.table.segment)
@@ -88,7 +93,7 @@ def reduce_scatter(
         for chunk in range(chunks)
     ]
     results = [output[slice(*part_bounds(output.size, chunks, chunk))] for chunk in range(chunks)]
-    _reduce(team, call, op, parts, results, None)
+    return _reduce(team, call, op, parts, results, None)
 
 
 def cut(buffer: Flat, chunks: int, chunk: int, size: int) -> list[Part]:
@@ -111,7 +116,7 @@ def _reduce(
     parts: Sequence[Sequence[Part]],
     results: Sequence[Flat],
     gathered: Sequence[Sequence[Flat]] | None,
-) -> None:
+) -> list[Request]:
     """Reduce what the members have for this rank, in each chunk ``parts[chunk][rank]``, to
     ``results[chunk]``. ``gathered[chunk]`` is where all members' results are put, if they are.
     """
@@ -148,7 +153,7 @@ def _reduce(
         result = reduce(chunk, chunks.arrived())
         if gathered is not None:
             chunks.send_result(chunk, result)
-    chunks.finish(awaited)
+    return [*awaited, *chunks.sent]
 
 
 def _travelling(op: ReduceOp, part: Part, scaled: bool) -> Flat:
@@ -202,7 +207,8 @@ class Chunks:
         self._links = [team.link(peer, call) for peer in peers]
         window = max(link.window for link in self._links)
         self._ahead = min(chunks, max(1, -(-window // max(1, nbytes))))
-        self._sent: list[Request] = []
+        self.sent: list[Request] = []
+        """Everything that was posted to leave."""
         self._arriving: deque[list[Request]] = deque()
 
     def begin(
@@ -223,27 +229,24 @@ class Chunks:
                     self._arriving.append(self._expect(later, places(later)))
             if chunk >= 0:
                 yield chunk
+            elif self._call.rest is not None:
+                self._call.rest.end_before()
 
     def arrived(self) -> list[Request]:
         """Return the inputs of the chunk that is reduced."""
         return self._arriving.popleft()
 
     def expect_results(self, chunk: int, places: Sequence[Flat]) -> list[Request]:
-        """Receive the peers' results of a chunk. They must not be waited for before ``finish``."""
+        """Receive the peers' results of a chunk; they are waited for behind the last chunk."""
         return self._expect(self._chunks + chunk, places)
 
     def send_result(self, chunk: int, result: Flat) -> None:
         """Send all peers this rank's result of a chunk."""
         self._send(self._chunks + chunk, [as_bytes(result)] * len(self._links))
 
-    def finish(self, awaited: Iterable[Request]) -> None:
-        """Wait for the results that are ``awaited``, and until everything has left."""
-        wait_all(awaited)
-        wait_all(self._sent)
-
     def _send(self, tag: int, data: Sequence[memoryview]) -> None:
         for link, each in zip(self._links, data, strict=True):
-            self._sent.append(link.post_send(self._call, each, tag))
+            self.sent.append(link.post_send(self._call, each, tag))
 
     def _expect(self, tag: int, places: Sequence[Flat]) -> list[Request]:
         return [

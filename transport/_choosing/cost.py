@@ -183,8 +183,7 @@ def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
         return _star(nbytes, nbytes * n, n)
     steps = levels_of(n) if algorithm is Algorithm.BRUCK else n - 1
     total = n * (n - 1) * nbytes
-    # Where there is delay, pairs take the place of a ring: ``LinkCollectives.all_gather``.
-    delays = steps if algorithm is Algorithm.BRUCK else 1
+    delays = 1 if algorithm is Algorithm.PAIRWISE else steps
     return Work(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
 
 

@@ -171,4 +171,4 @@ def all_to_all(levels: Levels, call: Call, outputs: Sequence[Flat], inputs: Sequ
     )
     targets = _members_elsewhere(levels, rank)
     levels.whole.reach(targets, call)
-    pairs.swap(levels.whole, call, targets, inputs, outputs)
+    wait_all(pairs.swap(levels.whole, call, targets, inputs, outputs))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from transport._algorithms.collectives import LinkCollectives
+from transport._call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
+from transport._link import Request, wait_all
 from transport._links.mailbox import Mailbox
 from transport._links.messaging import MessagingCommunicator
 from transport._operands.flat import Scratch
@@ -39,3 +43,10 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
         self.scratch = Scratch()
         self.compression = membership.compression
+
+    def _end(self, call: Call, requests: Sequence[Request]) -> None:
+        """Wait for the last frames of a call, or leave that to its caller."""
+        if call.rest is None:
+            wait_all(requests)
+        else:
+            call.rest.wait = partial(wait_all, requests)

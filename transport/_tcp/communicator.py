@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys, has_not_entered
@@ -39,9 +38,7 @@ from transport._tcp.worker import FrameWorker
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
 _PATIENCE_SECONDS = 0.2
-_WIDEN_SECONDS = 30.0
 _JOIN_SECONDS = 5.0
-_LOGGER = logging.getLogger("meshlib.transport")
 
 
 class TcpCommunicator(LinkCommunicator):
@@ -69,11 +66,10 @@ class TcpCommunicator(LinkCommunicator):
         # Guards everything below. Nobody waits for another rank while holding it.
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
-        self._arrived: dict[int, socket.socket] = {}
+        # By peer, the connections that its link will have, as far as they have come.
+        self._arrived: dict[int, list[socket.socket | None]] = {}
         self._links: dict[int, TcpLink] = {}
         self._frames = FrameWorker()
-        # By peer, further connections of links that are not opened here yet.
-        self._spare: dict[int, list[socket.socket]] = {}
         # By peer, the one for sending. Two members may call each other at the same time, so there
         # may be another one, on which the peer sends.
         self._message_links: dict[int, MessageLink] = {}
@@ -86,7 +82,7 @@ class TcpCommunicator(LinkCommunicator):
         self._addresses = PeerKeys(membership)
         self._known: dict[int, bytes] = {}
         self._dials: set[Dial] = set()
-        self._dialled: dict[int, socket.socket] = {}
+        self._dialled: dict[int, list[socket.socket]] = {}
         self._connections = connections_from_environment()
         # Those that connect beside a call.
         self._threads: tuple[threading.Thread, ...] = ()
@@ -95,7 +91,7 @@ class TcpCommunicator(LinkCommunicator):
             lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
         self._messages = MessageWorker(
-            self.mailbox, self._on_message_link_end, self._endpoint.attend, self._endpoint.wake
+            self.mailbox, self._note_end, self._endpoint.attend, self._endpoint.wake
         )
         if inbox is not None:
             inbox.worker = self._messages
@@ -115,42 +111,48 @@ class TcpCommunicator(LinkCommunicator):
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
         if len(missing) < 2:
             return
-        self._published(missing, call)
-        ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
+        unknown = [peer for peer in missing if peer not in self._known]
+        self._known |= self._addresses.read_all(address_key, unknown, call)
 
         def dial(peer: int) -> None:
-            try:
-                sock = self._dial(peer, Channel.COLLECTIVE, call)
-                with self._lock:
-                    if self.abort_reason is None:
-                        self._dialled[peer] = sock
-                    else:
-                        sock.close()
-                ended.put((peer, None))
-            except Exception as error:  # noqa: BLE001 (raised below)
-                ended.put((peer, error))
+            socks = self._dial_link(peer, call)
+            with self._lock:
+                if self.abort_reason is None:
+                    self._dialled[peer] = socks
+                    return
+            _close(socks)
 
-        left = set[int]()
-        for peer in missing:
-            name = f"meshlib-tcp-dial-{peer}"
-            with suppress(RuntimeError):  # no room for another thread: ``link`` connects
-                self._begin_thread(name, partial(dial, peer))
-                left.add(peer)
-        while left:
-            call.waiting_for = min(left)
+        call.waiting_for = missing[0]
+        self._side_by_side(missing, dial)
+
+    def _side_by_side(self, numbers: Sequence[int], dial: Callable[[int], None]) -> None:
+        """``dial`` each number in a thread of its own; raise the first error at once.
+
+        Where there is no room for a thread, the caller's does.
+        """
+        ended: SimpleQueue[Exception | None] = SimpleQueue()
+
+        def run(number: int) -> None:
             try:
-                peer, error = ended.get(timeout=next_slice())
+                dial(number)
+                ended.put(None)
+            except Exception as error:  # noqa: BLE001 (raised below)
+                ended.put(error)
+
+        for number in numbers:
+            try:
+                self._begin_thread(f"meshlib-tcp-dial-{number}", partial(run, number))
+            except RuntimeError:
+                run(number)
+        left = len(numbers)
+        while left:
+            try:
+                error = ended.get(timeout=next_slice())
             except Empty:
                 continue
+            left -= 1
             if error is not None:
                 raise error
-            left.discard(peer)
-
-    def _published(self, peers: Sequence[int], call: Call) -> dict[int, bytes]:
-        """Return the addresses of all that are known, ``peers`` among them."""
-        asked = [peer for peer in peers if peer not in self._known and peer != self.rank]
-        self._known |= self._addresses.read_all(address_key, asked, call)
-        return self._known
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         self._message_link(dst, call).send(call, data)
@@ -185,8 +187,6 @@ class TcpCommunicator(LinkCommunicator):
         """
         with self._lock:
             unclaimed = [*self._arrived.values(), *self._dialled.values()]
-            unclaimed += [sock for socks in self._spare.values() for sock in socks]
-            self._spare.clear()
             self._arrived.clear()
             self._dialled.clear()
             dials = list(self._dials)
@@ -195,8 +195,8 @@ class TcpCommunicator(LinkCommunicator):
         self._addresses.cancel(reason)
         for dial in dials:
             dial.cancel(reason)
-        for sock in unclaimed:
-            sock.close()
+        for socks in unclaimed:
+            _close(socks)
         return links
 
     def _begin_thread(self, name: str, task: Callable[[], None]) -> None:
@@ -210,41 +210,46 @@ class TcpCommunicator(LinkCommunicator):
     def _open_link(self, peer: int, call: Call) -> TcpLink:
         call.waiting_for = peer
         if peer < self.rank:
-            sock = self._dialled.pop(peer, None) or self._dial(peer, Channel.COLLECTIVE, call)
+            socks = self._dialled.pop(peer, None) or self._dial_link(peer, call)
         else:
-            sock = self._await_arrival(peer, call)
-        name = self.membership.describe(peer)
-        link = TcpLink(sock, peer, name, self._frames, self._connections)
+            socks = self._await_arrival(peer, call)
+        link = TcpLink(socks, peer, self.membership.describe(peer), self._frames)
         with self._lock:
             opened = self.abort_reason is None
             if opened:
                 self._links[peer] = link
-                for more in self._spare.pop(peer, ()):
-                    link.add(more, dialled=False)
         if not opened:
             link.close()
             raise CommunicatorAbortedError(self.abort_reason or "")
-        if peer < self.rank and link.distance.connections > 1:
-            with suppress(RuntimeError):  # no room for a thread: one connection does, slower
-                self._begin_thread(f"meshlib-tcp-dial-{peer}", partial(self._widen, link))
         return link
 
-    def _widen(self, link: TcpLink) -> None:
-        """Make the other connections to a peer that is far, beside the calls."""
-        header = CallHeader(0, 0, NO_ROOT, Kind.BARRIER, 0, 0)
-        try:
-            while len(link.sockets) < link.distance.connections:
-                call = Call(header, Deadline.after(_WIDEN_SECONDS))
-                link.add(self._dial(link.peer, Channel.MORE, call), dialled=True)
-        except (DistError, OSError) as error:
-            _LOGGER.info(
-                "no more than %d connections to %s: %s", len(link.sockets), link.name, error
-            )
+    def _dial_link(self, peer: int, call: Call) -> list[socket.socket]:
+        """Make the connections of the link to ``peer``: the first, and then those beside it."""
+        first, count = self._dial(peer, Channel.COLLECTIVE, call, 0, self._connections)
+        socks = {0: first}
 
-    def _await_arrival(self, peer: int, call: Call) -> socket.socket:
+        def dial(number: int) -> None:
+            sock, _ = self._dial(peer, Channel.COLLECTIVE, call, number, count)
+            with self._lock:
+                if socks:
+                    socks[number] = sock
+                    return
+            sock.close()
+
+        try:
+            self._side_by_side(range(1, count), dial)
+        except Exception:
+            with self._lock:
+                unused = list(socks.values())
+                socks.clear()
+            _close(unused)
+            raise
+        return [socks[number] for number in range(count)]
+
+    def _await_arrival(self, peer: int, call: Call) -> list[socket.socket]:
         patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
-        sock = self._wait_for_arrival(peer, patience)
-        if sock is None and not call.deadline.expired:
+        socks = self._wait_for_arrival(peer, patience)
+        if socks is None and not call.deadline.expired:
             # The answer may be that it has left; if it lives, we are told when it goes.
             if peer not in self._message_links:
                 notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
@@ -252,10 +257,10 @@ class TcpCommunicator(LinkCommunicator):
                     self._begin_thread(f"meshlib-tcp-dial-{peer}", notice)
                 except RuntimeError:  # no room for another thread
                     notice()
-            sock = self._wait_for_arrival(peer, call.deadline)
-        if sock is None:
+            socks = self._wait_for_arrival(peer, call.deadline)
+        if socks is None:
             raise self._has_not_connected(peer, call)
-        return sock
+        return socks
 
     def _has_not_connected(self, peer: int, call: Call) -> CommunicatorTimeoutError:
         store = self.membership.store.with_patience(_PATIENCE_SECONDS)
@@ -268,11 +273,14 @@ class TcpCommunicator(LinkCommunicator):
             peer,
         )
 
-    def _wait_for_arrival(self, peer: int, deadline: Deadline) -> socket.socket | None:
+    def _wait_for_arrival(self, peer: int, deadline: Deadline) -> list[socket.socket] | None:
         with self._lock:
             while True:
-                if peer in self._arrived:
-                    return self._arrived.pop(peer)
+                arrived = self._arrived.get(peer, [None])
+                socks = [sock for sock in arrived if sock is not None]
+                if len(socks) == len(arrived):
+                    del self._arrived[peer]
+                    return socks
                 self.check_open()
                 if peer in self._gone:
                     raise PeerLostError.of(self._gone[peer], peer)
@@ -322,7 +330,7 @@ class TcpCommunicator(LinkCommunicator):
                 if peer in self._message_links:
                     return self._message_links[peer]
                 self._opening[peer] = me
-            sock = self._dial(peer, Channel.POINT_TO_POINT, call)
+            sock, _ = self._dial(peer, Channel.POINT_TO_POINT, call)
             with self._lock:
                 if self.abort_reason is None:
                     return self._add_message_link(peer, sock)
@@ -354,9 +362,6 @@ class TcpCommunicator(LinkCommunicator):
         # Messages to one member must not overtake each other: the first connection is used.
         return self._message_links.setdefault(peer, link)
 
-    def _on_message_link_end(self, ended: MessageLink, error: PeerLostError) -> None:
-        self._note_end(ended.peer, error)
-
     def _note_end(self, peer: int, error: PeerLostError) -> None:
         """Note that ``peer`` has ended one connection or refused one, as it does when it leaves."""
         with self._lock:
@@ -378,13 +383,16 @@ class TcpCommunicator(LinkCommunicator):
             self._changed.notify_all()
         self.mailbox.fail(peer, error)
 
-    def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
-        dial = Dial(self.membership, peer, channel, self._known.get(peer))
+    def _dial(
+        self, peer: int, channel: Channel, call: Call, number: int = 0, count: int = 1
+    ) -> tuple[socket.socket, int]:
+        """Return a connection, and how many the link to that peer has."""
+        dial = Dial(self.membership, peer, channel, self._known.get(peer), number, count)
         with self._lock:
             self.check_open()
             self._dials.add(dial)
         try:
-            return dial.connect(call)
+            return dial.connect(call), dial.connections
         finally:
             with self._lock:
                 self._dials.discard(dial)
@@ -393,37 +401,36 @@ class TcpCommunicator(LinkCommunicator):
         """Take a connection from the endpoint."""
         with self._lock:
             superfluous = self._accept(hello, sock)
-        if superfluous is not None:
-            superfluous.close()
+        _close(superfluous)
 
-    def _accept(self, hello: Hello, sock: socket.socket) -> socket.socket | None:
-        """Keep a connection, and welcome it; return the one that is to be closed. Under the lock,
+    def _accept(self, hello: Hello, sock: socket.socket) -> Iterable[socket.socket | None]:
+        """Keep a connection, and welcome it; return those that are to be closed. Under the lock,
         so that the peer's leaving cannot be noticed before its connection is known.
         """
-        peer, channel, link = hello.rank, hello.channel, self._links.get(hello.rank)
+        peer, number, collective = hello.rank, hello.number, hello.channel == Channel.COLLECTIVE
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
-            return sock
-        if channel == Channel.COLLECTIVE and (peer < self.rank or link is not None):
-            return sock
-        if channel == Channel.MORE:
-            if peer < self.rank:
-                return sock
-            if link is None:  # not opened here yet
-                self._spare.setdefault(peer, []).append(sock)
-            else:
-                link.add(sock, dialled=False)  # before the peer uses it
+            return (sock,)
+        arrived = self._arrived.get(peer, ())
+        # A peer that gave up and tried again begins with the first.
+        expected = number == 0 < hello.connections or number < len(arrived) == hello.connections
+        if collective and (peer < self.rank or peer in self._links or not expected):
+            return (sock,)
         try:
             sock.send(WELCOME)
         except OSError:
-            return None if channel == Channel.MORE else sock
-        if channel == Channel.POINT_TO_POINT:
+            return (sock,)
+        if not collective:
             self._add_message_link(peer, sock)
-        elif channel != Channel.MORE:
-            # A peer that gave up and tried again means the newer connection.
-            older = self._arrived.get(peer)
-            for more in self._spare.pop(peer, ()):
-                more.close()
-            self._arrived[peer] = sock
-            self._changed.notify_all()
-            return older
-        return None
+            return ()
+        older: Iterable[socket.socket | None] = ()
+        if number == 0:
+            older, self._arrived[peer] = arrived, [None] * hello.connections
+        self._arrived[peer][number] = sock
+        self._changed.notify_all()
+        return older
+
+
+def _close(socks: Iterable[socket.socket | None]) -> None:
+    for sock in socks:
+        if sock is not None:
+            sock.close()

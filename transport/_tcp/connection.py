@@ -7,6 +7,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from transport._call import Call
@@ -24,9 +25,12 @@ from transport._tcp.frame import (
     STEP_BYTES,
     Incoming,
     Outgoing,
+    Prefix,
     pack_prefix,
+    parse_prefix,
     receive,
 )
+from transport._tcp.stripes import STRIPED_BYTES
 from transport._tcp.worker import Worker
 
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
@@ -37,16 +41,20 @@ HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
 
 class Connection(ABC):
-    """Frames to and from ``peer`` over ``sock``, which belongs to the connection from now on.
+    """Frames to and from ``peer`` over ``sockets``, which belong to the connection from now on.
 
     ``name`` is what messages call the peer. Bytes move under ``worker.lock``. What a received frame
     is for is up to the two kinds: collectives' frames have been posted, messages are announced.
     """
 
-    def __init__(self, sock: socket.socket, peer: int, name: str, worker: Worker) -> None:
+    def __init__(
+        self, sockets: Sequence[socket.socket], peer: int, name: str, worker: Worker
+    ) -> None:
         self.peer = peer
         self.name = name
-        self.first = sock
+        self.sockets: Sequence[socket.socket] = tuple(sockets)
+        self.first: socket.socket = self.sockets[0]
+        """Carries the prefixes."""
         self.worker = worker
         self.leaving: deque[Outgoing] = deque()
         self.ended: str | None = None
@@ -56,14 +64,10 @@ class Connection(ABC):
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._begin = self._end = 0
         self._target: Any = None
-        sock.settimeout(None)
-        if is_on_this_machine(sock):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        """All sockets, of which most connections have one."""
-        return (self.first,)
+        for sock in self.sockets:
+            sock.settimeout(None)
+        if is_on_this_machine(self.first):
+            self.first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     @abstractmethod
     def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
@@ -90,7 +94,8 @@ class Connection(ABC):
                 raise self.lost(error) from error
             if sent == PREFIX_BYTES + size:
                 return SENT
-        outgoing = Outgoing(self, call, data, tag, self.connections_for(size))
+        sockets = self.sockets if size >= STRIPED_BYTES else self.sockets[:1]
+        outgoing = Outgoing(self, call, data, tag, sockets)
         if sent:
             outgoing.skip(sent)
         self.leaving.append(outgoing)
@@ -98,11 +103,6 @@ class Connection(ABC):
             while self.push() and self.leaving:
                 pass
         return outgoing
-
-    def connections_for(self, nbytes: int) -> tuple[socket.socket, ...]:
-        """Return the connections for a payload that leaves."""
-        del nbytes
-        return self.sockets
 
     def push(self) -> bool:
         """Send what fits, up to a step; return whether anything did."""
@@ -159,6 +159,10 @@ class Connection(ABC):
         room = self._staging if not end else self._staging[end:]
         count = receive(self.first, room, flags, min(begin + self._ahead(), STAGING_BYTES) - end)
         self._begin, self._end = begin, end + count
+
+    def _prefix(self) -> Prefix:
+        """Return the prefix that was read."""
+        return parse_prefix(self._staging[self._begin : self._begin + PREFIX_BYTES])
 
     def _use_staged(self, into: memoryview) -> int:
         """Move what was read of a payload ``into`` its memory; return how much that is."""

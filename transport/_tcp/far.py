@@ -40,20 +40,30 @@ def connections_from_environment() -> int:
     return int(said)
 
 
+def connections_to(sock: socket.socket, far: int) -> int:
+    """Return how many connections a link has whose first is ``sock``: ``far`` where its peer is
+    far, else one. The member that connects decides.
+    """
+    return far if _round_trip(sock) >= FAR_SECONDS else 1
+
+
+def _round_trip(sock: socket.socket) -> float:
+    return 0.0 if is_on_this_machine(sock) else round_trip_of(sock)
+
+
 class Distance:
-    """How far the peer at the other end of ``sock`` is. ``connections`` is how many a link to a far
-    peer has; ``name`` is what messages call the peer.
+    """How far the peer at the other end of ``sock`` is, the first of a link's ``connections``.
+    ``name`` is what messages call the peer.
     """
 
     _said = False
 
     def __init__(self, sock: socket.socket, name: str, connections: int) -> None:
         self._name = name
-        self._round_trip = 0.0 if is_on_this_machine(sock) else round_trip_of(sock)
-        self.far: bool = self._round_trip >= FAR_SECONDS
-        self.connections: int = connections if self.far else 1
-        """How many connections the link has."""
-        self.window: int = self.connections * _send_limit() if self.far else 0
+        self._connections = connections
+        self._round_trip = _round_trip(sock)
+        far = connections > 1 or self._round_trip >= FAR_SECONDS
+        self.window: int = connections * _send_limit() if far else 0
         """How many bytes are to be under way on the link; 0: no more than one frame."""
 
     def note_sent(self, nbytes: int, seconds: float) -> None:
@@ -73,7 +83,7 @@ class Distance:
                 self._name,
                 1e3 * self._round_trip,
                 nbytes / seconds / 1e6,
-                self.connections,
+                self._connections,
                 2 * _send_limit(),
                 environment.TCP_CONNECTIONS,
             )

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from transport._call import HEADER_BYTES, Call, CallHeader
 from transport._link import OnPiece, Request
@@ -44,14 +44,13 @@ STEP_BYTES = 1 << 20
 """The most that is moved one way before the other way gets its turn."""
 
 
-class Prefix:
+class Prefix(NamedTuple):
     """The first ``PREFIX_BYTES`` bytes of a frame."""
 
-    __slots__ = ("connections", "packed", "size", "tag")
-
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        self.packed = bytes(data[:HEADER_BYTES])
-        self.size, self.connections, self.tag = _LENGTH.unpack_from(data, HEADER_BYTES)
+    packed: bytes
+    size: int
+    connections: int
+    tag: int
 
     @property
     def header(self) -> CallHeader:
@@ -59,9 +58,9 @@ class Prefix:
         return CallHeader.unpack(self.packed)
 
 
-def parse_prefix(data: bytes | bytearray | memoryview) -> tuple[CallHeader, int]:
-    """Return the header and the payload's length from a frame's prefix."""
-    return CallHeader.unpack(data), _LENGTH.unpack_from(data, HEADER_BYTES)[0]
+def parse_prefix(data: bytes | bytearray | memoryview) -> Prefix:
+    """Return what the first bytes of a frame say."""
+    return Prefix(bytes(data[:HEADER_BYTES]), *_LENGTH.unpack_from(data, HEADER_BYTES))
 
 
 def pack_prefix(call: Call, size: int, tag: int = 0, connections: int = 1) -> bytes:

@@ -38,8 +38,8 @@ from transport._waiting import LookOut
 _AWAY_SECONDS = 0.01
 _LEAVE_SECONDS = 5.0
 
-OnEnd = Callable[[MessageLink, PeerLostError], None]
-"""Told that nothing more comes from a connection, by whichever thread has noticed."""
+OnEnd = Callable[[int, PeerLostError], None]
+"""Told the peer from whom nothing more comes on a connection, by whichever thread notices."""
 
 
 class MessageWorker(Worker):
@@ -229,7 +229,7 @@ class MessageWorker(Worker):
         finally:
             self.leave()
             if ended is not None:
-                self._on_end(link, ended)
+                self._on_end(link.peer, ended)
         return moved
 
     def _look_at_again(self, link: MessageLink) -> bool:

@@ -7,7 +7,6 @@ frame costs one system call at each end. Where several links have work, it waits
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import select
@@ -25,7 +24,6 @@ from transport._tcp.connection import HALF_A_FRAME, Connection
 from transport._tcp.far import Distance
 from transport._tcp.frame import (
     ALL,
-    NOW,
     PREFIX_BYTES,
     SMALL_BYTES,
     STEP_BYTES,
@@ -34,40 +32,31 @@ from transport._tcp.frame import (
     Prefix,
     receive,
 )
-from transport._tcp.stripes import STRIPED_BYTES, Stripes
+from transport._tcp.stripes import Stripes
 from transport._tcp.worker import FrameWorker
 from transport._waiting import LookOut
 
-# Says on a further connection that the end which made it has it.
-_READY = b"\x01"
-
 
 class TcpLink(Connection, Link):
-    """A link over ``sock``. ``connections`` is how many it has if the peer is far; its owner has to
-    ``add`` the others.
-    """
+    """A link over ``sockets``, in the same order at both ends."""
 
     worker: FrameWorker
 
     def __init__(
         self,
-        sock: socket.socket,
+        sockets: Sequence[socket.socket],
         peer: int,
         name: str,
         worker: FrameWorker | None = None,
-        connections: int = 1,
     ) -> None:
-        super().__init__(sock, peer, name, FrameWorker() if worker is None else worker)
+        super().__init__(sockets, peer, name, FrameWorker() if worker is None else worker)
         self.coming: deque[Incoming] = deque()
-        # Connections beside the first, in the same order at both ends. The peer may have fewer yet.
-        self._more: tuple[socket.socket, ...] = ()
-        self._usable = 0
         self._stripes: Stripes | None = None
         self._look_out = LookOut(pauses=True, main_only=True)
-        self.distance: Distance = Distance(sock, name, connections)
+        self.distance: Distance = Distance(self.first, name, len(sockets))
         self.window = self.distance.window
         slice_ = struct.pack("@ll", *divmod(int(SLICE_SECONDS * 1e6), 10**6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
+        self.first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
         worker = self.worker
@@ -96,24 +85,6 @@ class TcpLink(Connection, Link):
 
     def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
         self.worker.wait(request, on_piece)
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        return (self.first, *self._more)
-
-    def add(self, sock: socket.socket, dialled: bool) -> None:
-        """Take another connection to the peer, which has it already if this end ``dialled``, and
-        else may only be about to learn that it was accepted. It belongs to the link from now on.
-        Any thread.
-        """
-        sock.settimeout(None)
-        self._more = (*self._more, sock)
-        if dialled:
-            self._usable = len(self._more)
-            with contextlib.suppress(OSError):  # gone already: the next call finds out
-                sock.send(_READY)
-        if self.ended is not None:
-            self.end(self.ended)
 
     # For the worker, under its lock.
 
@@ -144,11 +115,11 @@ class TcpLink(Connection, Link):
             elif not self.pull():
                 self._poll(awaited.call)
 
-    def _poll(self, call: Call, sock: socket.socket | None = None) -> None:
-        """Wait until ``sock`` brings something, or what comes next; raise past the deadline."""
+    def _poll(self, call: Call) -> None:
+        """Wait until something comes; raise past the deadline."""
         poller = select.poll()
-        for each in self.brings_on if sock is None else (sock,):
-            poller.register(each, select.POLLIN)
+        for sock in self.brings_on:
+            poller.register(sock, select.POLLIN)
         while not poller.poll(math.ceil(call.deadline.piece() * 1000)):
             if call.deadline.expired:
                 text = f"within {call.deadline.seconds:g} s {self.name} sent nothing"
@@ -185,9 +156,6 @@ class TcpLink(Connection, Link):
         size = len(self.coming[0].into)
         return PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES
 
-    def _prefix(self) -> Prefix:
-        return Prefix(self._staging[self._begin : self._begin + PREFIX_BYTES])
-
     def _begin_frame(self) -> bool:
         begin, incoming = self._begin, self.coming[0]
         if bytes(self._staging[begin : begin + PREFIX_BYTES]) != incoming.prefix:
@@ -207,8 +175,7 @@ class TcpLink(Connection, Link):
                     incoming.call, size, self.peer, self.name, prefix.header, prefix.size
                 )
             if prefix.connections != 1:
-                over = self._connections(incoming.call, prefix.connections)
-                self._stripes = Stripes(incoming.into, over) if len(over) > 1 else None
+                self._stripes = Stripes(incoming.into, self._stripe_over(prefix.connections))
         self._begin = begin + PREFIX_BYTES
         if self._stripes is None:
             incoming.received = self._use_staged(incoming.into)
@@ -243,29 +210,11 @@ class TcpLink(Connection, Link):
         if not self.coming:
             del self.worker.coming[self]
 
-    # Several connections.
-
-    def connections_for(self, nbytes: int) -> tuple[socket.socket, ...]:
-        """Return the connections for a payload that leaves: those that the peer has as well."""
-        if not self._more or nbytes < STRIPED_BYTES:
-            return (self.first,)
-        with contextlib.suppress(OSError):  # one that is gone is noticed where it is used
-            while self._usable < len(self._more) and self._more[self._usable].recv(1, NOW):
-                self._usable += 1
-        return (self.first, *self._more[: self._usable])
-
-    def _connections(self, call: Call, count: int) -> tuple[socket.socket, ...]:
+    def _stripe_over(self, count: int) -> Sequence[socket.socket]:
         """Return the connections over which the peer says that a payload comes."""
-        if count > len(self.sockets):
+        if count != len(self.sockets):
             raise ConnectionAbortedError(
                 errno.ECONNABORTED,
                 f"it sends a payload over {count} connections of {len(self.sockets)}",
             )
-        while self._usable < count - 1:  # its word that it has them came before the payload
-            sock = self._more[self._usable]
-            self._poll(call, sock)
-            with contextlib.suppress(BlockingIOError):  # inside TLS, half of it may have come
-                if not sock.recv(1, NOW):
-                    raise ConnectionResetError(errno.ECONNRESET, "it hung up")
-                self._usable += 1
-        return (self.first, *self._more[: max(1, count) - 1])
+        return self.sockets

@@ -18,7 +18,6 @@ from transport._tcp.frame import (
     STAGING_BYTES,
     Incoming,
     Outgoing,
-    parse_prefix,
     receive,
 )
 
@@ -38,7 +37,7 @@ class MessageLink(Connection):
     def __init__(
         self, sock: socket.socket, peer: int, name: str, worker: MessageWorker, mailbox: Mailbox
     ) -> None:
-        super().__init__(sock, peer, name, worker)
+        super().__init__((sock,), peer, name, worker)
         self.descriptor: int = sock.fileno()
         self.full: bool = False
         """Whether the mailbox had no room for the next message."""
@@ -125,7 +124,8 @@ class MessageLink(Connection):
 
     def _begin_frame(self) -> bool:
         begin = self._begin
-        header, size = parse_prefix(self._staging[begin : begin + PREFIX_BYTES])
+        prefix = self._prefix()
+        header, size = prefix.header, prefix.size
         if header.kind != Kind.SEND:
             raise _ProtocolError(f"it sent {header} where only messages are expected")
         try:

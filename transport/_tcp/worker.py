@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from transport._call import Call
-from transport._errors import CommunicatorTimeoutError
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport._interrupts import is_held
 from transport._link import OnPiece
 from transport._polling import PEER_CLOSED
@@ -69,9 +69,10 @@ class FrameWorker(Worker):
         self._call: Call | None = None
 
     def begin(self, call: Call) -> None:
-        """Withdraw the frames of a call before ``call``, which was interrupted. Under the lock."""
+        """Withdraw the frames of a call before ``call`` that was interrupted. Under the lock."""
         if call is not self._call:
-            if self.leaving or self.coming:
+            overlaps = call.rest is not None and call.rest.overlaps
+            if (self.leaving or self.coming) and not overlaps:
                 self.withdraw()
             self._call = call
 
@@ -96,6 +97,8 @@ class FrameWorker(Worker):
 
     def _wait(self, link: TcpLink, request: Outgoing | Incoming, on_piece: OnPiece | None) -> None:
         awaited = request if isinstance(request, Incoming) else None
+        if not request.done and link not in (self.leaving if awaited is None else self.coming):
+            raise CommunicatorAbortedError("a call that overlaps with this one has failed")
         ready: dict[TcpLink, None] | None = None
         while True:
             if awaited is not None and not self.leaving and self._need_read_no_other(link):

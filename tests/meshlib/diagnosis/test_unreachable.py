@@ -122,7 +122,7 @@ def test_the_rank_that_serves_the_store(error: DistError | None, words: str) -> 
 def test_a_member_whose_connection_has_ended(error: object, words: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
-        link = TcpLink(ours, 1, "rank 1")
+        link = TcpLink((ours,), 1, "rank 1")
         lost = link.lost(error)
         link.close()
     assert isinstance(lost, PeerLostError)

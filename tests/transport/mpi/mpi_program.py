@@ -36,6 +36,15 @@ def collectives() -> None:
         for spec, handle in zip(cases, handles, strict=True):
             got = handle.result() if isinstance(handle, dist.Work) else handle
             assert same(got, expect(spec, size)[rank]), spec
+    for count in (3, 60_001, 2_000_000):
+        inputs = [np.random.default_rng(i).random(count, np.float32) for i in range(size)]
+        own = [inputs[rank].copy() for _ in range(3)]
+        for work in [dist.all_reduce(each, async_op=True) for each in own]:
+            work.wait()
+        while len(inputs) > 1:  # by the tree of docs/algorithms.md
+            pairs = [inputs[i : i + 2] for i in range(0, len(inputs), 2)]
+            inputs = [pair[0] + pair[1] if len(pair) > 1 else pair[0] for pair in pairs]
+        assert all((each == inputs[0]).all() for each in own), count
 
 
 def groups_and_messages() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind
@@ -36,11 +36,13 @@ def linked(
     ours: socket.socket | TlsSocket,
     theirs: socket.socket | TlsSocket,
     workers: tuple[FrameWorker | None, FrameWorker | None] = (None, None),
+    more: Sequence[tuple[socket.socket, socket.socket]] = (),
 ) -> Iterator[tuple[TcpLink, TcpLink]]:
-    """Links over two connected sockets, plain or TLS; closed in the end. The links of one rank
-    share a worker.
+    """Links over two connected sockets, plain or TLS, and ``more``; closed in the end. The links of
+    one rank share a worker.
     """
-    pair = TcpLink(ours, 1, "rank 1", workers[0]), TcpLink(theirs, 0, "rank 0", workers[1])
+    here, there = (ours, *(a for a, _ in more)), (theirs, *(b for _, b in more))
+    pair = TcpLink(here, 1, "rank 1", workers[0]), TcpLink(there, 0, "rank 0", workers[1])
     try:
         yield pair
     finally:

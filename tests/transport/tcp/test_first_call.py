@@ -121,12 +121,12 @@ def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.Mon
     def counted(*arguments: Any, **named: Any) -> socket.socket:
         return CountingSocket(fileno=connect(*arguments, **named).detach())
 
-    def side_by_side(comm: TcpCommunicator, *arguments: Any) -> socket.socket:
+    def side_by_side(comm: TcpCommunicator, *arguments: Any) -> tuple[socket.socket, int]:
         together[comm.rank].wait(LONG)  # passed when all of this rank's have begun
-        sock = dial(comm, *arguments)
+        sock, connections = dial(comm, *arguments)
         assert isinstance(sock, CountingSocket)
         turns.append(sock.turns)
-        return sock
+        return sock, connections
 
     monkeypatch.setattr(dialling, "connect", counted)
     monkeypatch.setattr(TcpCommunicator, "_dial", side_by_side)

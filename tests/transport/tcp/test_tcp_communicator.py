@@ -199,10 +199,10 @@ class TestWaitingForOneThatIsLate:
         begun, before = threading.Event(), set(threading.enumerate())
         dial = TcpCommunicator._dial
 
-        def noted(comm: TcpCommunicator, peer: int, channel: Channel, call: Call) -> Any:
+        def noted(comm: TcpCommunicator, peer: int, channel: Channel, *arguments: Any) -> Any:
             if channel == Channel.POINT_TO_POINT:
                 begun.set()
-            return dial(comm, peer, channel, call)
+            return dial(comm, peer, channel, *arguments)
 
         monkeypatch.setattr(TcpCommunicator, "_dial", noted)
 

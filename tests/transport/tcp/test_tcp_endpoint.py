@@ -99,7 +99,7 @@ def test_a_member_is_delivered_and_welcomed(host: str, secret: bytes | None) -> 
         door.endpoint.register("g", door.deliver)
         with door.enter(secret=secret) as sock:
             assert sock.recv(1) == WELCOME
-            assert door.expect()[2:] == (3, Channel.COLLECTIVE)
+            assert door.expect()[2:] == (3, Channel.COLLECTIVE, 0, 1)
 
 
 def test_a_hello_may_come_in_pieces(door: Door) -> None:

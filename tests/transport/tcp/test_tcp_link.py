@@ -24,7 +24,7 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._link import exchange
-from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, Prefix, pack_prefix
+from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, pack_prefix, parse_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.worker import FrameWorker
 
@@ -118,7 +118,7 @@ def test_pieces_are_told_while_they_arrive(size: int) -> None:
 def test_a_frame_that_comes_byte_by_byte_is_put_together(size: int) -> None:
     frame = raw_frame(payload(size))
     with sockets() as (ours, theirs):
-        link = TcpLink(theirs, 0, "rank 0")
+        link = TcpLink((theirs,), 0, "rank 0")
         into = space(size)
 
         def dribble() -> None:
@@ -137,9 +137,9 @@ def test_a_frame_of_another_length_leaves_the_buffer_alone(size: int, announced:
     prefix = raw_frame(payload(0))[:PREFIX_BYTES]
     length = announced.to_bytes(8, "little")
     frame = prefix[: PREFIX_BYTES - 32] + length + prefix[PREFIX_BYTES - 24 :]
-    assert (Prefix(frame).header, Prefix(frame).size) == (call().header, announced)
+    assert (parse_prefix(frame).header, parse_prefix(frame).size) == (call().header, announced)
     with sockets() as (ours, theirs):
-        link = TcpLink(theirs, 0, "rank 4")
+        link = TcpLink((theirs,), 0, "rank 4")
         ours.sendall(frame + bytes(range(9)))
         into = space(size)
         with pytest.raises(HeaderMismatchError, match=f"rank 4 sent {announced} bytes") as wrong:
@@ -155,7 +155,7 @@ def test_a_frame_of_another_length_leaves_the_buffer_alone(size: int, announced:
 @given(data=st.binary(max_size=200), size=st.sampled_from([0, 3, SMALL_BYTES + 1]))
 def test_random_bytes_are_refused_and_never_land_in_the_buffer(data: bytes, size: int) -> None:
     with sockets() as (ours, theirs):
-        link = TcpLink(theirs, 0, "rank 0")
+        link = TcpLink((theirs,), 0, "rank 0")
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         into = space(size)
@@ -272,7 +272,7 @@ def test_what_was_sent_before_close_arrives() -> None:
 
 def test_a_socket_that_is_closed_under_a_call_is_closed_by_it() -> None:
     with sockets() as (sock, _):
-        link = TcpLink(sock, 1, "rank 1")
+        link = TcpLink((sock,), 1, "rank 1")
 
         def receive() -> None:
             with pytest.raises(CommunicatorAbortedError, match="closed"):

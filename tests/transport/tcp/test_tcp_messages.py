@@ -171,9 +171,9 @@ def test_a_deadline_in_the_middle_of_a_message_loses_no_other() -> None:
 
         sock, again = link.first, number(1)
         while again[0]:
-            link.first = Slow()
+            link.sockets = (Slow(),)
             member.send(np.full(LARGE, 7, np.uint8), 1)
-            link.first = sock
+            link.sockets = (sock,)
             member.send(number(8), 1, tag=1)
             member.recv(again, 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -26,7 +25,7 @@ from transport._errors import (
 from transport._link import Request, exchange, wait_all
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp import TcpCommunicator
-from transport._tcp.far import Distance, connections_from_environment
+from transport._tcp.far import Distance, connections_from_environment, connections_to
 from transport._tcp.frame import STEP_BYTES, pack_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
@@ -47,11 +46,7 @@ def wide(connections: int) -> Generator[tuple[TcpLink, TcpLink]]:
     """Links to rank 1, who made the connections, and from it."""
     with ExitStack() as stack:
         pairs = [stack.enter_context(sockets()) for _ in range(connections)]
-        links = stack.enter_context(linked(*pairs[0]))
-        for ours, theirs in pairs[1:]:
-            links[0].add(ours, dialled=False)
-            links[1].add(theirs, dialled=True)
-        yield links
+        yield stack.enter_context(linked(*pairs[0], more=pairs[1:]))
 
 
 @given(
@@ -90,7 +85,7 @@ def test_every_byte_is_moved_once(size: int, count: int, steps: list[tuple[int, 
     assert stripes.contiguous == size
 
 
-def test_frames_go_over_all_connections_as_soon_as_both_ends_know_of_them() -> None:
+def test_frames_go_over_all_connections() -> None:
     with wide(3) as (ours, theirs):
         assert len(ours.sockets) == len(theirs.sockets) == 3
 
@@ -109,18 +104,6 @@ def test_frames_go_over_all_connections_as_soon_as_both_ends_know_of_them() -> N
         for link in (ours, theirs):
             link.post_send(call(), payload(0, 600 * BLOCK_BYTES))
             assert len(link.leaving[0].waits_on) == 3
-
-
-def test_an_acceptor_waits_until_the_other_end_has_a_connection() -> None:
-    with wide(2) as (acceptor, _), sockets() as (here, there):
-        acceptor.add(here, dialled=False)
-        acceptor.post_send(call(), payload(3, 600 * BLOCK_BYTES))
-        assert len(acceptor.leaving[0].waits_on) == 2
-        there.send(b"\x01")
-        deadline = Deadline.after(LONG)
-        while len(acceptor.connections_for(STRIPED_BYTES)) < 3:
-            assert not deadline.expired
-        assert len(acceptor.connections_for(STRIPED_BYTES - 1)) == 1
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -185,7 +168,7 @@ def test_deadlines_aborts_and_losses_know_all_connections() -> None:
     with wide(2) as (ours, theirs):
         descriptors = [sock.fileno() for link in (ours, theirs) for sock in (link.first,)]
         assert all(descriptor >= 0 for descriptor in descriptors)
-        more: socket.socket = ours._more[0]  # pyright: ignore[reportPrivateUsage]
+        more: socket.socket = ours.sockets[1]
         ours.close()
         assert more.fileno() == ours.first.fileno() == -1
 
@@ -202,20 +185,11 @@ def test_links_to_far_peers_have_four_connections_at_both_ends(tls: bool) -> Non
     n, before = 3, set(threading.enumerate())
 
     def body(m: Member) -> set[int]:
+        x = np.full(1_500_000, m.rank, np.float32)
+        m.all_reduce(x, ReduceOp.SUM)
+        assert (x == 3).all()
         comm: Any = m.comm
-        deadline = Deadline.after(LONG)
-        while True:
-            x = np.full(1_500_000, m.rank, np.float32)
-            m.all_reduce(x, ReduceOp.SUM)
-            assert (x == 3).all()
-            links = comm._links.values()
-            used = {len(link.connections_for(STRIPED_BYTES)) for link in links}
-            done = np.array([used == {4}], np.uint8)
-            m.all_reduce(done, ReduceOp.MIN)
-            if done[0]:
-                return used
-            assert not deadline.expired
-            time.sleep(0.001)
+        return {len(link.sockets) for link in comm._links.values()}
 
     assert run_group(Transport("far", TcpCommunicator, tls=tls), n, body) == [{4}] * n
     deadline = Deadline.after(LONG)
@@ -240,8 +214,8 @@ def test_the_round_trip_decides(
     monkeypatch.setattr("transport._tcp.far.round_trip_of", lambda _sock: round_trip)
     monkeypatch.setattr("transport._tcp.far._send_limit", lambda: 1 << 20)
     with sockets() as (ours, _):
-        found = Distance(ours, "rank 1", 3)
-    assert (found.connections, found.window) == (connections, window)
+        found = connections_to(ours, 3)
+        assert (found, Distance(ours, "rank 1", found).window) == (connections, window)
 
 
 def test_a_window_that_holds_a_link_back_is_told_of_once(

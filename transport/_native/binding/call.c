@@ -30,6 +30,7 @@ static PyGetSetDef fields_computed[] = {
 static PyMemberDef fields_members[] = {
     {"waiting_for", T_OBJECT_EX, offsetof(Fields, waiting_for), 0, NULL},
     {"completion", T_OBJECT_EX, offsetof(Fields, completion), 0, NULL},
+    {"rest", T_OBJECT, offsetof(Fields, rest), 0, NULL},
     {"error", T_OBJECT_EX, offsetof(Fields, error), 0, NULL},
     {"group", T_OBJECT_EX, offsetof(Fields, group), 0, NULL},
     {"label", T_OBJECT_EX, offsetof(Fields, label), 0, NULL},
@@ -49,6 +50,7 @@ static int fields_traverse(Fields *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->waiting_for);
     Py_VISIT(self->completion);
+    Py_VISIT(self->rest);
     Py_VISIT(self->error);
     Py_VISIT(self->group);
     Py_VISIT(self->label);
@@ -60,6 +62,7 @@ static int fields_clear(Fields *self) {
     Py_CLEAR(self->packed);
     Py_CLEAR(self->waiting_for);
     Py_CLEAR(self->completion);
+    Py_CLEAR(self->rest);
     Py_CLEAR(self->error);
     Py_CLEAR(self->group);
     Py_CLEAR(self->label);

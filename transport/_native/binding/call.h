@@ -6,7 +6,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *packed; /* the header as bytes, once somebody has asked for it; else NULL */
-    PyObject *waiting_for, *completion, *error, *group, *label, *code;
+    PyObject *waiting_for, *completion, *rest, *error, *group, *label, *code;
     double issued, started, ended, seconds;
     long long nbytes;
     unsigned long thread;

@@ -20,6 +20,7 @@ from transport._errors import (
 from transport._net.auth import authenticate
 from transport._net.reach import is_out_of_reach
 from transport._net.sockets import connect, recv_exact
+from transport._tcp.far import connections_to
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
@@ -37,16 +38,27 @@ def address_key(rank: int) -> str:
 class Dial:
     """One attempt to reach the member ``peer``, who has published ``address`` (None: not known
     yet). Any thread may ``cancel`` it.
+
+    The connection is number ``number`` of the link's. The first one finds out how many
+    ``connections`` these are: as many as given where the peer is far, else one.
     """
 
     def __init__(
-        self, membership: Membership, peer: int, channel: Channel, address: bytes | None = None
+        self,
+        membership: Membership,
+        peer: int,
+        channel: Channel,
+        address: bytes | None = None,
+        number: int = 0,
+        connections: int = 1,
     ) -> None:
         self._membership = membership
         self._peer = peer
         self._name = membership.describe(peer)
         self._channel = channel
         self._address = address
+        self._number = number
+        self.connections: int = connections
         self._lock = threading.Lock()
         self._cancelled: str | None = None
         self._keys = PeerKeys(membership)
@@ -114,11 +126,15 @@ class Dial:
 
     def _greet(self, call: Call, address: Address, sock: socket.socket) -> socket.socket:
         membership = self._membership
+        if self._number == 0:
+            self.connections = connections_to(sock, self.connections)
         hello = Hello(
             bytes.fromhex(address.token),
             digest_of(membership.group),
             membership.rank,
             self._channel,
+            self._number,
+            self.connections,
         )
         runtime = membership.runtime
         welcomed = False

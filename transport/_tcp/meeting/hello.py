@@ -7,7 +7,7 @@ import hashlib
 import struct
 from typing import NamedTuple
 
-_LAYOUT = struct.Struct("<16s32sIB")
+_LAYOUT = struct.Struct("<16s32sIBBB")
 HELLO_BYTES = _LAYOUT.size
 
 
@@ -22,19 +22,19 @@ class Channel(enum.IntEnum):
     POINT_TO_POINT = 2
     RPC = 4
     """Remote calls one way, and their replies the other."""
-    MORE = 5
-    """Parts of collectives' frames, beside a connection that there is for these."""
 
 
 class Hello(NamedTuple):
     """The token of the endpoint that is meant, the group's digest, the sender's group rank, and
-    the channel.
+    the channel. This connection is number ``number`` of the link's ``connections``.
     """
 
     token: bytes
     group: bytes
     rank: int
     channel: int
+    number: int = 0
+    connections: int = 1
 
     def pack(self) -> bytes:
         """Return the ``HELLO_BYTES`` bytes that travel."""
