@@ -1,4 +1,4 @@
-"""Calls on a device that are under way: a thread sees that they end in time.
+"""A thread that checks the deadlines and errors of calls under way on a device.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 """
@@ -25,11 +25,11 @@ _IDLE_SECONDS = 5.0
 
 
 class Watch:
-    """Looks after the calls of one communicator that a device carries out.
+    """Checks the calls of one communicator that a device carries out.
 
-    A call that is not done at its deadline, or about which ``check()`` returns a trouble, ends the
-    watch: ``on_trouble(error)`` is called once, in the watch's thread, and every call under way
-    raises the error for whoever asks for its end. The thread lives while there are calls.
+    It ends when a call passes its deadline or ``check()`` returns an error text. It then calls
+    ``on_trouble(error)`` once, in its own thread. Every call under way raises the error when it is
+    waited for. The thread lives while calls are under way.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Watch:
         self._at_fault: CallHeader | None = None
 
     def add(self, call: Call, completion: Completion) -> None:
-        """Look after ``call`` until ``completion``."""
+        """Check ``call`` until ``completion``."""
         with self._changed.lock:
             if self.trouble is not None:
                 completion.fail(self.trouble, self._at_fault)
@@ -61,9 +61,7 @@ class Watch:
                 self._changed.notify_all()
 
     def check_for(self, call: Call) -> None:
-        """Raise the trouble if there is one; for another call than the one that went wrong,
-        CommunicatorAbortedError that says it.
-        """
+        """Raise the error, if any; for other calls than the failed one CommunicatorAbortedError."""
         if self.trouble is not None:
             if self._at_fault is None or self._at_fault == call.header:
                 raise self.trouble
@@ -72,7 +70,7 @@ class Watch:
     def fail(self, error: DistError, at_fault: CallHeader | None = None) -> list[Completion]:
         """Make all calls under way raise ``error``, without ``on_trouble``. Idempotent.
 
-        ``at_fault`` is the call that went wrong, if one did. Returns the ends of those calls.
+        ``at_fault`` is the call that failed, if one did. Returns the completions of those calls.
         """
         with self._changed.lock:
             if self.trouble is None:
@@ -85,7 +83,7 @@ class Watch:
             return failed
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing is under way; return whether that came in time."""
+        """Wait until no call is under way; return False at the timeout."""
         with self._changed.lock:
             return self._changed.wait_for(lambda: not self._calls, seconds)
 
@@ -116,14 +114,14 @@ class Watch:
                     self._changed.wait(_SECONDS)
 
     def _verify(self) -> DistError | None:
-        # Work that was given up ends like work that was done: only the library knows.
+        # Abandoned work ends like completed work: only the library knows the difference.
         if self.trouble is not None:
             return self.trouble
         trouble = self._check()
         return None if trouble is None else DistBackendError(trouble)
 
     def _look(self) -> tuple[DistError, CallHeader | None] | None:
-        """Return what is wrong, and with which call."""
+        """Return the error and the header of its call, if there is one."""
         header: CallHeader | None = None
         try:
             with self._changed.lock:
@@ -155,7 +153,7 @@ class Watch:
 
 
 def tell_one(completions: Iterable[Completion]) -> None:
-    """Have the failure of the first call explained: that breaks its group on all members."""
+    """Explain the failure of the first call: that breaks its group on all members."""
     first = next(iter(completions), None)
     if first is not None:
         first.tell()

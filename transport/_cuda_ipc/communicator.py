@@ -2,10 +2,10 @@
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-Members exchange offers on the host (``offers.py``), and from there on all is on their streams.
-Each member has a counter for each member in its device memory. A step begins with raising one's
-own at everybody and holding the stream until all one's counters are as high: so a buffer is read
-once its owner's stream has got to the call, and is its owner's again once everybody has read it.
+Members exchange offers on the host (``offers.py``); everything else happens on their streams. In
+its device memory, each member has a counter for each member. A step raises this member's counter at
+every member, then holds the stream until all own counters are as high. So a buffer is read after
+its owner's stream has reached the call, and returns to its owner when all have read it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ABOVE_ALL = 1 << 62
 
 
 class _Device:
-    """What there is once the members have met: a stream, and the members' counters."""
+    """The state after the members have met: a stream, and the members' counters."""
 
     def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
         self.stream = DeviceStream(driver, device)
@@ -64,14 +64,14 @@ class _Device:
         begin = self.stream.now()
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
         counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
-        # The counters must be 0 before anybody hears of them.
+        # The counters must be 0 before a peer learns of them.
         if not wait_until(begin.query, call.deadline):
             raise CommunicatorTimeoutError(
                 f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
                 f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",
                 None,
             )
-        # Nobody holds the stream that lets go of them.
+        # A stream that no wait holds: it writes the values that end all waits.
         self._release = driver.create_stream(device)
         flags = self.offers.exchange(
             call, [counters[peer : peer + 1] for peer in range(size)], [_FLAG_BYTES] * size
@@ -85,33 +85,35 @@ class _Device:
         self._flags = flags
 
     def step(self) -> None:
-        """Hold the stream until all members' streams are here."""
+        """Hold the stream until all members' streams have reached this step."""
         self._step += 1
         driver, handle = self.stream.driver, self.stream.handle
         driver.signal(self._flags, self._step, handle)
         driver.wait_value(self._own, self._step, handle)
 
     def let_go(self) -> None:
-        """End all waiting of this member's stream, now and later: the group is broken."""
+        """End all waits of this member's stream, now and later: the group is broken."""
         driver = self.stream.driver
         with driver.on(self.stream.device):
             self._values[:] = _ABOVE_ALL
             driver.copy_from_host(self._own[0], self._values, self._release)
 
     def close(self) -> None:
-        """Let go of the streams; work that is on them still runs."""
+        """Destroy the streams; their queued work still runs."""
         self.stream.driver.destroy_stream(self._release, self.stream.device)
         self.stream.close()
 
 
 _Work = Callable[[_Device, list[int]], None]
-"""What a call puts on the stream between its two steps, given where each member's offer is."""
+"""Puts the work of a call on the stream, between its two steps. Its arguments are the state and the
+address of each member's offer.
+"""
 
 
 class CudaIpcCommunicator(StagedCommunicator):
     """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
 
-    Messages, and what there is no kernel for, go by way of the host and ``inner``, as staged.
+    Messages, and calls without a kernel, go through the host and ``inner``, as staged.
     """
 
     def __init__(self, membership: Membership, inner: Communicator) -> None:
@@ -143,8 +145,8 @@ class CudaIpcCommunicator(StagedCommunicator):
         parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
 
         def work(device: _Device, sources: list[int]) -> None:
-            # Each member folds one part of all, then fetches the others' parts. Nobody else
-            # reads what a member writes meanwhile.
+            # Each member reduces one part of all, then fetches the others' parts. Nobody else reads
+            # its writes meanwhile.
             mine = parts[self.rank]
             offset = mine.pointer - buffer.pointer
             _fold(device, mine, [source + offset for source in sources], fold)
@@ -259,7 +261,7 @@ class CudaIpcCommunicator(StagedCommunicator):
     # How it is done.
 
     def _can_fold(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
-        """Whether there is a kernel. All members say the same of what they agree on."""
+        """Whether a kernel exists. All members return the same."""
         if op.kind is RedOpType.PREMUL_SUM:
             # Scaled in its own memory, a small float would be rounded twice.
             rounds_once = reduction_dtype(flat.dtype) == flat.dtype
@@ -279,7 +281,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         """Put a call on the stream; False, on all members, when memory cannot be shared."""
         check_one_device(flats)
         device = self._met(call, flats[0].driver, flats[0].device)
-        # Seldom: what is read by calls under way cannot be closed.
+        # Seldom: memory that calls under way read cannot be closed.
         if device.offers.crowded and self._watch.drain(call.deadline.remaining()):
             device.offers.trim()
         sources = device.offers.exchange(call, offered, wanted)
@@ -326,7 +328,7 @@ def _copy(device: _Device, into: DeviceFlat, source: int) -> None:
 
 
 def _copies_into(outputs: Sequence[DeviceFlat]) -> _Work:
-    """Return the work that copies what each member offers into its output, if there are outputs."""
+    """Return the work that copies each member's offer into its output, if there are outputs."""
 
     def work(device: _Device, sources: list[int]) -> None:
         for output, source in zip(outputs, sources, strict=False):
@@ -344,5 +346,5 @@ def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceO
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> CudaIpcCommunicator:
-    """Make a communicator whose members tell each other by the transport ``cpu`` what to read."""
+    """Make a communicator whose members exchange offers over the transport ``cpu``."""
     return CudaIpcCommunicator(membership, cpu(membership))

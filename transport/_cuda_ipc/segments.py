@@ -1,11 +1,11 @@
-"""Symmetric memory on devices: allocations whose handles the members have exchanged already.
+"""Symmetric memory on devices: allocations whose handles the members have exchanged.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-A segment has one number and one capacity on all members. What lies in one is told by number and
-offset, and nothing is asked of the driver. A segment is used again once it is free on all members:
-each allocation tells which ones are free here. It is freed with the process alone, because peers
-may have it open for as long as theirs live.
+A segment has one number and one capacity on all members. Memory inside it is named by number and
+offset, without asking the driver. A segment is used again once it is free on all members: each
+allocation announces this member's free ones. It is freed only with the process, because peers may
+map it as long as they live.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from transport._communicators.base import Communicator
 from transport._cuda.driver import DeviceMemory, Driver, Event
 from transport._errors import DistBackendError
 
-# A handle (CUDA's have 64 bytes) and its length, the offset, the address, the process, whether it
-# can be shared, and which of the first segments are free here, as bits.
+# Handle (CUDA's have 64 bytes) and its length; offset, address, process; whether it can be shared;
+# the free ones among the first segments, as bits.
 _CARD = struct.Struct("<64sIQQQ?32s")
 _TOLD = 256
 _SMALL, _LARGE = 512, 2 << 20
@@ -32,7 +32,7 @@ _SMALL, _LARGE = 512, 2 << 20
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """``memory``, and where each member's can be read here (empty: it cannot be shared)."""
+    """An allocation, and the address of each member's here (empty: it cannot be shared)."""
 
     memory: DeviceMemory
     capacity: int
@@ -42,7 +42,7 @@ class _Segment:
 
 
 class Lease:
-    """The right to a segment's memory, until nobody refers to it any more."""
+    """The right to use a segment's memory, until its last reference is gone."""
 
     def __init__(self, segments: Segments, number: int, pointer: int, nbytes: int) -> None:
         self.pointer = pointer
@@ -78,7 +78,7 @@ class Segments:
         return Lease(self, number, segment.memory.pointer, nbytes)
 
     def find(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
-        """Return the number and the offset of the segment around this memory, if it is in one."""
+        """Return the number and offset of the segment that contains this memory, if any."""
         with self._lock:
             at = bisect_right(self._places, (pointer, len(self._segments))) - 1
             if at < 0:
@@ -89,11 +89,11 @@ class Segments:
         return (number, pointer - start) if inside and segment.addresses else None
 
     def address(self, member: int, number: int) -> int:
-        """Return where the segment of ``member`` begins here."""
+        """Return the address of the segment of ``member`` in this process."""
         return self._segments[number].addresses[member]
 
     def give_back(self, number: int) -> None:
-        """Let the memory be used again, behind what the current stream has now."""
+        """Release the memory for later work, behind the current stream's present work."""
         event: Event | None = None
         with suppress(Exception):  # of a device that failed, or at exit, nothing is used again
             event = self._driver.create_event(self._device)
@@ -104,7 +104,7 @@ class Segments:
         segment.in_use = event is None
 
     def close(self) -> None:
-        """Let go of the peers' memory; this member's stays until its process ends."""
+        """Unmap the peers' memory; this member's stays until its process ends."""
         with self._lock:
             opened, self._opened = self._opened, []
         for base in opened:
@@ -122,9 +122,9 @@ class Segments:
         ]
 
     def _agree(self, call: Call, capacity: int, free: list[int]) -> int:
-        """Return the number of a segment for all members: one that is free on all, or a new one.
+        """Return the number of a segment that is free on all members, or of a new one.
 
-        A new one is made before it is known whether it is needed, which saves a second exchange.
+        A new one is allocated before its need is known, which saves a second exchange.
         """
         bits = np.zeros(_TOLD, np.uint8)
         bits[free] = 1
@@ -140,7 +140,7 @@ class Segments:
             if all(card[5] for card in cards):
                 assert memory is not None
                 return self._add(memory, capacity, cards)
-            # Somebody thought that it had a spare one, which is in use elsewhere.
+            # A member had a free segment, which is in use elsewhere.
             if memory is None:
                 memory = self._driver.allocate(capacity, self._device)
             bits[:] = 0

@@ -40,13 +40,12 @@ Channel = Callable[[], Communicator]
 class NcclCommunicator(DeviceCommunicator):
     """A member of a group in which every rank has a GPU of its own.
 
-    Members meet at the first call on an array, whose device is from then on this rank's
-    (``connection.py``). Calls return when NCCL's work is on the group's stream.
+    Members meet at the first call on an array; its device becomes this rank's (``connection.py``).
+    Calls return when NCCL's work is on the group's stream.
 
-    What NCCL does not have goes by ``fallback``: messages with tags, dtypes and operations that it
-    does not know (all members come to the same conclusion, from what they must agree on), and the
-    barrier. NCCL does not compare what its members call; that is done behind the calls, over
-    ``channel`` (``ledger.py``).
+    Calls that NCCL lacks go to ``fallback``: the barrier, messages, and some dtypes and operations.
+    All members decide this alike, from values on which they must agree. NCCL does not compare its
+    members' calls; ``channel`` compares them behind the calls (``ledger.py``).
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class NcclCommunicator(DeviceCommunicator):
             with self._grouped():
                 for root, (part, source) in enumerate(zip(inputs, sources, strict=True)):
                     count = plan.count(part.size)
-                    # Elsewhere than on the root NCCL does not write; an address is wanted still.
+                    # Only on the root NCCL writes, but every rank must pass an address.
                     at = into if root == self.rank else source
                     if count:
                         comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
@@ -194,12 +193,12 @@ class NcclCommunicator(DeviceCommunicator):
     def split(
         self, call: Call, part: Membership | None, like: Communicator[DeviceFlat] | None
     ) -> bool:
-        """Give ``like``, the communicator of ``part``, what it needs out of this one's.
+        """Connect ``like``, the communicator of ``part``, by a split of this one.
 
-        All members call; the parts, which do not overlap, are some of them, in any order. None
-        is for members of no part. The new communicator connects nothing anew. Waits for the calls
-        that are under way. False, on all members, if nothing was done: this one is not connected,
-        or NCCL is older than 2.18.
+        All members call. The parts do not overlap, and have some of the members in any order; None
+        is for members of no part. Nothing connects anew. Waits for the calls under way. Returns
+        False, on all members, if nothing was done: this one is not connected, or NCCL is older than
+        2.18.
         """
         self._post(call)
         if not self._connection.can_split:
@@ -241,7 +240,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def abort(self, reason: str) -> None:
         self._connection.abort(reason)
-        # Neither of them comes to be after that.
+        # After the abort, neither of them is made.
         with self._lock:
             fallback, ledger = self._fallback, self._ledger
         if fallback is not None:
@@ -264,7 +263,7 @@ class NcclCommunicator(DeviceCommunicator):
             fallback.close()
 
     def _on_dispute(self, entry: Entry, error: DistError) -> None:
-        """End everything: members disagree in a call, or one has not made it."""
+        """End everything: members disagree in a call, or one has not made it in time."""
         self._connection.watch.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
@@ -281,14 +280,14 @@ class NcclCommunicator(DeviceCommunicator):
         with self._lock:
             self._connection.check_open(call)
             for peer, reason in self._lost.items():
-                # It has given up what it was in, for which its kernels do not come any more.
+                # The lost member has left; its kernels will not come.
                 raise PeerLostError(f"{call.header}: {reason}", peer)
             if self._ledger is None:
                 self._ledger = Ledger(self._make_channel(), self._on_dispute)
             return self._ledger.post(call, gives, wants)
 
     def _by_host(self, call: Call, collective: str, *arguments: Any) -> None:
-        """Make a collective that NCCL does not have."""
+        """Make a collective that NCCL lacks, through the host."""
         self._post(call)
         try:
             getattr(self._other(), collective)(call, *arguments)
@@ -305,10 +304,11 @@ class NcclCommunicator(DeviceCommunicator):
         gives: Sequence[int] = (),
         wants: Sequence[int] = (),
     ) -> Generator[tuple[NcclComm, DeviceStream]]:
-        """Give what a call is made with, in order behind ``flats``; leave its end with them.
+        """Yield the communicator and its stream, ordered behind ``flats``; store the completion
+        with them.
 
-        What the block adds to ``owners`` lives until then. ``gives`` and ``wants`` are the bytes
-        for and of each member where their numbers are not in the header.
+        Objects that the block adds to ``owners`` live until the completion. ``gives`` and ``wants``
+        are the bytes for and from each member, for kinds whose header lacks them.
         """
         check_one_device(flats)
         entry = self._post(call, gives, wants)
@@ -336,9 +336,7 @@ class NcclCommunicator(DeviceCommunicator):
         outward: dict[int, DeviceFlat],
         inward: dict[int, DeviceFlat],
     ) -> None:
-        """Send to other members and receive from them, by rank, side by side; empty messages are
-        left out at both ends.
-        """
+        """Send to other members and receive from them at once; both ends skip empty messages."""
         with self._grouped():
             for peer, flat in outward.items():
                 if flat.size and peer != self.rank:
@@ -362,7 +360,7 @@ class NcclCommunicator(DeviceCommunicator):
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> NcclCommunicator:
-    """Make a communicator whose fallback goes by way of the host and the transport ``cpu``."""
+    """Make a communicator whose fallback goes through the host and the transport ``cpu``."""
     beside = replace(
         membership,
         group=f"{membership.group}/ledger",

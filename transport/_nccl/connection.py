@@ -1,10 +1,10 @@
-"""One member's NCCL communicator: when it comes to be, who may use it, and how it ends.
+"""One member's NCCL communicator: connecting, using, aborting.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-NCCL lets one thread at a time use a communicator, and another one abort it at any moment; the
-abort lets go of the communicator's memory. So whoever uses it holds a lock, for which an abort
-waits, but not for long: a call that NCCL itself holds up ends by the abort alone.
+NCCL lets one thread at a time use a communicator. Another thread may abort it at any moment, and
+the abort frees its memory. So each use holds a lock, for which an abort waits. It does not wait for
+long: only the abort ends a call that blocks inside NCCL.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _IN_USE_SECONDS = 1.0
 
 
 class Connection:
-    """A member's communicator and the stream that its work is on, from the first call on.
+    """A member's communicator and its stream, from the first call on.
 
-    ``watch`` sees to the deadlines of the calls on the device and asks NCCL for errors; either ends
-    the connection for good.
+    ``watch`` checks the deadlines of calls on the device and NCCL's errors. Both end the connection
+    for good.
     """
 
     def __init__(self, membership: Membership, library: NcclLibrary) -> None:
@@ -47,7 +47,7 @@ class Connection:
         self._stream: DeviceStream | None = None
         self._can_split = False
         self.abort_reason: str | None = None
-        """Why nothing can be called any more, or None."""
+        """Why the connection has ended, or None."""
         self._keys = PeerKeys(membership)
         self._in_use = threading.Lock()
         self.watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
@@ -57,8 +57,8 @@ class Connection:
     def connect(self, call: Call, driver: Driver, device: int) -> tuple[NcclComm, DeviceStream]:
         """Return the communicator and its stream; all members call it the first time.
 
-        ``device`` is from then on this member's. Raises ValueError for another one, and what
-        ``meet`` raises, and ``_in_time``.
+        ``device`` becomes this member's. Raises ValueError for another one later, and the errors of
+        ``meet`` and ``_in_time``.
         """
         self.check_open(call)
         if self._comm is None or self._stream is None:
@@ -69,7 +69,7 @@ class Connection:
         return self._comm, self._stream
 
     def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
-        """Be connected by ``comm``, which has the members of this one."""
+        """Use ``comm``, which has the members of this one."""
         with self._lock:
             self._comm, self._stream, self._can_split = comm, stream, True
 
@@ -95,7 +95,7 @@ class Connection:
     def _in_time(
         self, enter: Callable[[], NcclComm | None], stream: DeviceStream, call: Call
     ) -> NcclComm | None:
-        """Return ``enter()``, made in a thread of its own: NCCL waits for others without an end.
+        """Return ``enter()``, called in a thread of its own: NCCL waits without a deadline.
 
         Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
         the connection is aborted, DistBackendError for NCCL's own errors.
@@ -144,7 +144,7 @@ class Connection:
 
     @contextmanager
     def in_use(self, call: Call, stream: DeviceStream) -> Generator[None]:
-        """Hold off an abort while ``call`` is put on ``stream``.
+        """Keep an abort waiting while ``call`` is put on ``stream``.
 
         Raises DistBackendError in the place of NCCL's own errors.
         """
@@ -162,8 +162,8 @@ class Connection:
     def split(self, call: Call, color: int, key: int) -> tuple[NcclComm, DeviceStream] | None:
         """Return the communicator of the members with this ``color``, and a stream for it.
 
-        ``can_split`` holds, and all members call. Waits for the calls that are under way. None
-        for ``NO_COLOR``.
+        All members call; ``can_split`` must be true. Waits for the calls under way. None for
+        ``NO_COLOR``.
         """
         comm, stream = self._comm, self._stream
         assert comm is not None
@@ -182,7 +182,7 @@ class Connection:
     # The end.
 
     def check_open(self, call: Call) -> None:
-        """Raise what ended the connection, if anything did."""
+        """Raise the error that ended the connection, if any."""
         reason = self.abort_reason  # set after the trouble, if there is one
         self.watch.check_for(call)
         if reason is not None:
@@ -212,7 +212,7 @@ class Connection:
         if comm is not None:
             free = self._in_use.acquire(timeout=_IN_USE_SECONDS)
             try:
-                # One that is broken says so when it is let go of: it is known.
+                # A broken communicator reports its known error once more.
                 with suppress(*self.library.errors):
                     comm.abort()
             finally:
@@ -226,9 +226,9 @@ class Connection:
             self._give_up(CommunicatorAbortedError(reason))
 
     def close(self) -> None:
-        """Let go of the communicator and its stream; nothing is under way. Idempotent."""
+        """Destroy the communicator and its stream; no call is under way. Idempotent."""
         with self._lock:
-            # The watch may be aborting it at this moment: who takes it ends it.
+            # The watch may be aborting it at this moment: only one of the two takes and ends it.
             comm, self._comm = self._comm, None
             if self.abort_reason is None:
                 self.abort_reason = "the communicator was closed"

@@ -1,4 +1,4 @@
-"""``mpi://``: MPI knows the ranks; rank 0 serves the store and tells the others where."""
+"""``mpi://``: MPI assigns the ranks; rank 0 serves the store and broadcasts its address."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from transport._store.tcp.store import TCPStore
 
 
 def mpi_rendezvous(request: Request) -> tuple[Store, int, int]:
-    """Return a store, and rank and world size as MPI has them.
+    """Return a store, and MPI's rank and world size.
 
-    Where the job has no secret, rank 0 makes one; it travels over MPI and is put into the
-    environment, as a launcher would do. Raises ValueError when the URL's rank or world size are
-    not MPI's.
+    If the job has no secret, rank 0 makes one. It travels over MPI and into the environment, as
+    under a launcher. Raises ValueError when the URL contradicts MPI's rank or world size.
     """
     from transport._mpi.library import join
 

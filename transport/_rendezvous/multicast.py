@@ -1,10 +1,10 @@
-"""``tcp://`` with a multicast address: processes that know only a group find each other.
+"""``tcp://`` with a multicast address: processes that share only a multicast group find each other.
 
-Everybody sends beacons. After a short silence in which nobody claimed to serve the store, the one
-with the least identity does, and says so in its beacons; the others join it. Two may come to serve
-where datagrams were lost: the one with the greater identity gives up as soon as it hears of the
-other, and its members look again. Only a store that all ``world_size`` processes have joined
-is used, so there is one at most, and nobody gives up afterwards.
+Every process announces itself. If none claims to serve the store for a moment, the process with the
+smallest identity serves it and says so in its announcements; the others join. If datagrams were
+lost, two processes may serve. Then the one with the greater identity gives up when it hears of the
+other, and its members search again. Ranks use only a store that all ``world_size`` processes have
+joined. So there is one store at most, and its server never gives up afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEARD = "rendezvous/heard"
 def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
     """Return the store, the rank and the world size of the job in the group.
 
-    Processes without a rank get those that are left, in the order of arrival.
+    Processes without a rank get the free ranks, in the order of arrival.
 
     Raises StoreTimeoutError when not all come in time, DistStoreError when their ranks or world
     sizes do not fit together, DistNetworkError when the machine has no way to the group.
@@ -51,7 +51,7 @@ def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
 
 
 class _Search:
-    """One process' search for the others."""
+    """One process's search for the others."""
 
     def __init__(self, request: Request, beacons: BeaconSocket, secret: bytes | None) -> None:
         self._where = request.url
@@ -61,7 +61,7 @@ class _Search:
         self._secret = secret
         self._deadline = request.deadline()
         self._me = Beacon(request.group_name, new_identity())
-        # Those whose store could not be joined, and until when they are not asked again.
+        # Identities whose store could not be joined, and until when they are skipped.
         self._avoided: dict[str, float] = {}
 
     def run(self) -> tuple[Store, int]:
@@ -73,7 +73,7 @@ class _Search:
                 return found
 
     def _find_host(self) -> Beacon | None:
-        """Return the beacon of one who serves, or None when this process should."""
+        """Return the announcement of a serving process, or None when this process should serve."""
         candidates: dict[str, float] = {}
         hosts: list[Beacon] = []
 
@@ -97,7 +97,7 @@ class _Search:
                 return None
 
     def _serve(self) -> tuple[Store, int] | None:
-        """Serve until all have joined; return None when another one is to serve instead."""
+        """Serve until all have joined; return None when another process should serve instead."""
         store = TCPStore(
             self._beacons.listen_host or "::",
             0,
@@ -115,7 +115,7 @@ class _Search:
 
         try:
             mine = self._enroll(store)
-            # Ranks that are there before all members are are what is wrong with those.
+            # If ranks exist before all members have come, they carry an error.
             while not store.check([_RANKS]):
                 if store.check([f"{_MEMBER}/{self._world_size}"]):
                     self._assign(store)
@@ -128,7 +128,7 @@ class _Search:
                     return None
             return store, self._read_rank(store, mine)
         except _MisfitError:
-            # The others learn of it from this store.
+            # The others read the error in this store.
             with contextlib.suppress(DistStoreError):
                 store.tail(_HEARD, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
             store.close()
@@ -138,7 +138,7 @@ class _Search:
             raise
 
     def _join(self, host: Beacon) -> tuple[Store, int] | None:
-        """Join the store of another; return None when it went away before all had come."""
+        """Join another process's store; return None when it ended before all had come."""
         store: TCPStore | None = None
         try:
             store = TCPStore(
@@ -167,7 +167,7 @@ class _Search:
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)
-        # In the order of the numbers, so that the last one's key means that all are there.
+        # In the order of the numbers: the last one's key means that all have come.
         if mine > 1:
             store.wait([f"{_MEMBER}/{mine - 1}"])
         size = str(self._world_size).encode()
@@ -199,11 +199,11 @@ class _Search:
 
 
 class _MisfitError(DistStoreError):
-    """Processes that do not fit together: by their ranks, their world sizes, or their number."""
+    """Processes whose ranks, world sizes or number do not fit together."""
 
 
 def _fill(ranks: Sequence[int]) -> dict[str, object]:
-    """Return the ranks, with -1 replaced by those that are left, or what is wrong with them."""
+    """Return the ranks, with each -1 replaced by a free rank, or the error in them."""
     given = [rank for rank in ranks if rank >= 0]
     twice = sorted({rank for rank in given if given.count(rank) > 1})
     if twice:

@@ -1,7 +1,7 @@
-"""Seats: each rank takes its own, once a job, so that two jobs never meet in one store.
+"""Claims of ranks: each process claims its rank once in a job, so two jobs never meet in one store.
 
 A process that initialises again at the same place may find the former job's store, which is about
-to end. It notices that its own seat is taken there.
+to end. There its own rank is already claimed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 
 _PAUSE_SECONDS = 0.05
-# Another process in this rank's seat is a mistake, or the end of a former job.
+# Another process with this rank is a mistake, or belongs to a former job that is ending.
 _STRANGER_SECONDS = 15.0
 _SEAT = "rendezvous/seat"
 _NEXT = "rendezvous/next"
@@ -31,7 +31,7 @@ def in_group(store: Store, group_name: str) -> Store:
 
 
 def take_turn(store: Store, rank: int) -> Store:
-    """Return the part of a store that outlives jobs for this rank's next job in it.
+    """Return this rank's part for its next job in a store that outlives jobs.
 
     The n-th call of each rank gets the same part.
     """
@@ -40,7 +40,7 @@ def take_turn(store: Store, rank: int) -> Store:
 
 
 def join_turn(store: Store) -> Store:
-    """Return the part of a store that outlives jobs for the job in it that is under way."""
+    """Return the part of the current job in a store that outlives jobs."""
     turn = max(store.add(f"{_SEAT}/0", 0), 1)
     return PrefixStore(f"turn{turn}", store)
 
@@ -48,17 +48,17 @@ def join_turn(store: Store) -> Store:
 def take_seat(
     connect: Connect, rank: int, world_size: int, deadline: Deadline
 ) -> tuple[Store, int]:
-    """Return the store of ``connect`` with a free seat for ``rank``, which is this process' now.
+    """Claim ``rank`` in the store of ``connect``; return the store and the rank.
 
-    Rank -1 takes the next free one; the rank is returned. Raises DistStoreError when there is no
-    seat: by the deadline, or sooner when another process holds it; StorePlaceError at once.
+    Rank -1 claims the next free rank. Raises DistStoreError at the deadline, or sooner when another
+    process holds the rank; StorePlaceError at once.
     """
     me = f"{socket.gethostname()} process {os.getpid()}"
     token = f"{me} {os.urandom(8).hex()}".encode()
     begin = time.monotonic()
     while True:
         limit = deadline.seconds
-        # A store that breaks here was a former job's, which has just ended.
+        # A store that breaks here was a former job's that has just ended.
         store: Store | None = None
         try:
             store = connect(deadline)
