@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from meshlib._job.current import current_world, find_world
 from meshlib._job.init import init_process_group
 from meshlib._job.world import DEFAULT_TIMEOUT, World
-from transport._rendezvous.seats import take_turn
+from transport._rendezvous.rank_claims import next_job_part
 from transport._store.base import Store, Value
 from transport._store.prefix_store import PrefixStore, underlying
 
@@ -31,7 +31,7 @@ class TorchStore(_c10d.Store):
     def __init__(self, world: World, made_world: bool) -> None:
         super().__init__()
         # The keys of PyTorch's last default group are still there.
-        self._store: Store = take_turn(PrefixStore("torch", world.store.clone()), world.rank)
+        self._store: Store = next_job_part(PrefixStore("torch", world.store.clone()), world.rank)
         self.made_world = made_world
         world.on_close(self._store.close)
         world.on_close(lambda: setattr(self, "made_world", False))  # C++ needs this object alive

@@ -89,14 +89,14 @@ class Offers:
             self._offer(flat, nbytes, places).pack()
             for flat, nbytes in zip(offered, wanted, strict=True)
         )
-        cards = [np.empty(len(mine), np.uint8) for _ in range(size)]
-        self._inner.all_gather(call, cards, np.frombuffer(mine, np.uint8))
+        records = [np.empty(len(mine), np.uint8) for _ in range(size)]
+        self._inner.all_gather(call, records, np.frombuffer(mine, np.uint8))
         table = [
             [
-                Offer.unpack(card[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
+                Offer.unpack(record[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
                 for i in range(size)
             ]
-            for card in cards
+            for record in records
         ]
         self._check(call, table, wanted)
         if not all(offer.shared for offers in table for offer in offers):

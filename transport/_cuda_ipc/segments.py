@@ -25,7 +25,7 @@ from transport._errors import DistBackendError
 
 # Handle (CUDA's have 64 bytes) and its length; offset, address, process; whether it can be shared;
 # the free ones among the first segments, as bits.
-_CARD = struct.Struct("<64sIQQQ?32s")
+_RECORD = struct.Struct("<64sIQQQ?32s")
 _TOLD = 256
 _SMALL, _LARGE = 512, 2 << 20
 
@@ -41,7 +41,7 @@ class _Segment:
     last_use: Event | None = None
 
 
-class Lease:
+class SegmentLease:
     """The right to use a segment's memory, until its last reference is gone."""
 
     def __init__(self, segments: Segments, number: int, pointer: int, nbytes: int) -> None:
@@ -75,7 +75,7 @@ class Segments:
         with self._lock:
             segment = self._segments[number]
             segment.in_use, segment.last_use = True, None
-        return Lease(self, number, segment.memory.pointer, nbytes)
+        return SegmentLease(self, number, segment.memory.pointer, nbytes)
 
     def find(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
         """Return the number and offset of the segment that contains this memory, if any."""
@@ -131,15 +131,17 @@ class Segments:
         spare = any(self._segments[number].capacity == capacity for number in free)
         memory = None if spare else self._driver.allocate(capacity, self._device)
         while True:
-            cards = self._exchange(call, memory, bits)
-            shared = np.bitwise_and.reduce([np.frombuffer(card[-1], np.uint8) for card in cards])
+            records = self._exchange(call, memory, bits)
+            shared = np.bitwise_and.reduce(
+                [np.frombuffer(record[-1], np.uint8) for record in records]
+            )
             free_everywhere = np.flatnonzero(np.unpackbits(shared))
             for number in map(int, free_everywhere):
                 if self._segments[number].capacity == capacity:
                     return number
-            if all(card[5] for card in cards):
+            if all(record[5] for record in records):
                 assert memory is not None
-                return self._add(memory, capacity, cards)
+                return self._add(memory, capacity, records)
             # A member had a free segment, which is in use elsewhere.
             if memory is None:
                 memory = self._driver.allocate(capacity, self._device)
@@ -156,7 +158,7 @@ class Segments:
             with suppress(DistBackendError):
                 handle, offset = self._driver.share(memory.pointer)
         address = 0 if memory is None else memory.pointer
-        mine = _CARD.pack(
+        mine = _RECORD.pack(
             handle,
             len(handle),
             offset,
@@ -167,18 +169,18 @@ class Segments:
         )
         rows = [np.empty(len(mine), np.uint8) for _ in range(self._inner.size)]
         self._inner.all_gather(call, rows, np.frombuffer(mine, np.uint8))
-        return [_CARD.unpack(row.tobytes()) for row in rows]
+        return [_RECORD.unpack(row.tobytes()) for row in rows]
 
     def _add(
         self,
         memory: DeviceMemory,
         capacity: int,
-        cards: list[tuple[bytes, int, int, int, int, bool, bytes]],
+        records: list[tuple[bytes, int, int, int, int, bool, bytes]],
     ) -> int:
         addresses: list[int] = []
         process = self._driver.process_id()
-        if all(length for _, length, *_ in cards):
-            for handle, length, offset, address, theirs, _, _ in cards:
+        if all(length for _, length, *_ in records):
+            for handle, length, offset, address, theirs, _, _ in records:
                 if theirs == process:
                     addresses.append(address)
                     continue

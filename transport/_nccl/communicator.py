@@ -27,8 +27,8 @@ from transport._cuda.staged import make_communicator as make_staged
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport._nccl import library as nccl
 from transport._nccl import operands
+from transport._nccl.call_comparer import CallComparer, PostedCall
 from transport._nccl.connection import Connection
-from transport._nccl.ledger import Entry, Ledger
 from transport._nccl.library import NcclComm, NcclLibrary, load_nccl
 from transport._operands.reduce_op import RedOpType, ReduceOp
 from transport._store.prefix_store import PrefixStore
@@ -45,7 +45,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     Calls that NCCL lacks go to ``fallback``: the barrier, messages, and some dtypes and operations.
     All members decide this alike, from values on which they must agree. NCCL does not compare its
-    members' calls; ``channel`` compares them behind the calls (``ledger.py``).
+    members' calls; ``channel`` compares them behind the calls (``comparer.py``).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class NcclCommunicator(DeviceCommunicator):
         self._make_fallback = fallback
         self._make_channel = channel
         self._lock = threading.Lock()
-        self._ledger: Ledger | None = None
+        self._comparer: CallComparer | None = None
         self._fallback: Communicator[DeviceFlat] | None = None
         self._lost: dict[int, str] = {}
 
@@ -70,35 +70,35 @@ class NcclCommunicator(DeviceCommunicator):
         self._by_host(call, "barrier")
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
-        plan = operands.plan_copy(buffer.dtype)
+        codes = operands.codes_for_copy(buffer.dtype)
         with self._run(call, [buffer]) as (comm, stream):
-            at, count = buffer.pointer, plan.count(buffer.size)
-            comm.broadcast(at, at, count, plan.dtype, root, stream.handle)
+            at, count = buffer.pointer, codes.count(buffer.size)
+            comm.broadcast(at, at, count, codes.dtype, root, stream.handle)
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
-        plan = operands.plan_reduction(buffer.dtype, op)
-        if plan is None:
+        codes = operands.codes_for_reduction(buffer.dtype, op)
+        if codes is None:
             self._by_host(call, "all_reduce", buffer, op)
             return
         with self._run(call, [buffer]) as (comm, stream):
             at = buffer.pointer
             operands.scale(stream, buffer, at, op)
-            comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
+            comm.all_reduce(at, at, codes.count(buffer.size), codes.dtype, codes.op, stream.handle)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
-        plan = operands.plan_reduction(buffer.dtype, op)
-        if plan is None:
+        codes = operands.codes_for_reduction(buffer.dtype, op)
+        if codes is None:
             self._by_host(call, "reduce", buffer, op, root)
             return
         owners: list[object] = []
         with self._run(call, [buffer], owners) as (comm, stream):
             source = operands.scaled(stream, buffer, op, owners)
-            count = plan.count(buffer.size)
+            count = codes.count(buffer.size)
             at = buffer.pointer
-            comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
+            comm.reduce(source, at, count, codes.dtype, codes.op, root, stream.handle)
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
-        plan = operands.plan_copy(input_.dtype)
+        codes = operands.codes_for_copy(input_.dtype)
         owners: list[object] = []
         with self._run(call, [input_, *outputs], owners) as (comm, stream):
             source = input_.pointer
@@ -106,47 +106,47 @@ class NcclCommunicator(DeviceCommunicator):
                 into = outputs[0].pointer
                 if not operands.are_one_block(outputs):
                     into = operands.new_block(stream, outputs, owners)
-                count = plan.count(input_.size)
-                comm.all_gather(source, into, count, plan.dtype, stream.handle)
+                count = codes.count(input_.size)
+                comm.all_gather(source, into, count, codes.dtype, stream.handle)
                 for i, output in enumerate(outputs):
                     operands.copy(stream, output, output.pointer, into + i * output.nbytes)
                 return
             with self._grouped():
                 for root, output in enumerate(outputs):
-                    count = plan.count(output.size)
+                    count = codes.count(output.size)
                     if count:
                         at = output.pointer
                         mine = source if root == self.rank else at
-                        comm.broadcast(mine, at, count, plan.dtype, root, stream.handle)
+                        comm.broadcast(mine, at, count, codes.dtype, root, stream.handle)
 
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
-        plan = operands.plan_reduction(output.dtype, op)
-        if plan is None:
+        codes = operands.codes_for_reduction(output.dtype, op)
+        if codes is None:
             self._by_host(call, "reduce_scatter", output, inputs, op)
             return
         owners: list[object] = []
         with self._run(call, [output, *inputs], owners) as (comm, stream):
             into = output.pointer
             if operands.have_one_size(inputs):
-                first, count = inputs[0].pointer, plan.count(output.size)
+                first, count = inputs[0].pointer, codes.count(output.size)
                 if op.kind is RedOpType.PREMUL_SUM or not operands.are_one_block(inputs):
                     first = operands.new_block(stream, inputs, owners)
                     for i, part in enumerate(inputs):
                         at = first + i * part.nbytes
                         operands.copy(stream, part, at, part.pointer)
                         operands.scale(stream, part, at, op)
-                comm.reduce_scatter(first, into, count, plan.dtype, plan.op, stream.handle)
+                comm.reduce_scatter(first, into, count, codes.dtype, codes.op, stream.handle)
                 return
             sources = [operands.scaled(stream, part, op, owners) for part in inputs]
             with self._grouped():
                 for root, (part, source) in enumerate(zip(inputs, sources, strict=True)):
-                    count = plan.count(part.size)
+                    count = codes.count(part.size)
                     # Only on the root NCCL writes, but every rank must pass an address.
                     at = into if root == self.rank else source
                     if count:
-                        comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
+                        comm.reduce(source, at, count, codes.dtype, codes.op, root, stream.handle)
 
     def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
@@ -242,29 +242,29 @@ class NcclCommunicator(DeviceCommunicator):
         self._connection.abort(reason)
         # After the abort, neither of them is made.
         with self._lock:
-            fallback, ledger = self._fallback, self._ledger
+            fallback, comparer = self._fallback, self._comparer
         if fallback is not None:
             fallback.abort(reason)
-        if ledger is not None:
-            ledger.abort(reason)
+        if comparer is not None:
+            comparer.abort(reason)
 
     def close(self) -> None:
         self._connection.finish(CLOSE_SECONDS)
         # The others may not have compared this member's last calls yet.
-        if self._ledger is not None and self._connection.abort_reason is None:
-            self._ledger.drain(CLOSE_SECONDS)
+        if self._comparer is not None and self._connection.abort_reason is None:
+            self._comparer.drain(CLOSE_SECONDS)
         self._connection.close()
         with self._lock:
             fallback, self._fallback = self._fallback, None
-            ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            ledger.close()
+            comparer, self._comparer = self._comparer, None
+        if comparer is not None:
+            comparer.close()
         if fallback is not None:
             fallback.close()
 
-    def _on_dispute(self, entry: Entry, error: DistError) -> None:
+    def _on_mismatch(self, entry: PostedCall, error: DistError) -> None:
         """End everything: members disagree in a call, or one has not made it in time."""
-        self._connection.watch.fail(error, entry.call.header)
+        self._connection.watchdog.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
         if fallback is not None:
@@ -275,16 +275,16 @@ class NcclCommunicator(DeviceCommunicator):
 
     # How it is done.
 
-    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
-        """Have ``call`` compared with the other members'; see ``Ledger.post``."""
+    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> PostedCall:
+        """Have ``call`` compared with the other members'; see ``CallComparer.post``."""
         with self._lock:
             self._connection.check_open(call)
             for peer, reason in self._lost.items():
                 # The lost member has left; its kernels will not come.
                 raise PeerLostError(f"{call.header}: {reason}", peer)
-            if self._ledger is None:
-                self._ledger = Ledger(self._make_channel(), self._on_dispute)
-            return self._ledger.post(call, gives, wants)
+            if self._comparer is None:
+                self._comparer = CallComparer(self._make_channel(), self._on_mismatch)
+            return self._comparer.post(call, gives, wants)
 
     def _by_host(self, call: Call, collective: str, *arguments: Any) -> None:
         """Make a collective that NCCL lacks, through the host."""
@@ -292,7 +292,7 @@ class NcclCommunicator(DeviceCommunicator):
         try:
             getattr(self._other(), collective)(call, *arguments)
         except CommunicatorAbortedError:
-            self._connection.watch.check_for(call)  # if there is one, that is why it was aborted
+            self._connection.watchdog.check_for(call)  # raises the error behind the abort, if any
             raise
 
     @contextmanager
@@ -319,7 +319,7 @@ class NcclCommunicator(DeviceCommunicator):
         completion = stream.end(call, flats, *owners)
         completion.settled = lambda: entry.compared
         entry.completion = completion
-        self._connection.watch.add(call, completion)
+        self._connection.watchdog.add(call, completion)
 
     @contextmanager
     def _grouped(self) -> Generator[None]:
@@ -363,7 +363,7 @@ def make_communicator(
     """Make a communicator whose fallback goes through the host and the transport ``cpu``."""
     beside = replace(
         membership,
-        group=f"{membership.group}/ledger",
-        store=PrefixStore("ledger", membership.store),
+        group=f"{membership.group}/comparer",
+        store=PrefixStore("comparer", membership.store),
     )
     return NcclCommunicator(membership, lambda: make_staged(membership, cpu), lambda: cpu(beside))

@@ -18,7 +18,7 @@ from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._cuda.device_state import DeviceStream, check_device_of_group
 from transport._cuda.driver import Driver
-from transport._cuda.watch import Watch
+from transport._cuda.watchdog import DeviceWatchdog
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -35,8 +35,8 @@ _IN_USE_SECONDS = 1.0
 class Connection:
     """A member's communicator and its stream, from the first call on.
 
-    ``watch`` checks the deadlines of calls on the device and NCCL's errors. Both end the connection
-    for good.
+    ``watchdog`` checks the deadlines of calls on the device and NCCL's errors. Both end the
+    connection for good.
     """
 
     def __init__(self, membership: Membership, library: NcclLibrary) -> None:
@@ -50,7 +50,9 @@ class Connection:
         """Why the connection has ended, or None."""
         self._keys = PeerKeys(membership)
         self._in_use = threading.Lock()
-        self.watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
+        self.watchdog = DeviceWatchdog(
+            f"meshlib-nccl-{membership.rank}", self._async_error, self.end
+        )
 
     # Beginning.
 
@@ -82,7 +84,7 @@ class Connection:
             )
             assert comm is not None
         except CommunicatorAbortedError:
-            self.watch.check_for(call)  # if there is trouble, that is why it was aborted
+            self.watchdog.check_for(call)  # raises the error behind the abort, if any
             raise
         with self._lock:
             self._stream = stream
@@ -168,7 +170,7 @@ class Connection:
         comm, stream = self._comm, self._stream
         assert comm is not None
         assert stream is not None
-        if not self.watch.drain(call.deadline.remaining()):
+        if not self.watchdog.drain(call.deadline.remaining()):
             raise CommunicatorTimeoutError(
                 f"{call.header}: the calls before it were not done within"
                 f" {call.deadline.seconds:g} s",
@@ -183,8 +185,8 @@ class Connection:
 
     def check_open(self, call: Call) -> None:
         """Raise the error that ended the connection, if any."""
-        reason = self.abort_reason  # set after the trouble, if there is one
-        self.watch.check_for(call)
+        reason = self.abort_reason  # set after the watchdog's error, if any
+        self.watchdog.check_for(call)
         if reason is not None:
             raise CommunicatorAbortedError(reason)
 
@@ -221,14 +223,14 @@ class Connection:
 
     def finish(self, seconds: float) -> None:
         """Wait until the calls under way are done; abort them if that takes too long."""
-        if self._comm is not None and not self.watch.drain(seconds):
+        if self._comm is not None and not self.watchdog.drain(seconds):
             reason = "the communicator was closed while the device was at work"
             self._give_up(CommunicatorAbortedError(reason))
 
     def close(self) -> None:
         """Destroy the communicator and its stream; no call is under way. Idempotent."""
         with self._lock:
-            # The watch may be aborting it at this moment: only one of the two takes and ends it.
+            # The watchdog may be aborting it at this moment: only one of the two takes and ends it.
             comm, self._comm = self._comm, None
             if self.abort_reason is None:
                 self.abort_reason = "the communicator was closed"
@@ -237,12 +239,12 @@ class Connection:
         if comm is not None:
             with suppress(*self.library.errors):
                 comm.destroy()
-        self.watch.close()
+        self.watchdog.close()
         if stream is not None:
             stream.close()
 
     def _give_up(self, error: DistError) -> None:
-        self.watch.fail(error)
+        self.watchdog.fail(error)
         self.end(error)
 
     def _async_error(self) -> str | None:

@@ -45,7 +45,7 @@ _BY_PARTS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NcclCodes:
     """NCCL's codes of a dtype and an operation, and NCCL's elements in one of ours."""
 
     dtype: int
@@ -57,12 +57,12 @@ class Plan:
         return size * self.each
 
 
-def plan_copy(dtype: np.dtype[Any]) -> Plan:
+def codes_for_copy(dtype: np.dtype[Any]) -> NcclCodes:
     """Return how elements of ``dtype`` are moved: as bytes, whatever they are."""
-    return Plan(nccl.UINT8, nccl.SUM, dtype.itemsize)
+    return NcclCodes(nccl.UINT8, nccl.SUM, dtype.itemsize)
 
 
-def plan_reduction(dtype: np.dtype[Any], op: ReduceOp) -> Plan | None:
+def codes_for_reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclCodes | None:
     """Return how ``dtype`` is reduced by ``op``, or None when NCCL cannot.
 
     NCCL lacks 8-bit floats on every GPU, 16-bit integers, bitwise operations and products of
@@ -75,15 +75,15 @@ def plan_reduction(dtype: np.dtype[Any], op: ReduceOp) -> Plan | None:
         return None
     if dtype.kind == "b":
         code = _BOOL_OPS.get(op.kind)
-        return None if code is None else Plan(nccl.UINT8, code, 1)
+        return None if code is None else NcclCodes(nccl.UINT8, code, 1)
     code = _OPS.get(op.kind)
     if code is None:
         return None
     part = _PARTS.get(dtype.name)
     if part is not None:
-        return Plan(nccl.DTYPES[part], code, 2) if op.kind in _BY_PARTS else None
+        return NcclCodes(nccl.DTYPES[part], code, 2) if op.kind in _BY_PARTS else None
     known = nccl.DTYPES.get(dtype.name)
-    return None if known is None else Plan(known, code, 1)
+    return None if known is None else NcclCodes(known, code, 1)
 
 
 def have_one_size(flats: Sequence[DeviceFlat]) -> bool:

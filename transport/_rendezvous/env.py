@@ -20,8 +20,8 @@ from transport._launch_environments import (
 from transport._net import LOOPBACK
 from transport._net.sockets import format_address, is_local
 from transport._rendezvous.plain import solo_rendezvous, static_store
+from transport._rendezvous.rank_claims import current_job_part, in_group, next_job_part
 from transport._rendezvous.request import Request
-from transport._rendezvous.seats import in_group, join_turn, take_turn
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 from transport._store.tcp.store import TCPStore
@@ -94,7 +94,7 @@ def _agent_store(request: Request, host: str, port: int, rank: int, joining: boo
     try:
         restart = os.environ.get(environment.RESTART_COUNT, "0")
         part = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
-        return join_turn(part) if joining else take_turn(part, rank)
+        return current_job_part(part) if joining else next_job_part(part, rank)
     except BaseException:
         store.close()
         raise

@@ -14,8 +14,8 @@ from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
 from transport._net import LOOPBACK
 from transport._net.sockets import is_local, local_address_towards
+from transport._rendezvous.rank_claims import in_group
 from transport._rendezvous.request import Secret, known_secret
-from transport._rendezvous.seats import in_group
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.prefix_store import underlying
 from transport._store.tcp.store import TCPStore

@@ -10,8 +10,8 @@ from transport import _environment as environment
 from transport._net import LOOPBACK
 from transport._net.auth import new_secret
 from transport._place import this_machine
+from transport._rendezvous.rank_claims import in_group
 from transport._rendezvous.request import Request
-from transport._rendezvous.seats import in_group
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
 

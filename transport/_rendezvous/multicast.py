@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from transport import _environment as environment
 from transport._errors import DistNetworkError, DistStoreError, StoreTimeoutError
-from transport._rendezvous.beacon import Beacon, BeaconSocket, new_identity
+from transport._rendezvous.announcements import Announcement, MulticastSocket, new_identity
 from transport._rendezvous.request import Request
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
 
-_BEACON_SECONDS = 0.03
+_ANNOUNCE_SECONDS = 0.03
 _SETTLE_SECONDS = 0.3
 _CONNECT_SECONDS = 3.0
 _COUNT, _MEMBER, _RANKS = "rendezvous/count", "rendezvous/member", "rendezvous/ranks"
@@ -41,26 +41,26 @@ def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
     secret = request.secret
     request.check_place(rank_needed=False)
     interface = os.environ.get(environment.HOST) or None
-    beacons = BeaconSocket(request.host, request.port, request.group_name, secret, interface)
+    multicast = MulticastSocket(request.host, request.port, request.group_name, secret, interface)
     try:
-        store, rank = _Search(request, beacons, secret).run()
+        store, rank = _StoreSearch(request, multicast, secret).run()
     finally:
-        beacons.close()
+        multicast.close()
     store.set_timeout(request.timeout)
     return store, rank, request.world_size
 
 
-class _Search:
+class _StoreSearch:
     """One process's search for the others."""
 
-    def __init__(self, request: Request, beacons: BeaconSocket, secret: bytes | None) -> None:
+    def __init__(self, request: Request, multicast: MulticastSocket, secret: bytes | None) -> None:
         self._where = request.url
         self._rank = request.rank
         self._world_size = request.world_size
-        self._beacons = beacons
+        self._multicast = multicast
         self._secret = secret
         self._deadline = request.deadline()
-        self._me = Beacon(request.group_name, new_identity())
+        self._me = Announcement(request.group_name, new_identity())
         # Identities whose store could not be joined, and until when they are skipped.
         self._avoided: dict[str, float] = {}
 
@@ -72,23 +72,23 @@ class _Search:
             if found is not None:
                 return found
 
-    def _find_host(self) -> Beacon | None:
+    def _find_host(self) -> Announcement | None:
         """Return the announcement of a serving process, or None when this process should serve."""
         candidates: dict[str, float] = {}
-        hosts: list[Beacon] = []
+        hosts: list[Announcement] = []
 
-        def take(beacon: Beacon) -> bool:
-            if beacon.port == 0:
-                candidates[beacon.identity] = time.monotonic()
-            elif self._avoided.get(beacon.identity, 0.0) < time.monotonic():
-                hosts.append(beacon)
+        def take(announcement: Announcement) -> bool:
+            if announcement.port == 0:
+                candidates[announcement.identity] = time.monotonic()
+            elif self._avoided.get(announcement.identity, 0.0) < time.monotonic():
+                hosts.append(announcement)
             return bool(hosts)
 
         begin = time.monotonic()
         while True:
             self._check_deadline("somebody who serves the store")
-            self._beacons.send(self._me)
-            self._beacons.receive(_BEACON_SECONDS, take)
+            self._multicast.send(self._me)
+            self._multicast.receive(_ANNOUNCE_SECONDS, take)
             if hosts:
                 return hosts[0]
             now = time.monotonic()
@@ -99,18 +99,20 @@ class _Search:
     def _serve(self) -> tuple[Store, int] | None:
         """Serve until all have joined; return None when another process should serve instead."""
         store = TCPStore(
-            self._beacons.listen_host or "::",
+            self._multicast.listen_host or "::",
             0,
             is_master=True,
             timeout=max(self._deadline.remaining(), 1.0),
             secret=self._secret,
         )
-        me = Beacon(self._me.group, self._me.identity, self._beacons.announced_host, store.port)
-        rivals: list[Beacon] = []
+        me = Announcement(
+            self._me.group, self._me.identity, self._multicast.announced_host, store.port
+        )
+        rivals: list[Announcement] = []
 
-        def take(beacon: Beacon) -> bool:
-            if beacon.port and beacon.identity < me.identity:
-                rivals.append(beacon)
+        def take(announcement: Announcement) -> bool:
+            if announcement.port and announcement.identity < me.identity:
+                rivals.append(announcement)
             return bool(rivals)
 
         try:
@@ -121,8 +123,8 @@ class _Search:
                     self._assign(store)
                     break
                 self._check_deadline(f"{self._world_size} processes", store)
-                self._beacons.send(me)
-                self._beacons.receive(_BEACON_SECONDS, take)
+                self._multicast.send(me)
+                self._multicast.receive(_ANNOUNCE_SECONDS, take)
                 if rivals:
                     store.close()
                     return None
@@ -137,7 +139,7 @@ class _Search:
             store.close()
             raise
 
-    def _join(self, host: Beacon) -> tuple[Store, int] | None:
+    def _join(self, host: Announcement) -> tuple[Store, int] | None:
         """Join another process's store; return None when it ended before all had come."""
         store: TCPStore | None = None
         try:

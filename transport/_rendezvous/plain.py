@@ -6,8 +6,8 @@ import ipaddress
 import logging
 
 from transport._deadline import Deadline
+from transport._rendezvous.rank_claims import claim_rank, in_group
 from transport._rendezvous.request import Request
-from transport._rendezvous.seats import in_group, take_seat
 from transport._store.base import Store
 from transport._store.file.store import FileStore
 from transport._store.hash_store import HashStore
@@ -62,7 +62,7 @@ def static_store(request: Request, host: str, port: int, rank: int, world_size: 
         store.set_timeout(deadline.seconds)
         return in_group(store, request.group_name)
 
-    return take_seat(connect, rank, world_size, request.deadline())[0]
+    return claim_rank(connect, rank, world_size, request.deadline())[0]
 
 
 def file_rendezvous(request: Request) -> tuple[Store, int, int]:
@@ -81,7 +81,7 @@ def file_rendezvous(request: Request) -> tuple[Store, int, int]:
         store.set_timeout(deadline.seconds)
         return in_group(store, request.group_name)
 
-    store, rank = take_seat(connect, request.rank, world_size, request.deadline())
+    store, rank = claim_rank(connect, request.rank, world_size, request.deadline())
     return store, rank, world_size
 
 

@@ -23,14 +23,14 @@ from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.sockets import format_address
 
-_MAGIC = b"meshlib beacon 1"
+_MAGIC = b"meshlib announcement 1"
 _PROOF_BYTES = hashlib.sha256().digest_size
 _MAX_BYTES = 1200
 _LOOPBACK_6 = "::1"
 
 
 @dataclass(frozen=True, slots=True)
-class Beacon:
+class Announcement:
     """A process's announcement. ``port`` 0: it serves no store.
 
     ``host`` is its store's host; empty: the sender of the datagram.
@@ -47,7 +47,7 @@ class Beacon:
         return _MAGIC + _proof(secret, body) + body
 
     @classmethod
-    def unpack(cls, data: bytes, secret: bytes | None) -> Beacon | None:
+    def unpack(cls, data: bytes, secret: bytes | None) -> Announcement | None:
         """Return the announcement in a datagram, or None if it is not of this job."""
         size = len(_MAGIC) + _PROOF_BYTES
         body = data[size:]
@@ -72,7 +72,7 @@ def new_identity() -> str:
     return os.urandom(16).hex()
 
 
-class BeaconSocket:
+class MulticastSocket:
     """Sends and receives the announcements of one job in the multicast group ``host:port``.
 
     Without ``secret`` and ``interface`` (an address of this machine), datagrams stay on this host,
@@ -109,12 +109,12 @@ class BeaconSocket:
             f"no way to the multicast group {format_address(host, port)}: {failure}"
         ) from failure
 
-    def send(self, beacon: Beacon) -> None:
+    def send(self, announcement: Announcement) -> None:
         """Send an announcement. A datagram that cannot go now is lost, as any may be."""
         with contextlib.suppress(OSError):
-            self._sock.sendto(beacon.pack(self._secret), self._address)
+            self._sock.sendto(announcement.pack(self._secret), self._address)
 
-    def receive(self, seconds: float, take: Callable[[Beacon], bool]) -> None:
+    def receive(self, seconds: float, take: Callable[[Announcement], bool]) -> None:
         """Pass arriving announcements to ``take`` for ``seconds``, or until it returns True."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
@@ -122,11 +122,13 @@ class BeaconSocket:
                 return
             with contextlib.suppress(OSError):
                 data, address = self._sock.recvfrom(_MAX_BYTES + 1)
-                beacon = Beacon.unpack(data, self._secret)
-                if beacon is None or beacon.group != self._group:
+                announcement = Announcement.unpack(data, self._secret)
+                if announcement is None or announcement.group != self._group:
                     continue
-                host = beacon.host or str(address[0])
-                if take(Beacon(beacon.group, beacon.identity, host, beacon.port)):
+                host = announcement.host or str(address[0])
+                if take(
+                    Announcement(announcement.group, announcement.identity, host, announcement.port)
+                ):
                     return
 
     def close(self) -> None:

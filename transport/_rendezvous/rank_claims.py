@@ -19,7 +19,7 @@ from transport._store.prefix_store import PrefixStore
 _PAUSE_SECONDS = 0.05
 # Another process with this rank is a mistake, or belongs to a former job that is ending.
 _STRANGER_SECONDS = 15.0
-_SEAT = "rendezvous/seat"
+_RANK = "rendezvous/rank"
 _NEXT = "rendezvous/next"
 
 Connect = Callable[[Deadline], Store]
@@ -30,22 +30,22 @@ def in_group(store: Store, group_name: str) -> Store:
     return PrefixStore(group_name, store) if group_name else store
 
 
-def take_turn(store: Store, rank: int) -> Store:
+def next_job_part(store: Store, rank: int) -> Store:
     """Return this rank's part for its next job in a store that outlives jobs.
 
     The n-th call of each rank gets the same part.
     """
-    turn = store.add(f"{_SEAT}/{rank}", 1)
+    turn = store.add(f"{_RANK}/{rank}", 1)
     return PrefixStore(f"turn{turn}", store)
 
 
-def join_turn(store: Store) -> Store:
+def current_job_part(store: Store) -> Store:
     """Return the part of the current job in a store that outlives jobs."""
-    turn = max(store.add(f"{_SEAT}/0", 0), 1)
+    turn = max(store.add(f"{_RANK}/0", 0), 1)
     return PrefixStore(f"turn{turn}", store)
 
 
-def take_seat(
+def claim_rank(
     connect: Connect, rank: int, world_size: int, deadline: Deadline
 ) -> tuple[Store, int]:
     """Claim ``rank`` in the store of ``connect``; return the store and the rank.
@@ -62,13 +62,13 @@ def take_seat(
         store: Store | None = None
         try:
             store = connect(deadline)
-            seat = rank if rank >= 0 else store.add(_NEXT, 1) - 1
+            claimed = rank if rank >= 0 else store.add(_NEXT, 1) - 1
             holder = token
-            if seat < world_size:
-                holder = store.compare_set(f"{_SEAT}/{seat}", b"", token)
+            if claimed < world_size:
+                holder = store.compare_set(f"{_RANK}/{claimed}", b"", token)
                 if holder == token:
-                    return store, seat
-            where, reason = store.describe(), _explain(seat, world_size, holder)
+                    return store, claimed
+            where, reason = store.describe(), _explain(claimed, world_size, holder)
             if me.encode() not in holder:
                 limit = min(limit, _STRANGER_SECONDS)
         except StorePlaceError:
@@ -84,12 +84,12 @@ def take_seat(
             store.close()
         spent = time.monotonic() - begin
         if spent + _PAUSE_SECONDS >= limit:
-            raise DistStoreError(f"{where}: no seat within {spent:.1f} s: {reason}")
+            raise DistStoreError(f"{where}: no rank within {spent:.1f} s: {reason}")
         time.sleep(_PAUSE_SECONDS)
 
 
-def _explain(seat: int, world_size: int, holder: bytes) -> str:
-    if seat >= world_size:
+def _explain(rank: int, world_size: int, holder: bytes) -> str:
+    if rank >= world_size:
         return f"world_size={world_size} processes have joined already; this one is too many"
     name = holder.decode(errors="replace").rpartition(" ")[0]
-    return f"rank {seat} has joined already, as {name}; or an earlier job has not ended here"
+    return f"rank {rank} has joined already, as {name}; or an earlier job has not ended here"

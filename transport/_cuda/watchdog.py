@@ -24,32 +24,32 @@ _SECONDS = 0.02
 _IDLE_SECONDS = 5.0
 
 
-class Watch:
+class DeviceWatchdog:
     """Checks the calls of one communicator that a device carries out.
 
     It ends when a call passes its deadline or ``check()`` returns an error text. It then calls
-    ``on_trouble(error)`` once, in its own thread. Every call under way raises the error when it is
+    ``on_error(error)`` once, in its own thread. Every call under way raises the error when it is
     waited for. The thread lives while calls are under way.
     """
 
     def __init__(
-        self, name: str, check: Callable[[], str | None], on_trouble: Callable[[DistError], None]
+        self, name: str, check: Callable[[], str | None], on_error: Callable[[DistError], None]
     ) -> None:
         self._name = name
         self._check = check
-        self._on_trouble = on_trouble
+        self._on_error = on_error
         self._changed = Condition()
         self._calls: deque[tuple[Call, Completion]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.trouble: DistError | None = None
+        self.error: DistError | None = None
         self._at_fault: CallHeader | None = None
 
     def add(self, call: Call, completion: Completion) -> None:
         """Check ``call`` until ``completion``."""
         with self._changed.lock:
-            if self.trouble is not None:
-                completion.fail(self.trouble, self._at_fault)
+            if self.error is not None:
+                completion.fail(self.error, self._at_fault)
                 return
             completion.verify = self._verify
             self._calls.append((call, completion))
@@ -62,22 +62,22 @@ class Watch:
 
     def check_for(self, call: Call) -> None:
         """Raise the error, if any; for other calls than the failed one CommunicatorAbortedError."""
-        if self.trouble is not None:
+        if self.error is not None:
             if self._at_fault is None or self._at_fault == call.header:
-                raise self.trouble
-            raise CommunicatorAbortedError(str(self.trouble))
+                raise self.error
+            raise CommunicatorAbortedError(str(self.error))
 
     def fail(self, error: DistError, at_fault: CallHeader | None = None) -> list[Completion]:
-        """Make all calls under way raise ``error``, without ``on_trouble``. Idempotent.
+        """Make all calls under way raise ``error``, without ``on_error``. Idempotent.
 
         ``at_fault`` is the call that failed, if one did. Returns the completions of those calls.
         """
         with self._changed.lock:
-            if self.trouble is None:
-                self.trouble, self._at_fault = error, at_fault
+            if self.error is None:
+                self.error, self._at_fault = error, at_fault
             failed = [completion for _, completion in self._calls]
             for completion in failed:
-                completion.fail(self.trouble, self._at_fault)
+                completion.fail(self.error, self._at_fault)
             self._calls.clear()
             self._changed.notify_all()
             return failed
@@ -106,8 +106,8 @@ class Watch:
             found = self._look()
             if found is not None:
                 failed = self.fail(*found)
-                with suppress(DistError):  # the trouble itself is what everybody gets to see
-                    self._on_trouble(found[0])
+                with suppress(DistError):  # every call raises the first error
+                    self._on_error(found[0])
                 tell_one(failed)
             with self._changed.lock:
                 if self._calls and not self._closed:
@@ -115,10 +115,10 @@ class Watch:
 
     def _verify(self) -> DistError | None:
         # Abandoned work ends like completed work: only the library knows the difference.
-        if self.trouble is not None:
-            return self.trouble
-        trouble = self._check()
-        return None if trouble is None else DistBackendError(trouble)
+        if self.error is not None:
+            return self.error
+        found = self._check()
+        return None if found is None else DistBackendError(found)
 
     def _look(self) -> tuple[DistError, CallHeader | None] | None:
         """Return the error and the header of its call, if there is one."""
@@ -140,9 +140,9 @@ class Watch:
                         None,
                     ), header
                 break  # they end in order
-            trouble = self._verify()
-            if trouble is not None:
-                return trouble, header
+            found = self._verify()
+            if found is not None:
+                return found, header
             with self._changed.lock:
                 for _ in range(min(done, len(self._calls))):
                     self._calls.popleft()

@@ -40,7 +40,7 @@ _IDLE_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PostedCall:
     """One posted call. ``gives[i]`` bytes go to member i, ``wants[i]`` are expected from it."""
 
     call: Call
@@ -52,35 +52,35 @@ class Entry:
     """Whether all members have made this call, and it was the same one."""
 
 
-Dispute = Callable[[Entry, DistError], None]
+OnMismatch = Callable[[PostedCall, DistError], None]
 
 
-class Ledger:
+class CallComparer:
     """One member's side of the comparison.
 
-    ``channel`` has the same members and belongs to this object. ``on_dispute(entry, error)`` is
+    ``channel`` has the same members and belongs to this object. ``on_mismatch(entry, error)`` is
     called once, in this object's thread. The error is a ``HeaderMismatchError`` if members disagree
     in a call. It is another DistError if a member is gone or has not made the call by its deadline.
     The thread lives while calls are uncompared.
     """
 
-    def __init__(self, channel: Communicator, on_dispute: Dispute) -> None:
+    def __init__(self, channel: Communicator, on_mismatch: OnMismatch) -> None:
         self._channel = channel
-        self._on_dispute = on_dispute
+        self._on_mismatch = on_mismatch
         self._changed = Condition()
-        self._open: deque[Entry] = deque()
+        self._open: deque[PostedCall] = deque()
         self._sent = 0
         self._theirs: list[deque[bytes]] = [deque() for _ in range(channel.size)]
         self._rounds = 0
         self._thread: threading.Thread | None = None
         self._ended = False
 
-    def post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
+    def post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> PostedCall:
         """Have ``call`` compared with the other members' call of the same number.
 
         For kinds whose header has no sizes, all members pass ``gives`` and ``wants``.
         """
-        entry = Entry(call, gives, wants)
+        entry = PostedCall(call, gives, wants)
         if self._channel.size == 1:
             entry.compared = True
             return entry
@@ -89,7 +89,7 @@ class Ledger:
                 return entry
             self._open.append(entry)
             if self._thread is None:
-                name = f"meshlib-nccl-ledger-{self._channel.rank}"
+                name = f"meshlib-nccl-comparer-{self._channel.rank}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
                 self._thread = thread  # not before, should Ctrl-C come
@@ -151,7 +151,7 @@ class Ledger:
                     self._thread = None
                     self._changed.notify_all()
                 if not (given_up and isinstance(error, CommunicatorAbortedError)):
-                    self._on_dispute(current, _in_terms_of(current.call, error))
+                    self._on_mismatch(current, _in_terms_of(current.call, error))
                 return
 
     def _exchange(self, fresh: Sequence[bytes], deadline: Deadline) -> None:
@@ -164,7 +164,7 @@ class Ledger:
                 start = 8 + i * HEADER_BYTES
                 theirs.append(data[start : start + HEADER_BYTES])
 
-    def _compare(self, entry: Entry, headers: list[bytes]) -> None:
+    def _compare(self, entry: PostedCall, headers: list[bytes]) -> None:
         mine, membership = entry.call.header, self._channel.membership
         for peer, packed in enumerate(headers):
             if packed != entry.call.packed:
@@ -174,7 +174,7 @@ class Ledger:
         if entry.gives:
             self._compare_sizes(entry)
 
-    def _compare_sizes(self, entry: Entry) -> None:
+    def _compare_sizes(self, entry: PostedCall) -> None:
         """Compare all pairs, so that all members find the same error."""
         mine = np.array([entry.gives, entry.wants], np.int64)
         rows = self._all_gather(mine.reshape(-1).view(np.uint8), entry.call.deadline)
