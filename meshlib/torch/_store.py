@@ -1,7 +1,7 @@
-"""The job's store as one of ``torch.distributed``, and a rendezvous for it: ``meshlib://``.
+"""The job's store as a ``torch.distributed`` store, and a rendezvous for it: ``meshlib://``.
 
-``init_process_group(..., init_method="meshlib://")`` finds the ranks as meshlib does: those that
-``meshrun``, Slurm, MPI or Kubernetes started, with the launcher's store where there is one.
+``init_process_group(..., init_method="meshlib://")`` finds the ranks that ``meshrun``, Slurm, MPI
+or Kubernetes started. It uses the launcher's store if there is one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _c10d: Any = import_module("torch.distributed")
 
 
 class TorchStore(_c10d.Store):
-    """A part of the store of ``world`` for the keys of one rendezvous; it closes with the World.
+    """A part of the store of ``world`` for one rendezvous; it closes with the World.
 
-    ``made_world`` says that the World was made for PyTorch, and is to end with its groups.
+    ``made_world``: the World was made for PyTorch, and ends with its groups.
     """
 
     def __init__(self, world: World, made_world: bool) -> None:
@@ -94,7 +94,7 @@ def meshlib_rendezvous(
 
 
 def claim_world(store: Any) -> bool:
-    """Return whether the World was made with ``store``, for whoever asks first."""
+    """Return whether the World was made with ``store``; True only for the first caller."""
     store = underlying(store)
     if not isinstance(store, TorchStore):
         return False
