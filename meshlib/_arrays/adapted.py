@@ -15,11 +15,10 @@ Entry_co = TypeVar("Entry_co", covariant=True)
 class Adapted:
     """An array on its way through a collective.
 
-    ``flat`` is the buffer that the communicator works on: the array's own memory wherever that is
-    possible (a ``DeviceFlat``, which has its attributes and slices alike, where ``device`` is not
-    ``"cpu"``: the communicator of that device takes it). ``finish()`` brings the contents of
-    ``flat`` back (a no-op when memory is shared) and returns what the caller gets: the same array
-    if it is writable, else a new one.
+    ``flat`` is the buffer that the communicator works on: the array's own memory where possible. If
+    ``device`` is not ``"cpu"``, it is a ``DeviceFlat``, with the same attributes and slices. At the
+    end ``finish()`` copies the contents of ``flat`` back (a no-op when memory is shared). It
+    returns the caller's result: the same array if it is writable, else a new one.
     ``returned_only``: the caller's array cannot be written to, so the result is a new one.
     """
 
