@@ -18,8 +18,8 @@ class Adapted:
     ``flat`` is the buffer that the communicator works on: the array's own memory where possible. If
     ``device`` is not ``"cpu"``, it is a ``DeviceFlat``, with the same attributes and slices. At the
     end ``finish()`` copies the contents of ``flat`` back (a no-op when memory is shared). It
-    returns the caller's result: the same array if it is writable, else a new one.
-    ``returned_only``: the caller's array cannot be written to, so the result is a new one.
+    returns the caller's result: the same array if it is writable, else a new one. If
+    ``returned_only``, the caller's array is read-only, and the result is a new one.
     """
 
     flat: Flat
