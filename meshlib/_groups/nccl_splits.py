@@ -3,10 +3,10 @@
 Experimental, not run on a GPU (``docs/gpu.md``).
 
 NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
-``ncclCommSplit`` (NCCL 2.18) reuses a communicator's connections, but all of its members must take
-part, even those of no new group. Here only members make a group. So splits are made only where all
-members of the parent call: in ``init_device_mesh`` and ``split_group``. As in c10d, the job must
-have given ``init_process_group`` a ``device_id``.
+In NCCL 2.18, ``ncclCommSplit`` reuses a communicator's connections, but all of its members must
+take part, even those of no new group. Here only members make a group. So splits are made only where
+all members of the parent call: in ``init_device_mesh`` and ``split_group``. As in c10d, the job
+must have given ``init_process_group`` a ``device_id``.
 """
 
 from __future__ import annotations

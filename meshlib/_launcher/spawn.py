@@ -82,11 +82,10 @@ def _check_importable(value: object) -> None:
     cls = type(value)
     name = getattr(value, "__qualname__", None) or f"an instance of {cls.__qualname__}"
     raise PicklingError(
-        f"{name} is defined in a notebook's cell, at a prompt or in python -c: it is in no file"
-        " that a new process could import it from. Write it into a module and import it from"
-        " there (in a notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks"
-        " import ...`); or have ranks that are threads, which may call anything:"
-        " meshlib.testing.run_ranks(function, world_size)"
+        f"{name} is defined in a notebook's cell, at a prompt or in python -c, so a new process"
+        " cannot import it from a file. Write it into a module and import it from there. (In a"
+        " notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks import ...`.)"
+        " Or use ranks that are threads: meshlib.testing.run_ranks(function, world_size)"
     )
 
 

@@ -6,8 +6,8 @@ calls return when the work is on a stream (``transport/_cuda/flat.py``). Argumen
 one floor above; a communicator checks only what arrives from the network.
 
 One thread at a time makes collectives on a communicator, in the same order on every member.
-``send`` and ``recv`` are independent of them and of each other: any number of threads may call
-them, also during a collective.
+Messages (``send``, ``recv``) are independent of them and of each other: any number of threads may
+call them, also during a collective.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
     secret = _secret(given.secret_file)
     if secret is None and not is_loopback(host):
         raise ValueError(
-            f"nodes that meet at {host} need a secret that all of them know: run `meshlib secret`"
-            " once where they share a home, or give all of them the same"
-            f" {environment.SECRET}, or --secret-file FILE"
+            f"nodes that meet at {host} need a common secret. Run `meshlib secret` once if they"
+            f" share a home. Otherwise give all of them the same {environment.SECRET}, or"
+            " --secret-file FILE"
         )
     meeting = NodeOptions(
         least=least,
