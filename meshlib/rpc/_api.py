@@ -238,7 +238,7 @@ def remote(
     """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
 
     Returns at once. The result lives as long as a reference to it. Errors are raised where the
-    reference is used: those of ``func``, ``RpcTimeoutError``, ``WorkerLostError``,
+    reference is used: ``func``'s own, ``RpcTimeoutError``, ``WorkerLostError``,
     ``RpcConnectionError``. On other workers the last three become ``RRefLostError``.
 
     Args:
