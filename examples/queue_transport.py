@@ -30,7 +30,6 @@ from transport import (
     OnPiece,
     PeerLostError,
     Request,
-    let_go,
     waited_for,
     wrong_frame,
 )
@@ -46,7 +45,7 @@ class Wire:
 
     def put(self, packed: bytes, data: memoryview) -> bool:
         """Add a frame; return False if an end has left."""
-        with self._changed.lock:
+        with self._changed:
             if not self.ended:
                 self._frames.append((packed, bytes(data)))
                 self._changed.notify_all()
@@ -54,18 +53,17 @@ class Wire:
 
     def take(self, deadline: Deadline) -> tuple[bytes, bytes] | None:
         """Return the next frame; None past the deadline, and when no more comes."""
-        with self._changed.lock:
+        with self._changed:
             self._changed.wait_for(lambda: self._frames or self.ended, deadline.remaining())
             return self._frames.popleft() if self._frames else None
 
     def end(self, at_once: bool) -> None:
         """Wake both ends. Frames that were sent still arrive, unless it ends at once."""
-        with self._changed.lock:
+        with self._changed:
             self.ended = True
             if at_once:
                 self._frames.clear()
             self._changed.notify_all()
-        let_go(self._changed.lock)  # an interrupted call of this thread may have kept it
 
 
 class Hub:
@@ -159,9 +157,9 @@ class QueueLink(Link):
                 self._receive(first.call, first.into)
                 first.done = True
                 self._posted.popleft()
-        except BaseException:
-            self._posted.clear()
-            raise
+        finally:
+            if not awaited.done:
+                self._posted.clear()
 
     def _receive(self, call: Call, into: memoryview) -> None:
         call.waiting_for = self.peer

@@ -14,8 +14,6 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._communicators.runtime import Membership as Membership
     from transport._communicators.runtime import Runtime as Runtime
     from transport._communicators.store_waits import PeerKeys as PeerKeys
-    from transport._condition import Condition as Condition
-    from transport._condition import let_go as let_go
     from transport._cuda.device_state import DeviceStream as DeviceStream
     from transport._cuda.driver import Driver as Driver
     from transport._cuda.driver import driver_of as driver_of
@@ -32,6 +30,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._errors import DistStoreError as DistStoreError
     from transport._errors import HeaderMismatchError as HeaderMismatchError
     from transport._errors import PeerLostError as PeerLostError
+    from transport._interrupts import Condition as Condition
     from transport._link import Link as Link
     from transport._link import OnPiece as OnPiece
     from transport._link import Request as Request
@@ -54,7 +53,6 @@ _HOMES = {
     "transport._communicators.base": "Communicator",
     "transport._communicators.runtime": "Membership Runtime",
     "transport._communicators.store_waits": "PeerKeys",
-    "transport._condition": "Condition let_go",
     "transport._cuda.device_state": "DeviceStream",
     "transport._cuda.driver": "Driver driver_of",
     "transport._cuda.flat": "Completion DeviceFlat StreamOrder",
@@ -63,6 +61,7 @@ _HOMES = {
         "CommunicatorAbortedError CommunicatorTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError HeaderMismatchError PeerLostError"
     ),
+    "transport._interrupts": "Condition",
     "transport._link": "Link OnPiece Request waited_for wrong_frame",
     "transport._links.communicator": "LinkCommunicator",
     "transport._links.mailbox": "Mailbox",

@@ -17,9 +17,9 @@ from functools import cached_property
 from transport._call import Call, CallHeader
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
-from transport._condition import Condition, let_go
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, PeerLostError
+from transport._interrupts import Condition
 from transport._link import Link, OnPiece, Request, waited_for, wrong_frame
 from transport._links.alone import AloneCommunicator
 from transport._links.communicator import LinkCommunicator
@@ -49,8 +49,8 @@ class _Channel:
 
     def __init__(self, eager: int) -> None:
         self._eager = eager
-        self._changed = Condition()
-        self._lock = self._changed.lock
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._frames: deque[_Frame] = deque()
         self._queued = 0
         self._cut = False
@@ -122,7 +122,6 @@ class _Channel:
         with self._lock:
             self._cut = True
             self._changed.notify_all()
-        let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
 
     def leave(self, as_sender: bool) -> None:
         """Let one end go; what it sent before still arrives."""

@@ -25,9 +25,9 @@ from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
 from transport._call import OP_CODES, Call, CallHeader, Kind
 from transport._communicators.base import Communicator
-from transport._condition import has
 from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistBackendError
+from transport._interrupts import is_held
 from transport._native import core
 from transport._operands.reduce_op import Flat, ReduceOp
 
@@ -82,7 +82,7 @@ class CallQueue:
             self.checked(kind, self._check_device, device)
         if context.observers and peer == COLLECTIVE:
             run = self._observed(spec)
-        numbered_here = has(state.lock)
+        numbered_here = is_held(state.lock)
         with state.lock:
             self._check_usable(kind, numbered_here)
             streams = self.streams
@@ -238,7 +238,7 @@ class CallQueue:
             else:
                 with annotate(record.title):
                     result = run(communicator, record)
-        except BaseException as error:
+        except BaseException as error:  # an interrupted wait, too: the others must not wait
             seen = self.failure.told(record, self.failure.seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:

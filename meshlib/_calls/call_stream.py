@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from meshlib._calls.stream_lock import StreamLock
-from transport._condition import Condition, let_go
 from transport._deadline import Deadline
+from transport._interrupts import Condition
 
 IDLE_SECONDS = 5.0
 
@@ -47,7 +47,7 @@ class CallStream(StreamLock):
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the stream's thread when all before it have ended."""
-        with self._changed.lock:
+        with self._changed:
             self._queue.append(task)
             if self._thread is None:
                 self._thread = StreamThread(self, self._run)
@@ -57,20 +57,16 @@ class CallStream(StreamLock):
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is queued or running; return whether that came in time (seconds)."""
-        try:
-            with self._changed.lock:
-                self.draining += 1
-                try:
-                    return self._changed.wait_for(self.is_idle, timeout)
-                finally:
-                    self.draining -= 1
-        except BaseException:
-            let_go(self._changed.lock)
-            raise
+        with self._changed:
+            self.draining += 1
+            try:
+                return self._changed.wait_for(self.is_idle, timeout)
+            finally:
+                self.draining -= 1
 
     def join(self, timeout: float) -> None:
         """Let the thread end as soon as it is idle, and wait for that (seconds)."""
-        with self._changed.lock:
+        with self._changed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -78,7 +74,7 @@ class CallStream(StreamLock):
 
     def is_idle(self) -> bool:
         """Whether nothing is queued or running."""
-        with self._changed.lock:  # one looks at a time: a look must not make another's fail
+        with self._changed:  # one looks at a time: a look must not make another's fail
             mine = self.is_mine()
             try:
                 return self.try_enter()
@@ -88,13 +84,13 @@ class CallStream(StreamLock):
 
     def notify(self) -> None:
         """See ``StreamLock.leave``."""
-        with self._changed.lock:
+        with self._changed:
             self._changed.notify_all()
 
     def _run(self) -> None:
         me = threading.current_thread()
         while True:
-            with self._changed.lock:
+            with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
                 if not self._queue:
                     if self._thread is me:
@@ -138,7 +134,7 @@ class Continuations(CallStream):
         One of those that come must bring it about.
         """
         while not done() and not (deadline is not None and deadline.expired):
-            with self._changed.lock:
+            with self._changed:
                 left = None if deadline is None else deadline.remaining()
                 self._changed.wait_for(lambda: bool(self._queue), left)
                 task = self._queue.popleft() if self._queue else None

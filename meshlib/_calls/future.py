@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshlib._calls.call_stream import Continuations
-from transport._condition import Condition, let_go
 from transport._deadline import Deadline, Timeout
 from transport._errors import DistBackendError
+from transport._interrupts import Condition, run_outside
 from transport._net.fork import own_pid, refusal
 
 _LOGGER = logging.getLogger("meshlib")
@@ -138,15 +138,11 @@ class Future(Generic[T]):
             self._completion.join()
 
     def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
-        try:
-            with self._ready.lock:
-                # Without a timeout it still ends: the call that fills this has a deadline.
-                left = None if deadline is None else deadline.remaining()
-                if not self._ready.wait_for(lambda: self._done, left) and deadline is not None:
-                    raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
-        except BaseException:
-            let_go(self._ready.lock)
-            raise
+        with self._ready:
+            # Without a timeout it still ends: the call that fills this has a deadline.
+            left = None if deadline is None else deadline.remaining()
+            if not self._ready.wait_for(lambda: self._done, left) and deadline is not None:
+                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
 
     def _wait_in_a_callback(
         self, stream: Continuations, what: Callable[[], str], deadline: Deadline | None
@@ -236,8 +232,8 @@ class Future(Generic[T]):
         def run(done: Future[T]) -> None:
             after._under_way = True
             try:
-                result = callback(done)
-            except BaseException as error:
+                result = run_outside(callback, done)
+            except BaseException as error:  # its waiting threads need an outcome
                 after.set_exception(error)
                 if not isinstance(error, Exception):  # an interrupt of this thread as well
                     raise
@@ -287,7 +283,7 @@ class Future(Generic[T]):
         callback: Callable[[Future[T]], object],
     ) -> bool:
         """Keep ``callback`` for the end; False if that has come."""
-        with self._ready.lock:
+        with self._ready:
             if not self._done:
                 callbacks.append(callback)
             return not self._done
@@ -295,7 +291,7 @@ class Future(Generic[T]):
     def _settle(
         self, value: Any, exception: BaseException | None, completion: End | None = None
     ) -> None:
-        with self._ready.lock:
+        with self._ready:
             if self._done:
                 raise RuntimeError("the future has an outcome already")
             self._value, self._exception = value, exception
@@ -317,8 +313,8 @@ class Future(Generic[T]):
     def _call(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
         for callback in callbacks:
             try:
-                callback(self)
-            except BaseException:
+                run_outside(callback, self)
+            except BaseException:  # SystemExit, too, would end the stream's thread
                 # It has no caller that could be told, and the others are not to suffer for it.
                 _LOGGER.exception("a callback of a future raised")
 

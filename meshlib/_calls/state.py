@@ -12,8 +12,8 @@ from meshlib._calls.fast_path import CallOrder, FastPath, Order
 from meshlib._calls.members import Members
 from meshlib._events.events import Departures, Refused
 from transport._communicators.base import Communicator
-from transport._condition import Condition, has, let_go
 from transport._errors import DistError
+from transport._interrupts import Condition, is_held
 
 
 class Lifecycle(enum.IntEnum):
@@ -108,12 +108,8 @@ class GroupState:
     def await_failure(self, timeout: float) -> DistError | None:
         """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
         if self.error is None and timeout > 0:
-            try:
-                with self.lock:
-                    self._changed.wait_for(lambda: self.error is not None, timeout)
-            except BaseException:
-                let_go(self.lock)
-                raise
+            with self.lock:
+                self._changed.wait_for(lambda: self.error is not None, timeout)
         return None if self.error is None else copy(self.error)
 
     def unusable(self) -> Exception:
@@ -163,7 +159,7 @@ class GroupState:
 
     def is_making(self) -> bool:
         """Whether the calling thread is in the middle of making a communicator."""
-        return has(self._making)
+        return is_held(self._making)
 
     def open_communicators(self) -> list[Communicator]:
         """Return those that can still carry something. With ``lock``."""

@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
-from transport._condition import has, let_go
+from transport._interrupts import is_held
 
 
 class _StreamLock:
@@ -35,7 +35,8 @@ class _StreamLock:
 
     def release(self) -> None:
         """Give the turn back if the calling thread has it."""
-        let_go(self._lock)
+        if self.is_mine():
+            self._lock.release()
 
     def leave(self) -> None:
         """Give the turn back, and ``notify`` those who wait for the end of all."""
@@ -49,7 +50,7 @@ class _StreamLock:
 
     def is_mine(self) -> bool:
         """Whether the calling thread has the turn."""
-        return has(self._lock)
+        return is_held(self._lock)
 
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from meshlib._job.thread_rank import thread_rank
@@ -65,11 +66,10 @@ def find_others(
             shared, secret = foreign_rendezvous(
                 store, rank, world_size, timeout=timeout, group_name=group_name
             )
-    try:
+    with ExitStack() as undo:
+        undo.callback(shared.close)
         agree(tuning, shared, rank)
-    except BaseException:
-        shared.close()
-        raise
+        undo.pop_all()
     runtime = Runtime(secret, os.environ.get(environment.HOST), tls, tuning=tuning)
     return Found(shared, rank, world_size, runtime)
 

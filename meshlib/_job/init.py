@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from meshlib._groups.backend import parse_backend
@@ -17,6 +17,7 @@ from meshlib._job.current import (
     resolve_process_group,
 )
 from meshlib._job.finding import DEFAULT_INIT_METHOD, find_others
+from meshlib._job.interrupts import defer_interrupts
 from meshlib._job.thread_rank import thread_rank
 from meshlib._job.world import DEFAULT_TIMEOUT, World
 from meshlib._recording.log import set_debug_level_from_env
@@ -79,43 +80,47 @@ def init_process_group(
     seconds = default if timeout is None else to_seconds(timeout)
     names = set(chosen.values())
     thread_only = names == {"inproc"}
-    found = find_others(
-        init_method,
-        store,
-        rank,
-        world_size,
-        group_name,
-        default="mpi://" if "mpi" in names else DEFAULT_INIT_METHOD,
-        timeout=seconds,
-        networked=not thread_only,
-    )
-    if mine is not None and mine.world is not None:  # the program makes its own, as in a process
-        provided = mine.world
-        install(None, thread_only=True)
-        provided.close(drain=0.0, linger=0.0)
-    world = World(
-        found.store,
-        found.rank,
-        found.size,
-        runtime=found.runtime,
-        backends=chosen,
-        timeout=seconds,
-        joining=found.rank >= found.size,
-    ).join()
-    if isinstance(store, Store):
-        world.listener.add_store(store)
-    install(world, thread_only=thread_only)
-    atexit.unregister(_close_at_exit)  # once, however many jobs a process joins
-    atexit.register(_close_at_exit)
-    if device_id is not None:
-        try:
+    with ExitStack() as undo:
+        interrupts = defer_interrupts()
+        undo.callback(interrupts)
+        found = find_others(
+            init_method,
+            store,
+            rank,
+            world_size,
+            group_name,
+            default="mpi://" if "mpi" in names else DEFAULT_INIT_METHOD,
+            timeout=seconds,
+            networked=not thread_only,
+        )
+        if (
+            mine is not None and mine.world is not None
+        ):  # the program makes its own, as in a process
+            provided = mine.world
+            install(None, thread_only=True)
+            provided.close(drain=0.0, linger=0.0)
+        world = World(
+            found.store,
+            found.rank,
+            found.size,
+            runtime=found.runtime,
+            backends=chosen,
+            timeout=seconds,
+            joining=found.rank >= found.size,
+        ).join()
+        if isinstance(store, Store):
+            world.listener.add_store(store)
+        world.on_close(interrupts)
+        install(world, thread_only=thread_only)
+        atexit.unregister(_close_at_exit)  # once, however many jobs a process joins
+        atexit.register(_close_at_exit)
+        if device_id is not None:
             # Without a device_id no GPU is needed.
             from meshlib._job.gpu import bind_cuda_device
 
+            undo.callback(destroy_process_group)
             bind_cuda_device(world, device_id)
-        except BaseException:
-            destroy_process_group()
-            raise
+        undo.pop_all()
 
 
 def destroy_process_group(group: Any = None) -> None:

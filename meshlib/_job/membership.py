@@ -10,12 +10,12 @@ stays true. A replacement has an identity of its own.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshlib._events.events import Departures
 from transport._errors import DistError
+from transport._interrupts import Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class JobMembership:
         self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
         self.known: int = max(rank + 1, size)
         """All known identities are below this number."""
-        self._news = threading.Condition()
+        self._news = Condition()
         self._lost: dict[int, DistError] = {}
         self.left: frozenset[int] = frozenset()
         """The ranks that have left in good order."""
@@ -189,7 +189,7 @@ class JobMembership:
 
     def end_in_a_fork(self) -> None:
         """Be usable in a fork of this rank's process."""
-        self._news = threading.Condition()  # threads that did not come along may have held it
+        self._news = Condition()  # threads that did not come along may have held it
 
 
 _EPOCH = "epoch/"

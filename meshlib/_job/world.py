@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, Protocol, Self
 
 from meshlib._calls.context import Observer
@@ -37,6 +37,7 @@ from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import DistBackendError, DistError, DistStoreError
+from transport._interrupts import sliced
 from transport._net.fork import in_forked_children, refusal
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
@@ -149,13 +150,12 @@ class World:
         Raises ``DistStoreError`` with the ranks that have not come in ``timeout`` seconds, and
         ``RankFailedError`` for one that was lost before all had come; the World is then closed.
         """
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.store.close)
+            undo.callback(self._watcher.close)
+            undo.callback(self.progress.close)
             self._meet(Deadline.after(self.timeout))
-        except BaseException:
-            self.progress.close()
-            self._watcher.close()
-            self.store.close()
-            raise
+            undo.pop_all()
         self._stalls = StallDetector(
             self.rank, self.store, self.recorder, self.thread_id, self.registry
         )
@@ -171,7 +171,7 @@ class World:
             self.listener.server = server_of(self.store)
             return
         # Another rank's watcher may have been faster than this one's.
-        self.listener.lost.wait(NEWS_SECONDS)
+        sliced(self.listener.lost.wait, NEWS_SECONDS)
         lost = next(iter(self.membership.lost.values()), None)
         raise lost or DistBackendError("a rank was lost before all had come")
 
@@ -292,7 +292,7 @@ class World:
     def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
-            self.listener.left.wait(LEAVE_SECONDS)
+            sliced(self.listener.left.wait, LEAVE_SECONDS)
         left = self.membership.departures
         return find_mismatch(self.store, groups, found, left, self.recorder, told)
 

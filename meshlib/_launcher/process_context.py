@@ -47,13 +47,12 @@ class ProcessContext:
         self._ranks: list[_Rank] = []
         self._failed: list[_Rank] = []
         self._daemon = daemon
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             for rank in range(nprocs):
                 variables = environment | placement.variables_of(rank, rank)
                 self._ranks.append(_Rank(fn, args, rank, variables, daemon))
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         atexit.register(self._at_exit)
 
     @property
@@ -157,7 +156,7 @@ class _Rank(Worker):
         super().__init__(_Process(self.child), rank, rank, self._receive)
         try:
             self.child.start()
-        except BaseException:
+        except Exception:
             self._errors.close()
             raise
         finally:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshlib._launcher.ranks.bootstrap import describe_error, die_with_parent
 from transport._checks import to_whole_number
 from transport._errors import DistError
+from transport._interrupts import run_outside
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -135,7 +136,7 @@ def run_rank(
     os.environ.clear()
     os.environ.update(variables)
     try:
-        fn(rank, *args)
+        run_outside(fn, rank, *args)
     except KeyboardInterrupt:  # the parent was interrupted as well, and says so
         raise SystemExit(128 + signal.SIGINT) from None
     except Exception as error:  # noqa: BLE001 (whatever it is, the parent raises it)

@@ -99,7 +99,7 @@ class _Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
+        except Exception:  # no thread could be started
             self._places.release()
             raise
 

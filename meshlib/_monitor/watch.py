@@ -142,7 +142,7 @@ class _Log:
         try:
             self._client.set_will(EVENTS, Watched(self._me, 0.0).line())
             publish(self._store, Watched(self._me, every))
-        except BaseException:
+        except Exception:
             store.close()
             raise
 

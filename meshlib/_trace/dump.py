@@ -80,9 +80,8 @@ class RankDump(JsonRecord):
         try:
             unfinished.write_text(self.pack())
             unfinished.replace(path)
-        except BaseException:
+        finally:
             unfinished.unlink(missing_ok=True)  # a full disk is not to be left fuller
-            raise
         return path
 
     @classmethod

@@ -15,6 +15,7 @@ from meshlib.checkpoint._loading import load_like
 from meshlib.checkpoint._participants import Participants
 from meshlib.checkpoint._pieces import Room, Shares
 from meshlib.checkpoint._saving import Save
+from transport._interrupts import join
 
 
 def save(
@@ -218,7 +219,7 @@ class Checkpointer:
             if self._closed:
                 raise ValueError(f"the Checkpointer of {self._storage.location} was closed")
             return None
-        self._thread.join()
+        join(self._thread)
         self._thread, outcome, self._outcome = None, self._outcome, None
         if isinstance(outcome, BaseException):
             raise outcome

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -93,10 +94,10 @@ class Save:
         try:
             if self.shares is not None:
                 self._pieces = self.shares.pieces(arrays)
-        except BaseException as error:
-            if isinstance(error, DistError) or not isinstance(error, Exception):
-                self._give_up(error)
-                raise
+        except (DistError, KeyboardInterrupt) as error:
+            self._give_up(error)
+            raise
+        except Exception as error:  # noqa: BLE001
             self._wrong = self._wrong or error
 
     def detach(self, room: Room | None) -> Room | None:
@@ -145,7 +146,7 @@ class Save:
                 self._entry = claim_entry(self._storage, self._step, self._owner)
             return f"{digest} step {self._step} metric {self._metric}", self._entry
 
-        try:
+        with self._or_give_up():
             told = participants.gather(tell)
             self._entry = told[0][1]
             if any(digest != told[0][0] for digest, _ in told):
@@ -155,9 +156,6 @@ class Save:
                     f"{difference}; expected the same tree on all ranks (what differs by rank is a"
                     " DArray, or not in it)"
                 )
-        except BaseException as error:
-            self._give_up(error)
-            raise
 
     def _lines(self) -> dict[str, str]:
         """Return what must be the same on all ranks: a line for each leaf, by its path."""
@@ -167,6 +165,14 @@ class Save:
             name = array_of(leaf)
             lines[shown(path)] = json.dumps(leaf) if name is None else self.shares.lines[name]
         return lines
+
+    @contextmanager
+    def _or_give_up(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:  # an interrupted wait, too
+            self._give_up(error)
+            raise
 
     def _give_up(self, error: BaseException) -> None:
         """Remove what there is of it, on the first rank, and what other jobs have left."""
@@ -224,13 +230,11 @@ class Save:
             keeping.clean(storage, entry)
             sweep(storage, self._unfinished)
 
-        try:
+        with self._or_give_up(), ExitStack() as undo:
+            undo.callback(storage.forget)
             written = self._participants.gather(write_own)
             self._participants.of_first(commit)
-        except BaseException as error:
-            storage.forget()
-            self._give_up(error)
-            raise
+            undo.pop_all()
         return storage.path(entry.name)
 
     def _check_seen(self, written: Sequence[_Written]) -> None:

@@ -25,6 +25,7 @@ from meshlib.jit._call_site import CallSite
 from meshlib.jit._program import HostArray, HostFunction, Program
 from transport._call import Call, Kind
 from transport._deadline import Deadline
+from transport._interrupts import next_slice
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.communicator import ShmCommunicator
 
@@ -179,7 +180,7 @@ class DirectCallback:
                 self._function([output], inputs, self.program)
             else:
                 self._go_on(header, output, output if direct.in_place else inputs[0])
-        except BaseException as error:
+        except BaseException as error:  # the program says why, whatever it was
             self.program.fail(error)
             raise
         calls = program_calls(direct.group)
@@ -240,7 +241,7 @@ class ProgramCalls:
         """Let a call that is under way end, at most ``seconds``; then leave all calls to Python."""
         deadline = Deadline.after(seconds)
         while self.native.busy and not deadline.expired:
-            time.sleep(1e-3)
+            time.sleep(next_slice(1e-3))
         self.native.open(0)
         recorder = self._group.context.recorder
         recorder.past.extend(self._records())

@@ -129,7 +129,7 @@ class Callback:
             else:
                 with self._views(context, (*outputs, *inputs)) as views:
                     self._function(views[: len(outputs)], views[len(outputs) :], self.program)
-        except BaseException as error:
+        except BaseException as error:  # the program says why, whatever it was
             self.program.fail(error)
             raise
         return ()

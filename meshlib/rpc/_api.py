@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,7 +90,9 @@ def init_rpc(
     if made:
         size = -1 if world_size is None else world_size
         init_process_group(init_method=options.init_method, rank=rank, world_size=size)
-    try:
+    with ExitStack() as undo:
+        if made:
+            undo.callback(destroy_process_group)
         world = current_world()
         if world.rpc is not None:
             raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
@@ -97,10 +100,7 @@ def init_rpc(
             if told not in (-1, None, is_):
                 raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
         _join(world, name, limit, timeout).owns_world = made
-    except BaseException:
-        if made and find_world() is not None:
-            destroy_process_group()
-        raise
+        undo.pop_all()
 
 
 def _join(world: World, name: str, limit: int, timeout: float) -> LocalWorker:
@@ -111,14 +111,13 @@ def _join(world: World, name: str, limit: int, timeout: float) -> LocalWorker:
     membership = Membership(group, world.rank, members, store, world.runtime)
     worker = LocalWorker(world, membership, name, limit, timeout)
     world.rpc = worker
-    try:
+    with ExitStack() as undo:
+        undo.callback(worker.close)
         worker.meet(_exchange_names(store, name, world))
         make = gradients_kept_by()
         if make is not None:
             differentiate(make)
-    except BaseException:
-        worker.close()
-        raise
+        undo.pop_all()
     return worker
 
 

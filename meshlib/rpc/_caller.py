@@ -122,7 +122,7 @@ class Caller:
         call.sent = sent
         try:
             self._send(call, payload, CREATES if number else 0)
-        except BaseException as error:
+        except BaseException as error:  # an interrupted wait, too
             call.record.end(describe(error))
             self._references.lose(to, [call])
             raise

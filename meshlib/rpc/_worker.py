@@ -138,7 +138,7 @@ class LocalWorker:
             act(connection, on)
         except (DistError, OSError):
             raise
-        except BaseException as error:
+        except BaseException as error:  # a user's class may raise anything when it is unpickled
             said = describe(answerable(error))
             who = self.directory.describe(connection.peer)
             text = f"{who} sent a message that cannot be understood: {said}"

@@ -6,6 +6,7 @@ Experimental, not run on a GPU (``docs/gpu.md``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -121,14 +122,13 @@ class DataParallel(Module):
         """
         done: Pass = self.saved()
         on = self._devices
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.forget, done)
             shares = divide_gradients(done.plan, args, kwargs, done.device_ids, on)
             backwards = [replica.backward for replica in done.replicas]
             results = on.run(done.device_ids, _calls(backwards, shares))
             result = join_gradients(results, self.dim, done.input_device, on)
-        except BaseException:
-            self.forget(done)
-            raise
+            undo.pop_all()
         add_gradients(self.module, done, on)
         return result
 

@@ -54,12 +54,12 @@ def _receive(
     group.recv_object_list(told, group_src=holders[0])
     (tree,) = told
     arrays = state.room_for(tree)
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def read(place: int, share: Sequence[Bytes]) -> None:
         try:
             _take(group, place, share, compress)
-        except BaseException as error:  # noqa: BLE001 (raised below)
+        except Exception as error:  # noqa: BLE001 (raised below)
             errors.append(error)
 
     readers = [

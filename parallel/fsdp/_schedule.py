@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from parallel._core.shard_calls import Pool
@@ -56,11 +56,11 @@ class Schedule:
         """Count how deep the call is; after an error at the top, be as before the first forward."""
         self._depth += 1
         try:
-            yield
-        except BaseException:
-            if self._depth == 1:
-                self.abandon()
-            raise
+            with ExitStack() as undo:
+                if self._depth == 1:
+                    undo.callback(self.abandon)
+                yield
+                undo.pop_all()
         finally:
             self._depth -= 1
 

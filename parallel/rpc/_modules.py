@@ -7,7 +7,7 @@ gradients that its parameters have.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,10 @@ def apply_module(
         with here.lock_of(module):
             return module(*values, **kwargs)
     with _apart(here, module):
-        try:
+        with ExitStack() as undo:
+            undo.callback(module.discard_saved)
             output = module(*values, **kwargs)
-        except BaseException:
-            module.discard_saved()
-            raise
+            undo.pop_all()
         saved = module.take_saved()
     outputs = output if isinstance(output, tuple) else (output,)
     node = ModuleCall(here, context, module, saved, inputs, outputs)

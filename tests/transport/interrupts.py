@@ -1,15 +1,22 @@
-"""Ctrl-C at a chosen moment, and threads that may hang."""
+"""Ctrl-C at a chosen or at a random moment, and threads that may hang."""
 
 from __future__ import annotations
 
 import dis
+import os
+import random
+import signal
 import sys
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Generator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
+
+from transport._interrupts import InterruptHandler
 
 # Behind these Python looks for signals; behind a call only if that was not of Python code.
 _LOOKS = {
@@ -24,11 +31,24 @@ SOON = 30.0
 
 
 def ctrl_c() -> None:
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def deferred() -> Generator[None]:
+    """Within it Ctrl-C is deferred as between init and destroy. In the main thread."""
+    handler = InterruptHandler("meshlib", "transport")
+    handler.install()
+    assert isinstance(signal.getsignal(signal.SIGINT), InterruptHandler)
+    try:
+        yield
+    finally:
+        handler.restore()
 
 
 class Interrupter:
-    """Calls ``handler`` in this thread before the ``moment``-th bytecode of ``files``.
+    """Calls ``handler`` in this thread before the ``moment``-th bytecode of ``files``: SIGINT comes
+    then, by default.
 
     ``as_signals``: of those alone before which Python looks for signals.
     """
@@ -95,23 +115,60 @@ def at_every_step(
     wait: Callable[[], object],
     check: Callable[[], object],
     files: Collection[str | None],
-    as_signals: bool = False,
+    stride: int = 1,
 ) -> int:
-    """Interrupt ``wait()`` at each of its bytecodes in ``files``, and ``check()`` each time in
-    another thread; ``as_signals`` as for ``Interrupter``.
+    """Have SIGINT come at each bytecode of ``wait()`` in ``files``, or at each ``stride``-th, and
+    ``check()`` each time in another thread. In the main thread.
 
-    Nothing but the interrupt may come out of it. Returns how many there were.
+    KeyboardInterrupt comes out of each ``wait()``, and nothing else. Returns how many there were.
     """
     moment = 1
     while True:
-        interrupter = Interrupter(moment, files, as_signals)
-        with suppress(KeyboardInterrupt), interrupter:
-            wait()
+        interrupter, raised = Interrupter(moment, files), False
+        with deferred():
+            try:
+                with interrupter:
+                    wait()
+            except KeyboardInterrupt:
+                raised = True
         try:
             in_thread(check).result(SOON)
+            assert raised == (interrupter.left <= 0), "Ctrl-C was lost"
         except BaseException as error:
             error.add_note(f"after interrupt {moment}: {interrupter.where}")
             raise
         if interrupter.left > 0:
             return moment
-        moment += 1
+        moment += stride
+
+
+def at_random(wait: Callable[[], object], check: Callable[[], object], times: int) -> None:
+    """Call ``wait()`` over and over until SIGINT comes, sent by another thread; then ``check()`` in
+    another thread. So ``times`` times. In the main thread.
+    """
+    pauses: SimpleQueue[float | None] = SimpleQueue()
+    chosen = random.Random(31)
+
+    def send() -> None:
+        while (pause := pauses.get()) is not None:
+            time.sleep(pause)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sender = in_thread(send)
+    try:
+        for number in range(times):
+            try:
+                with deferred():
+                    pauses.put(chosen.uniform(0, 3e-3))
+                    while True:
+                        wait()
+            except KeyboardInterrupt:
+                pass
+            try:
+                in_thread(check).result(SOON)
+            except BaseException as error:
+                error.add_note(f"after interrupt {number}")
+                raise
+    finally:
+        pauses.put(None)
+        sender.result(SOON)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from interrupts import SOON, at_every_step, in_thread
+from interrupts import SOON, at_every_step, at_random, in_thread
 from rank_threads import Member, Transport, run_group
 from tcp_pairs import links
 
-from transport import _condition as condition
+from transport import _interrupts
 from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport._choosing.choice import DEFAULT
 from transport._communicators.runtime import Membership, Runtime
@@ -44,7 +43,7 @@ SHM = Transport(
 _CODE = {
     module.__file__
     for module in (
-        condition,
+        _interrupts,
         connection,
         incoming,
         comparers,
@@ -59,17 +58,42 @@ _CODE = {
 }
 
 
-def beside_a_peer(wait: Callable[[Member], object]) -> int:
-    """Interrupt ``wait(member)`` of rank 0 at every step; messages go both ways after each."""
+@contextmanager
+def beside_a_peer(peer: Callable[[Member], object]) -> Generator[Member]:
+    """Yield rank 0 of a group, for the main thread; ``peer(member)`` runs as rank 1."""
+    members: queue.Queue[Member] = queue.Queue()
+    done = threading.Event()
+
+    def body(member: Member) -> None:
+        if member.rank == 1:
+            peer(member)
+        else:
+            members.put(member)
+            assert done.wait(12 * SOON)
+
+    group = in_thread(lambda: run_group(SHM, 2, body, seconds=12 * SOON))
+    try:
+        yield members.get(timeout=SOON)
+    finally:
+        done.set()
+        group.result(SOON)
+
+
+def test_receiving_in_vain_over_shm() -> None:
+    """Messages go both ways after each interrupt."""
     orders: queue.Queue[bool] = queue.Queue()
 
-    def body(member: Member) -> int:
+    def peer(member: Member) -> None:
         x = np.arange(3.0)
-        if member.rank == 1:
-            while orders.get(timeout=6 * SOON):
-                member.send(x, 0, tag=9)
-                member.recv(x, 0, tag=8)
-            return 0
+        while orders.get(timeout=6 * SOON):
+            member.send(x, 0, tag=9)
+            member.recv(x, 0, tag=8)
+
+    with beside_a_peer(peer) as member:
+
+        def wait() -> None:
+            with suppress(CommunicatorTimeoutError):
+                member.recv(np.zeros(3), 1, timeout=0.0)
 
         def check() -> None:
             orders.put(True)
@@ -78,55 +102,37 @@ def beside_a_peer(wait: Callable[[Member], object]) -> int:
             assert got.tolist() == [0.0, 1.0, 2.0]
             member.send(got, 1, tag=8, timeout=SOON)
 
+        def long_wait() -> None:
+            member.recv(np.zeros(3), 1, timeout=6 * SOON)
+
         try:
-            return at_every_step(lambda: wait(member), check, _CODE)
+            assert at_every_step(wait, check, _CODE, stride=7) > 10
+            at_random(long_wait, check, times=20)
         finally:
             orders.put(False)
 
-    return run_group(SHM, 2, body, seconds=12 * SOON)[0]
-
-
-def test_receiving_in_vain_over_shm() -> None:
-    def wait(member: Member) -> None:
-        with suppress(CommunicatorTimeoutError):
-            member.recv(np.zeros(3), 1, timeout=0.0)
-
-    assert beside_a_peer(wait) > 10
-
 
 def test_sending_over_shm() -> None:
-    """What it leaves, aborting lets go of: that is what becomes of an interrupted call's group."""
-    x, steps, done = np.ones(1), list[int](), threading.Event()
+    x, done = np.ones(1), threading.Event()
 
-    def body(member: Member) -> None:
-        if member.rank == 1:
-            member.recv(x, 0, tag=8)
-            done.wait(6 * SOON)
-            return
-        member.send(x, 1, tag=8)
-        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
-        turn = mailbox._writers[1].turn
-        mailbox._write = lambda *_: None
+    def peer(member: Member) -> None:
+        member.recv(x, 0, tag=8)
+        done.wait(6 * SOON)
 
-        def wait() -> None:
-            try:
-                member.send(x, 1, tag=7)
-            except KeyboardInterrupt:
-                sys.settrace(None)
-                mailbox.abort("interrupted")
-                mailbox._aborted = None
-
-        def check() -> None:
-            assert turn.acquire(timeout=SOON)
-            turn.release()
-
+    with beside_a_peer(peer) as member:
         try:
-            steps.append(at_every_step(wait, check, _CODE))
+            member.send(x, 1, tag=8)
+            mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+            turn = mailbox._writers[1].turn
+            mailbox._write = lambda *_: None
+
+            def check() -> None:
+                assert turn.acquire(timeout=SOON)
+                turn.release()
+
+            assert at_every_step(lambda: member.send(x, 1, tag=7), check, _CODE) > 20
         finally:
             done.set()
-
-    run_group(SHM, 2, body)
-    assert steps[0] > 20
 
 
 def test_who_waits_for_an_interrupted_threads_connection_is_told() -> None:
@@ -160,23 +166,15 @@ def test_a_frame_over_tcp() -> None:
         header = CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, dtype_code(np.dtype("f8")), 0)
         made[0][0].send(Call(header, Deadline.after(SOON)), np.ones(1).view(np.uint8).data)
 
-    def wait() -> None:
-        try:
-            send()
-        except KeyboardInterrupt:
-            sys.settrace(None)
-            made[0][0].abort("interrupted")
-
     def check() -> None:
-        with suppress(CommunicatorAbortedError):
-            send()
+        send()
         made[0][0].close()
         assert made[0][0].first.fileno() < 0
         fresh()
 
     fresh()
     with stack:
-        assert at_every_step(wait, check, _CODE) > 30
+        assert at_every_step(send, check, _CODE) > 30
 
 
 def test_calls_on_a_device() -> None:
@@ -189,7 +187,7 @@ def test_calls_on_a_device() -> None:
         watch.drain(0.0001)
 
     wait()
-    assert at_every_step(wait, lambda: watch.drain(0), _CODE, as_signals=True) > 3
+    assert at_every_step(wait, lambda: watch.drain(0), _CODE) > 3
     watch.close()
 
 
@@ -215,7 +213,7 @@ def test_what_nccl_is_told() -> None:
         comparer.drain(0.0001)
 
     wait()
-    assert at_every_step(wait, lambda: comparer.post(call), _CODE, as_signals=True) > 3
+    assert at_every_step(wait, lambda: comparer.post(call), _CODE) > 3
     ending.set()
     comparer.close()
 
@@ -231,5 +229,5 @@ def test_messages_that_mpi_has() -> None:
             pass
 
     wait()
-    assert at_every_step(wait, wait, _CODE, as_signals=True) > 2
+    assert at_every_step(wait, wait, _CODE) > 2
     inbox.close()

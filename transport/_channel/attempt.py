@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from transport._channel.connection import Connection
 from transport._deadline import Deadline
+from transport._interrupts import sliced
 
 
 class ConnectAttempt:
@@ -16,7 +17,7 @@ class ConnectAttempt:
         self._connect = connect
         self._done = threading.Event()
         self._connection: Connection | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -27,7 +28,7 @@ class ConnectAttempt:
 
     def result(self, deadline: Deadline) -> Connection | None:
         """Return the connection, None past ``deadline``; raise what the attempt failed with."""
-        self._done.wait(deadline.remaining())
+        sliced(self._done.wait, deadline.remaining())
         if self._error is not None:
             raise self._error
         return self._connection
@@ -39,7 +40,7 @@ class ConnectAttempt:
     def _run(self) -> None:
         try:
             self._connection = self._connect()
-        except BaseException as error:  # noqa: BLE001 (raised in the waiting callers)
+        except Exception as error:  # noqa: BLE001 (raised in the waiting callers)
             self._error = error
         finally:
             self._done.set()

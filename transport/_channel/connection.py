@@ -22,9 +22,9 @@ from transport._channel.buffer_pool import BufferPool
 from transport._channel.frames import Buffer, Control, Frame, FrameReader, pack
 from transport._channel.short_send import ShortSend
 from transport._channel.threads import ThreadPool
-from transport._condition import Condition
 from transport._deadline import Deadline
 from transport._errors import DistError
+from transport._interrupts import Condition, look
 from transport._net.tls_choice import is_tls
 from transport._operands.copying import address
 from transport._platform import SEND_NOW
@@ -122,6 +122,7 @@ class Connection:
             try:
                 frames = self._frames.receive(self._sock)
             except (BlockingIOError, InterruptedError):
+                look()
                 if deadline.expired:
                     text = f"nothing came for {deadline.seconds:g} s"
                     raise TimeoutError(errno.ETIMEDOUT, text) from None
@@ -218,7 +219,7 @@ class Connection:
     def wait_for_room(self, timeout: float | None) -> None:
         """Wait until the queue is short again, the connection over, or ``timeout``."""
         self.poll()
-        with self._threads.slot_released(), self._room.lock:
+        with self._threads.slot_released(), self._room:
             self._room.wait_for(
                 lambda: self.queued < QUEUE_BYTES or self.error is not None, timeout
             )
@@ -258,18 +259,16 @@ class Connection:
             if polled:
                 self._arm()
         try:
-            while True:
-                if done():
-                    break
+            while not done():
+                look()
                 self._handler.on_frames(self, self._receive())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
+        except KeyboardInterrupt:  # between two reads: nothing is lost
+            self._end_turn(_POLL)
+            raise
         except (DistError, OSError) as error:
             self._end(error)
-        except BaseException as error:
-            # An interrupt came: bytes received in between are lost.
-            self._end(ConnectionAbortedError(errno.ECONNABORTED, f"the wait ended with {error!r}"))
-            raise
         else:
             self._end_turn(_NOBODY)
 
@@ -349,7 +348,7 @@ class Connection:
             except OSError:
                 done = True
         if self.queued < QUEUE_BYTES:
-            with self._room.lock:
+            with self._room:
                 self._room.notify_all()
         if done:
             self.resume()
@@ -437,6 +436,6 @@ class Connection:
             self._queue.clear()
             self.queued: int = 0
             self._lent.clear()
-        with self._room.lock:
+        with self._room:
             self._room.notify_all()
         self._handler.on_end(self, self.error)

@@ -20,6 +20,7 @@ import numpy as np
 from transport._call import Call, CallHeader
 from transport._cuda.driver import Driver, Event
 from transport._deadline import Deadline
+from transport._interrupts import next_slice
 from transport._waiting import Pauses
 
 _PAUSES = 20e-6, 1e-3
@@ -151,7 +152,7 @@ def wait_until(
         if deadline.expired:
             return False
         # CUDA's own wait has no deadline. Polling at growing intervals costs no core.
-        time.sleep(pauses.next())
+        time.sleep(next_slice(pauses.next()))
     return True
 
 

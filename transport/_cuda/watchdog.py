@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from transport._call import Call, CallHeader
-from transport._condition import Condition
 from transport._cuda.flat import Completion
 from transport._errors import (
     CommunicatorAbortedError,
@@ -19,6 +18,7 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
+from transport._interrupts import Condition
 
 _SECONDS = 0.02
 _IDLE_SECONDS = 5.0
@@ -47,7 +47,7 @@ class DeviceWatchdog:
 
     def add(self, call: Call, completion: Completion) -> None:
         """Check ``call`` until ``completion``."""
-        with self._changed.lock:
+        with self._changed:
             if self.error is not None:
                 completion.fail(self.error, self._at_fault)
                 return
@@ -56,7 +56,7 @@ class DeviceWatchdog:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
-                self._thread = thread  # not before, should Ctrl-C come
+                self._thread = thread
             else:
                 self._changed.notify_all()
 
@@ -72,7 +72,7 @@ class DeviceWatchdog:
 
         ``at_fault`` is the call that failed, if one did. Returns the completions of those calls.
         """
-        with self._changed.lock:
+        with self._changed:
             if self.error is None:
                 self.error, self._at_fault = error, at_fault
             failed = [completion for _, completion in self._calls]
@@ -84,12 +84,12 @@ class DeviceWatchdog:
 
     def drain(self, seconds: float) -> bool:
         """Wait until no call is under way; return False at the timeout."""
-        with self._changed.lock:
+        with self._changed:
             return self._changed.wait_for(lambda: not self._calls, seconds)
 
     def close(self) -> None:
         """End the thread, and wait for that."""
-        with self._changed.lock:
+        with self._changed:
             self._closed = True
             thread = self._thread
             self._changed.notify_all()
@@ -98,7 +98,7 @@ class DeviceWatchdog:
 
     def _run(self) -> None:
         while True:
-            with self._changed.lock:
+            with self._changed:
                 self._changed.wait_for(lambda: self._calls or self._closed, _IDLE_SECONDS)
                 if self._closed or not self._calls:
                     self._thread = None
@@ -109,7 +109,7 @@ class DeviceWatchdog:
                 with suppress(DistError):  # every call raises the first error
                     self._on_error(found[0])
                 tell_one(failed)
-            with self._changed.lock:
+            with self._changed:
                 if self._calls and not self._closed:
                     self._changed.wait(_SECONDS)
 
@@ -124,7 +124,7 @@ class DeviceWatchdog:
         """Return the error and the header of its call, if there is one."""
         header: CallHeader | None = None
         try:
-            with self._changed.lock:
+            with self._changed:
                 calls = list(self._calls)
             done = 0
             for call, completion in calls:
@@ -143,7 +143,7 @@ class DeviceWatchdog:
             found = self._verify()
             if found is not None:
                 return found, header
-            with self._changed.lock:
+            with self._changed:
                 for _ in range(min(done, len(self._calls))):
                     self._calls.popleft()
                 self._changed.notify_all()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from transport._call import Call, CallHeader
-from transport._condition import Condition
+from transport._interrupts import Condition
 from transport._operands.reduce_op import Flat
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
 from transport._communicators.runtime import Membership
-from transport._condition import Condition, let_go
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
@@ -28,6 +27,7 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport._interrupts import Condition
 from transport._links.incoming import Incoming, Receive
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat
@@ -123,14 +123,10 @@ class Mailbox:
         self, src: int, header: CallHeader, payload: memoryview, deadline: Deadline | None = None
     ) -> None:
         """Deliver a whole message: ``begin``, copy, ``complete``."""
-        try:
-            incoming = self.begin(src, header, payload.nbytes, deadline)
-            with incoming.guard:
-                incoming.buffer[:] = payload
-            incoming.complete()
-        except BaseException:
-            let_go(self._lock)
-            raise
+        incoming = self.begin(src, header, payload.nbytes, deadline)
+        with incoming.guard:
+            incoming.buffer[:] = payload
+        incoming.complete()
 
     def fail(self, src: int, error: Exception) -> None:
         """Say that nothing more comes from ``src``.
@@ -177,25 +173,20 @@ class Mailbox:
         come of the message is thrown away.
         """
         receive = Receive(call, buffer, src, tag, dtype_code(buffer.dtype))
-        try:
-            with self._lock:
-                self._check_aborted()
-                call.waiting_for = src
-                incoming = self._take(src, tag) if self._unclaimed else None
-                try:
-                    if incoming is None:
-                        incoming = self._await_match(call, receive)
-                    if not incoming.done:
-                        self._await_bytes(call, receive, incoming)
-                except BaseException:
-                    self._give_up(receive)
-                    raise
-                if incoming.stored:
-                    self._release(incoming)
-                call.waiting_for = None
-        except BaseException:
-            let_go(self._lock)
-            raise
+        with self._lock:
+            self._check_aborted()
+            call.waiting_for = src
+            incoming = self._take(src, tag) if self._unclaimed else None
+            try:
+                if incoming is None:
+                    incoming = self._await_match(call, receive)
+                if not incoming.done:
+                    self._await_bytes(call, receive, incoming)
+            finally:
+                self._give_up(receive)
+            if incoming.stored:
+                self._release(incoming)
+            call.waiting_for = None
         if incoming.error is not None:
             raise PeerLostError.of(incoming.error, incoming.src)
         if receive.mismatch(incoming.header, incoming.buffer.nbytes):
@@ -347,15 +338,15 @@ class Mailbox:
         receive.incoming = incoming
         self._arriving += 1
         try:
-            while True:
-                if incoming.done:
-                    return
+            while not incoming.done:
                 self._sleep(call, receive)
         finally:
             self._arriving -= 1
 
     def _give_up(self, receive: Receive) -> None:
-        """Take a receive back, with its buffer. Lets go of the lock for a moment."""
+        """Take a receive back, with its buffer, unless that is done. Lets go of the lock for a
+        moment.
+        """
         if receive in self._receives:
             self._receives.remove(receive)
         incoming = receive.incoming

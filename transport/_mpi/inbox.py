@@ -14,9 +14,9 @@ import numpy as np
 
 from transport._call import CallHeader
 from transport._communicators.runtime import Membership
-from transport._condition import Condition
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
+from transport._interrupts import Condition
 from transport._links.mailbox import Mailbox
 from transport._mpi.library import MpiProcess, wait
 from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
@@ -53,18 +53,18 @@ class Inbox:
     @contextmanager
     def wanting(self, src: int | None) -> Generator[None]:
         """Take messages from member ``src`` (None: from all) while the block runs."""
-        with self._changed.lock:
+        with self._changed:
             self._wanted[src] += 1
             if self._thread is None and not self._closed:
                 name = f"meshlib-mpi-inbox-{self._membership.group}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
-                self._thread = thread  # not before, should Ctrl-C come
+                self._thread = thread
             self._changed.notify_all()
         try:
             yield
         finally:
-            with self._changed.lock:
+            with self._changed:
                 self._wanted[src] -= 1
                 self._wanted += Counter()  # drops those that nobody wants
 
@@ -73,12 +73,12 @@ class Inbox:
 
         Once they are taken, the mailbox is told ``error``.
         """
-        with self._changed.lock:
+        with self._changed:
             self._leaving.setdefault(src, (sent, error))
         self._lose_if_all_came(src)
 
     def _lose_if_all_came(self, src: int) -> None:
-        with self._changed.lock:
+        with self._changed:
             sent, error = self._leaving.get(src, (math.inf, None))
             all_came = self._taken[src] >= sent
         if error is not None and all_came:
@@ -86,7 +86,7 @@ class Inbox:
 
     def close(self) -> None:
         """End the thread."""
-        with self._changed.lock:
+        with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -95,7 +95,7 @@ class Inbox:
     def _run(self) -> None:
         pauses = Pauses(*_PAUSES)
         while True:
-            with self._changed.lock:
+            with self._changed:
                 while not self._wanted and not self._closed:
                     self._changed.wait()
                 if self._closed:
@@ -137,7 +137,7 @@ class Inbox:
             with incoming.guard:
                 incoming.buffer[:] = payload
         incoming.complete()
-        with self._changed.lock:
+        with self._changed:
             self._taken[sender] += 1
         self._lose_if_all_came(sender)
         return True

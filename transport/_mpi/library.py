@@ -12,6 +12,7 @@ from typing import Any
 
 from transport._deadline import Deadline
 from transport._errors import DistBackendError
+from transport._interrupts import next_slice
 from transport._waiting import Pauses
 
 Requests = Sequence[Any]
@@ -64,7 +65,7 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
         elif deadline.expired:
             return False
         else:
-            time.sleep(pauses.next())
+            time.sleep(next_slice(pauses.next()))
 
 
 class MpiProcess:

@@ -114,9 +114,9 @@ class MpiLink(Link):
                 self._receive(first.call, first.into, on_piece if first is awaited else None)
                 first.done = True
                 self._coming.popleft()
-        except BaseException:
-            self.withdraw()
-            raise
+        finally:
+            if not awaited.done:
+                self.withdraw()
 
     def withdraw(self) -> None:
         """Forget all frames; MPI goes on reading those that are leaving."""
@@ -148,13 +148,14 @@ class MpiLink(Link):
         """Receive one message into ``memory``."""
         process = self._process
         request = process.comm.Irecv([memory, process.mpi.BYTE], self._rank, self._tag)
+        done = False
         try:
             self._wait(call, [request], "to send data")
-        except BaseException:
-            # It must not take a later message.
-            request.Cancel()
-            request.Wait()
-            raise
+            done = True
+        finally:
+            if not done:  # it must not take a later message
+                request.Cancel()
+                request.Wait()
 
     def _wait(self, call: Call, requests: list[Any], what: str) -> None:
         call.waiting_for = self.peer
@@ -179,10 +180,10 @@ class _Sent(Request):
             return
         try:
             self._link.finish_send(self._call, self.frame)
-        except BaseException:
-            self._link.withdraw()
-            raise
-        self.done = True
+            self.done = True
+        finally:
+            if not self.done:
+                self._link.withdraw()
 
 
 class _Received(Request):

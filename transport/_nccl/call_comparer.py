@@ -23,7 +23,6 @@ import numpy as np
 
 from transport._call import HEADER_BYTES, NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport._communicators.base import Communicator
-from transport._condition import Condition
 from transport._cuda.flat import Completion
 from transport._deadline import Deadline
 from transport._errors import (
@@ -32,6 +31,7 @@ from transport._errors import (
     DistError,
     HeaderMismatchError,
 )
+from transport._interrupts import Condition
 
 _BATCH = 16
 _BLOCK_BYTES = 8 + _BATCH * HEADER_BYTES
@@ -84,7 +84,7 @@ class CallComparer:
         if self._channel.size == 1:
             entry.compared = True
             return entry
-        with self._changed.lock:
+        with self._changed:
             if self._ended:
                 return entry
             self._open.append(entry)
@@ -92,26 +92,26 @@ class CallComparer:
                 name = f"meshlib-nccl-comparer-{self._channel.rank}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
-                self._thread = thread  # not before, should Ctrl-C come
+                self._thread = thread
             else:
                 self._changed.notify_all()
         return entry
 
     def drain(self, seconds: float) -> bool:
         """Wait until all posted calls are compared; return False at the timeout."""
-        with self._changed.lock:
+        with self._changed:
             return self._changed.wait_for(lambda: not self._open or self._ended, seconds)
 
     def abort(self, reason: str) -> None:
         """Stop comparing. Any thread; idempotent; never blocks."""
-        with self._changed.lock:
+        with self._changed:
             self._ended = True
             self._changed.notify_all()
         self._channel.abort(reason)
 
     def close(self) -> None:
         """End the thread and the channel. Idempotent."""
-        with self._changed.lock:
+        with self._changed:
             busy, self._ended = bool(self._open), True
             thread = self._thread
             self._changed.notify_all()
@@ -125,7 +125,7 @@ class CallComparer:
 
     def _run(self) -> None:
         while True:
-            with self._changed.lock:
+            with self._changed:
                 self._changed.wait_for(lambda: self._open or self._ended, _IDLE_SECONDS)
                 if self._ended or not self._open:
                     self._thread = None
@@ -139,13 +139,13 @@ class CallComparer:
                 while all(self._theirs):
                     current = self._open[0]
                     self._compare(current, [peer.popleft() for peer in self._theirs])
-                    with self._changed.lock:
+                    with self._changed:
                         current.compared = True
                         self._open.popleft()
                         self._sent -= 1
                         self._changed.notify_all()
             except DistError as error:
-                with self._changed.lock:
+                with self._changed:
                     given_up = self._ended
                     self._ended = True
                     self._thread = None

@@ -25,6 +25,7 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
+from transport._interrupts import next_slice
 from transport._nccl.library import NcclComm, NcclLibrary
 from transport._nccl.meeting import meet
 
@@ -119,17 +120,19 @@ class Connection:
                 done.set()
 
         threading.Thread(target=body, name="meshlib-nccl-join", daemon=True).start()
-        while not done.wait(min(_SLICE_SECONDS, call.deadline.remaining())):
-            if self.abort_reason is not None:
+        try:
+            while not done.wait(next_slice(min(_SLICE_SECONDS, call.deadline.remaining()))):
+                if self.abort_reason is not None:
+                    raise CommunicatorAbortedError(self.abort_reason)
+                if call.deadline.expired:
+                    raise CommunicatorTimeoutError(
+                        f"{call.header}: NCCL did not connect all members within"
+                        f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO tells what it tries",
+                        None,
+                    )
+        finally:
+            if not done.is_set():
                 given_up.set()
-                raise CommunicatorAbortedError(self.abort_reason)
-            if call.deadline.expired:
-                given_up.set()
-                raise CommunicatorTimeoutError(
-                    f"{call.header}: NCCL did not connect all members within"
-                    f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO tells what it tries",
-                    None,
-                )
         result = outcome[0]
         if isinstance(result, Exception):
             raise DistBackendError(

@@ -96,7 +96,6 @@ def write_secret(path: Path) -> bytes:
         with os.fdopen(descriptor, "w") as file:
             file.write(secret.hex() + "\n")
         os.replace(fresh, path)
-    except BaseException:
+    finally:
         fresh.unlink(missing_ok=True)
-        raise
     return secret

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Generator
@@ -18,6 +19,7 @@ from typing import Any
 
 from transport._deadline import Deadline
 from transport._errors import DistNetworkError
+from transport._interrupts import next_slice, sliced
 from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.limits import explain
@@ -108,7 +110,7 @@ def _bind(family: int, address: object, backlog: int, *, dual: bool = False) -> 
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
         sock.bind(address)  # pyright: ignore[reportArgumentType]
         sock.listen(backlog)
-    except BaseException:
+    except OSError:
         sock.close()
         raise
     close_in_forked_children(sock)
@@ -153,7 +155,7 @@ def connect(
             if unresolved and not warned and spent > _NAME_WARNING_SECONDS:
                 warned = True
                 _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
-        time.sleep(pauses.next(deadline.remaining()))
+        time.sleep(next_slice(pauses.next(deadline.remaining())))
 
 
 def is_in_use(error: BaseException | None) -> bool:
@@ -184,27 +186,39 @@ def _connect_once(
     failure: OSError | None = None
     for family, _, _, _, address in found:
         sock = socket.socket(family, socket.SOCK_STREAM)
+        connected = False
         try:
             if before_attempt is not None:
                 before_attempt(sock)
-            # Never 0: that would mean non-blocking, and fail before it tried.
-            sock.settimeout(max(min(deadline.remaining(), _ATTEMPT_SECONDS), 0.001))
-            sock.connect(address)
+            _await_connection(sock, address, min(deadline.remaining(), _ATTEMPT_SECONDS))
             if sock.getsockname() == sock.getpeername():
                 # The kernel chose the target's own port as our source: we reached ourselves.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             tune(sock)
             sock.settimeout(None)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
+            connected = True
             return sock
+        except OSError as error:
+            failure = error
+        finally:
+            if not connected:
+                sock.close()
     assert failure is not None
     raise failure
+
+
+def _await_connection(sock: socket.socket, address: Any, seconds: float) -> None:
+    """Connect ``sock``, without a time limit of its own from now on, within ``seconds``."""
+    sock.setblocking(False)
+    code = sock.connect_ex(address)
+    if code == errno.EINPROGRESS:
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        if not sliced(lambda left: poller.poll(left * 1000), seconds):
+            raise TimeoutError("timed out")
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 def _reason(error: OSError, host: str | None) -> str:

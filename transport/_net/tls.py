@@ -73,7 +73,7 @@ class Tls:
         server = context.protocol == ssl.PROTOCOL_TLS_SERVER
         try:
             wrapped = context.wrap_socket(sock, server, do_handshake_on_connect=False)
-        except BaseException:
+        except Exception:
             sock.close()
             raise
         assert isinstance(wrapped, TlsSocket)

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transport._errors import DistNetworkError
+from transport._interrupts import next_slice
 from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.sockets import format_address
@@ -118,8 +119,8 @@ class MulticastSocket:
         """Pass arriving announcements to ``take`` for ``seconds``, or until it returns True."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if not select.select([self._sock], [], [], left)[0]:
-                return
+            if not select.select([self._sock], [], [], next_slice(left))[0]:
+                continue
             with contextlib.suppress(OSError):
                 data, address = self._sock.recvfrom(_MAX_BYTES + 1)
                 announcement = Announcement.unpack(data, self._secret)
@@ -167,7 +168,7 @@ def _open(host: str, port: int, way: str | None, *, local: bool) -> socket.socke
         sock.setsockopt(level, leave_by, interface)
         sock.setsockopt(level, hops, 0 if local else 1)
         sock.sendto(b"", address)
-    except BaseException:
+    except OSError:
         sock.close()
         raise
     return sock

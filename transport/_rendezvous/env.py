@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from transport import _environment as environment
 from transport._launch_environments import (
@@ -91,13 +92,13 @@ def _agent_store(request: Request, host: str, port: int, rank: int, joining: boo
     their own.
     """
     store = TCPStore(host, port, timeout=request.timeout, secret=request.secret)
-    try:
+    with ExitStack() as undo:
+        undo.callback(store.close)
         restart = os.environ.get(environment.RESTART_COUNT, "0")
         part = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
-        return current_job_part(part) if joining else next_job_part(part, rank)
-    except BaseException:
-        store.close()
-        raise
+        mine = current_job_part(part) if joining else next_job_part(part, rank)
+        undo.pop_all()
+        return mine
 
 
 def _pick(given: int, found: int | None) -> int | None:

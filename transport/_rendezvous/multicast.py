@@ -115,6 +115,7 @@ class _StoreSearch:
                 rivals.append(announcement)
             return bool(rivals)
 
+        enrolled = False
         try:
             mine = self._enroll(store)
             # If ranks exist before all members have come, they carry an error.
@@ -126,22 +127,23 @@ class _StoreSearch:
                 self._multicast.send(me)
                 self._multicast.receive(_ANNOUNCE_SECONDS, take)
                 if rivals:
-                    store.close()
                     return None
-            return store, self._read_rank(store, mine)
+            rank = self._read_rank(store, mine)
+            enrolled = True
+            return store, rank
         except _MisfitError:
             # The others read the error in this store.
             with contextlib.suppress(DistStoreError):
                 store.tail(_HEARD, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
-            store.close()
             raise
-        except BaseException:
-            store.close()
-            raise
+        finally:
+            if not enrolled:
+                store.close()
 
     def _join(self, host: Announcement) -> tuple[Store, int] | None:
         """Join another process's store; return None when it ended before all had come."""
         store: TCPStore | None = None
+        enrolled = False
         try:
             store = TCPStore(
                 host.host,
@@ -156,16 +158,18 @@ class _StoreSearch:
                     f"{self._where}: world_size={self._world_size} processes have joined"
                     " already; this one is too many"
                 )
-            return store, self._read_rank(store, mine)
-        except BaseException as error:
-            if store is not None:
-                store.close()
-            gone = isinstance(error, DistStoreError | DistNetworkError)
-            if not gone or isinstance(error, StoreTimeoutError | _MisfitError):
+            rank = self._read_rank(store, mine)
+            enrolled = True
+            return store, rank
+        except (DistStoreError, DistNetworkError) as error:
+            if isinstance(error, StoreTimeoutError | _MisfitError):
                 raise
             self._avoided[host.identity] = time.monotonic() + 1.0
             self._check_deadline("somebody who serves the store")
             return None
+        finally:
+            if store is not None and not enrolled:
+                store.close()
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from transport._deadline import Deadline
 from transport._errors import DistStoreError, StorePlaceError
+from transport._interrupts import next_slice
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 
@@ -60,6 +61,7 @@ def claim_rank(
         limit = deadline.seconds
         # A store that breaks here was a former job's that has just ended.
         store: Store | None = None
+        succeeded = False
         try:
             store = connect(deadline)
             claimed = rank if rank >= 0 else store.add(_NEXT, 1) - 1
@@ -67,6 +69,7 @@ def claim_rank(
             if claimed < world_size:
                 holder = store.compare_set(f"{_RANK}/{claimed}", b"", token)
                 if holder == token:
+                    succeeded = True
                     return store, claimed
             where, reason = store.describe(), _explain(claimed, world_size, holder)
             if me.encode() not in holder:
@@ -76,16 +79,13 @@ def claim_rank(
         except DistStoreError as error:
             where = store.describe() if store is not None else "store"
             reason = str(error)
-        except BaseException:
-            if store is not None:
+        finally:
+            if store is not None and not succeeded:
                 store.close()
-            raise
-        if store is not None:
-            store.close()
         spent = time.monotonic() - begin
         if spent + _PAUSE_SECONDS >= limit:
             raise DistStoreError(f"{where}: no rank within {spent:.1f} s: {reason}")
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(next_slice(_PAUSE_SECONDS))
 
 
 def _explain(rank: int, world_size: int, holder: bytes) -> str:

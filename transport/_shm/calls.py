@@ -16,6 +16,7 @@ import numpy as np
 from transport._call import Call, CallHeader, Kind
 from transport._communicators.runtime import Membership
 from transport._errors import DistBackendError, HeaderMismatchError, PeerLostError
+from transport._interrupts import look
 from transport._operands.flat import Scratch
 from transport._operands.operand import store
 from transport._operands.quiet import quiet_runner
@@ -75,24 +76,15 @@ class Calls:
         if op is not None and op.factor is not None:
             self._run_scaled(kind, root, call, inputs, outputs, op)
             return
-        native = self.native
-        try:
-            status = native.start(kind, root, call, inputs, outputs, 0 if op is None else op.code)
-            if status:
-                arrays = [*inputs, *outputs]
-                dtype = arrays[0].dtype if arrays else _NO_DTYPE
-                self._go_on(call, status, op, dtype)
-        except BaseException:
-            native.stop()
-            raise
+        status = self.native.start(kind, root, call, inputs, outputs, 0 if op is None else op.code)
+        if status:
+            arrays = [*inputs, *outputs]
+            dtype = arrays[0].dtype if arrays else _NO_DTYPE
+            self._go_on(call, status, op, dtype)
 
     def resume(self, call: Call, status: int) -> None:
         """Go on with a call that compiled code has begun, which has all loops that it needs."""
-        try:
-            self._go_on(call, status, None, _NO_DTYPE)
-        except BaseException:
-            self.native.stop()
-            raise
+        self._go_on(call, status, None, _NO_DTYPE)
 
     def wake(self) -> None:
         """Have all members that sleep look up. Any thread."""
@@ -114,6 +106,7 @@ class Calls:
         call.waiting_for = None
 
     def _look_up(self, call: Call) -> int:
+        look()
         native = self.native
         peer = native.waits_for
         if peer != _NOBODY:

@@ -187,7 +187,8 @@ class ShmCommunicator(MessagingCommunicator):
         return self.mailbox.lend(peer)
 
     def resume(self, call: Call, status: int) -> None:
-        self._attempt(self._members(call).calls.resume, call, status)
+        calls = self._members(call).calls
+        self._attempt(calls, calls.resume, call, status)
 
     # The end.
 
@@ -277,13 +278,14 @@ class ShmCommunicator(MessagingCommunicator):
         if ready is None or self.abort_reason is not None or self._failure is not None:
             self._check_usable()
             ready = self._members(call)
-        self._attempt(ready.calls.run, kind, root, call, inputs, outputs, op)
+        self._attempt(ready.calls, ready.calls.run, kind, root, call, inputs, outputs, op)
 
-    def _attempt(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _attempt(self, calls: Calls, function: Callable[..., None], *arguments: Any) -> None:
         """Go on with a collective; after one that failed, the members are out of step for good."""
         try:
             function(*arguments)
-        except BaseException as error:
+        except BaseException as error:  # an interrupted wait, too
+            calls.native.stop()
             self._failure = f"an earlier call failed: {error!r}"
             raise
 
@@ -326,7 +328,7 @@ class ShmCommunicator(MessagingCommunicator):
     def _get_ready(self, call: Call) -> _Meeting:
         """Do what comes before the first collective, once all members are known to share memory."""
         meeting = self._meeting or self._meet(call)
-        self._attempt(meeting.calls.run, _BARRIER, 0, call, (), ())
+        self._attempt(meeting.calls, meeting.calls.run, _BARRIER, 0, call, (), ())
         with self._lock:
             self.check_open()
             self._ready = meeting

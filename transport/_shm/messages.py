@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from typing import Any
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport._communicators.runtime import Membership
-from transport._condition import has, hold, let_go
 from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._interrupts import is_held, look, sliced
 from transport._links.incoming import Incoming, Receive
 from transport._links.mailbox import Mailbox
 from transport._operands.flat import as_bytes
@@ -80,17 +81,15 @@ class Messages(Mailbox):
         """Send a message to another member; return when ``data`` may be reused."""
         ring = self._writers.get(dst) or self._open_ring(dst, call)
         turn = ring.turn
+        if not turn.acquire(False):
+            call.waiting_for = dst
+            if not sliced(partial(turn.acquire, True), call.deadline.remaining()):
+                raise self._unsent(call, dst)
+            call.waiting_for = None
         try:
-            if not turn.acquire(False):
-                call.waiting_for = dst
-                if not turn.acquire(timeout=call.deadline.remaining()):
-                    raise self._unsent(call, dst)
-                call.waiting_for = None
             self._write(call, data, ring)
+        finally:
             turn.release()
-        except BaseException:
-            let_go(turn)
-            raise
 
     def has_room(self, dst: int, nbytes: int) -> bool:
         """Whether a message fits into this rank's ring at ``dst`` as it is now."""
@@ -112,10 +111,9 @@ class Messages(Mailbox):
             while status == core.AGAIN:
                 self._look_up(call, ring)
                 status = end.write(data, mode) if end.left else end.begin(call.packed, data, mode)
-        except BaseException:
+        finally:
             if end.left:
                 end.give_up()
-            raise
 
     def _patient(self, call: Call) -> int:
         """Return how a call waits that has looked up."""
@@ -129,6 +127,7 @@ class Messages(Mailbox):
 
     def _check_receiver(self, call: Call, ring: RingWriter) -> None:
         """Raise when there is no sense in sending, or in waiting until one can."""
+        look()
         dst = ring.peer
         self._check_there(dst)
         if ring.end.broken:
@@ -185,16 +184,16 @@ class Messages(Mailbox):
         """
         src = ring.peer
         receive: Receive | None = None
+        with self._lock:
+            if (
+                self._receives
+                or (tag, src) in self._unclaimed
+                or src in self._lost
+                or self._aborted is not None
+                or not self._try_carrying()
+            ):
+                return False
         try:
-            with self._lock:
-                if (
-                    self._receives
-                    or (tag, src) in self._unclaimed
-                    or src in self._lost
-                    or self._aborted is not None
-                    or not self._try_carrying()
-                ):
-                    return False
             # Not before: another carrier may have begun a message until this moment.
             come = False
             if ring.between:
@@ -219,13 +218,11 @@ class Messages(Mailbox):
             if come:
                 call.waiting_for = None
             return come
-        except BaseException:
+        finally:
             self._drop_carrying()
-            let_go(self._lock)
             if receive is not None:
                 with self._lock:
                     self._give_up(receive)
-            raise
 
     def lend(self, peer: int) -> tuple[Any, ...] | None:
         """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
@@ -240,9 +237,9 @@ class Messages(Mailbox):
         writer, reader = self._writers.get(peer), self._rings.get(peer)
         if reader is None or peer not in self._watched:
             return None
+        if not self._try_carrying():
+            return None
         try:
-            if not self._try_carrying():
-                return None
             with self._lock, self._guard:
                 idle = reader.between and not (self._receives or self._unclaimed)
                 lent = (
@@ -253,25 +250,21 @@ class Messages(Mailbox):
                     if writer is not None:
                         writer.end.lend()
             self._stop_carrying()
-        except BaseException:
+        finally:
             self._drop_carrying()
-            let_go(self._lock)
-            raise
         return (writer and writer.end, reader.end) if lent else None
 
     def carry(self) -> None:
         """Take in what has arrived. Never blocks; any thread."""
+        if not self._try_carrying():
+            self._ring_bell()
+            return
         try:
-            if not self._try_carrying():
-                self._ring_bell()
-                return
-            while True:
-                if not self._carry(self._core.LOOK):
-                    break
+            while self._carry(self._core.LOOK):
+                pass
             self._stop_carrying()
-        except BaseException:
+        finally:
             self._drop_carrying()
-            raise
 
     def lose(self, src: int, error: PeerLostError) -> None:
         """Be told that member ``src`` is gone; what it sent before is still received."""
@@ -290,15 +283,12 @@ class Messages(Mailbox):
         """See ``Mailbox.abort``; senders are woken as well."""
         super().abort(reason)
         self._ring_bell()
-        # An interrupted call, which is the reason, may have kept them.
-        self._drop_carrying()
         with self._guard:
             self._senders[:] = self._receivers[:] = [None] * self._size
             rings = list(self._writers.values())
         for end in (*(ring.end for ring in rings), *(ring.end for ring in self._rings.values())):
             end.take_back()
         for ring in rings:
-            let_go(ring.turn)
             ring.end.wake_sender()
 
     def _watch(self, call: Call, src: int | None) -> None:
@@ -325,22 +315,19 @@ class Messages(Mailbox):
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Carry messages until something has arrived, or wait for the thread that does."""
         rung = self._core.read_bell(self._memory)
+        if not self._try_carrying():
+            if any(ring.stalled for ring in self._rings.values()):
+                self._ring_bell()  # this receive may be what the ring waits for
+            super()._sleep(call, receive)
+            return
+        self._lock.release()
         try:
-            if not self._try_carrying():
-                if any(ring.stalled for ring in self._rings.values()):
-                    self._ring_bell()  # this receive may be what the ring waits for
-                super()._sleep(call, receive)
-                return
-            try:
-                self._lock.release()
-                self._carry_patiently(call, rung)
-                self._stop_carrying()
-            finally:
-                hold(self._lock)
-        except BaseException:
+            look()
+            self._carry_patiently(call, rung)
+            self._stop_carrying()
+        finally:
             self._drop_carrying()
-            hold(self._lock)
-            raise
+            self._lock.acquire()
         self._check_aborted()
         if call.deadline.expired:
             raise self._late(call, receive)
@@ -366,9 +353,9 @@ class Messages(Mailbox):
 
     def _drop_carrying(self) -> None:
         """Leave all to somebody else if this thread carries, wherever an exception came."""
-        if has(self._carrying):
+        if is_held(self._carrying):
             self._carriers.clear()
-            let_go(self._carrying)
+            self._carrying.release()
             self._wake_carriers()
 
     def _wake_carriers(self) -> None:

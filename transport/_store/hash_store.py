@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from transport._deadline import Deadline, Timeout
 from transport._errors import DistError, DistStoreError
+from transport._interrupts import sliced
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import Commands, Fields, Op
@@ -128,9 +129,7 @@ class HashStore(Store):
             if self._ends:
                 event.set()
         try:
-            while True:
-                if event.wait(deadline.remaining()) or deadline.expired:
-                    break
+            sliced(event.wait, deadline.remaining())
         finally:
             unfinished = False
             missing: Fields = ()

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys, has_not_entered
-from transport._condition import Condition, let_go
 from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
@@ -24,6 +23,7 @@ from transport._errors import (
     DistStoreError,
     PeerLostError,
 )
+from transport._interrupts import Condition, next_slice
 from transport._links.communicator import LinkCommunicator
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
@@ -138,7 +138,10 @@ class TcpCommunicator(LinkCommunicator):
                 left.add(peer)
         while left:
             call.waiting_for = min(left)
-            peer, error = ended.get()
+            try:
+                peer, error = ended.get(timeout=next_slice())
+            except Empty:
+                continue
             if error is not None:
                 raise error
             left.discard(peer)
@@ -189,7 +192,6 @@ class TcpCommunicator(LinkCommunicator):
             dials = list(self._dials)
             links = [*self._links.values(), *self._messages.links]
             self._changed.notify_all()
-        let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
         self._addresses.cancel(reason)
         for dial in dials:
             dial.cancel(reason)

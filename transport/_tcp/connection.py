@@ -10,7 +10,6 @@ from collections import deque
 from typing import Any
 
 from transport._call import Call
-from transport._condition import let_go
 from transport._errors import CommunicatorAbortedError, PeerLostError
 from transport._link import OnPiece, Request
 from transport._net.reach import is_out_of_reach
@@ -201,7 +200,6 @@ class Connection(ABC):
 
         Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
         """
-        let_go(self.worker.lock)  # which an interrupted call, that may be the reason, may have kept
         self.reset(reason)
 
     def reset(self, reason: str) -> None:

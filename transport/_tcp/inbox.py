@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from transport._call import Call
 from transport._communicators.runtime import Membership
-from transport._condition import hold, let_go
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._links.incoming import Receive
 from transport._links.mailbox import Mailbox
@@ -136,10 +135,6 @@ class MessageWorker(Worker):
         self._attended = True
         return self._turn.acquire(blocking=False)
 
-    def end_turn(self) -> None:
-        """Give back a turn that an interrupt may have left taken."""
-        let_go(self._turn)
-
     def resume(self) -> None:
         """Have the endpoint's thread read again: somebody waits for what nobody else reads."""
         self._attended = False
@@ -221,20 +216,16 @@ class MessageWorker(Worker):
     def _read(self, link: MessageLink, settled: Callable[[], bool] | None) -> bool:
         """Read what has come on a connection, or as much as settles a receive."""
         moved, ended = False, None
+        self.lock.acquire()
         try:
-            self.lock.acquire()
-            try:
-                if not (link.watched and link.ended is None) and not self._look_at_again(link):
-                    return False
-                while link.pull() or (link.full and self._hold(link)):
-                    moved = True
-                    if settled is not None and settled() and not link.staged:
-                        return True
-            except Exception as error:  # noqa: BLE001 (it ends the connection)
-                ended = self._forget(link, error)
-            except BaseException:
-                ended = self._forget(link, ConnectionError("a receiver was interrupted"))
-                raise
+            if not (link.watched and link.ended is None) and not self._look_at_again(link):
+                return False
+            while link.pull() or (link.full and self._hold(link)):
+                moved = True
+                if settled is not None and settled() and not link.staged:
+                    return True
+        except Exception as error:  # noqa: BLE001 (it ends the connection)
+            ended = self._forget(link, error)
         finally:
             self.leave()
             if ended is not None:
@@ -342,25 +333,18 @@ class Inbox(Mailbox):
 
     def _sleep(self, call: Call, receive: Receive) -> None:
         worker = self.worker
+        if worker is None or not worker.take_turn():
+            super()._sleep(call, receive)
+            return
+        self._lock.release()
         try:
-            if worker is None or not worker.take_turn():
-                super()._sleep(call, receive)
-                return
-            self._lock.release()
-            settled = False
-            try:
-                link = None if receive.src is None else worker.speaking.get(receive.src)
-                worker.carry(link, receive.is_settled, call)
-            finally:
-                hold(self._lock)
-                settled = receive.is_settled()
-                if self._receives or self._arriving > 1:
-                    worker.resume()
-        except BaseException:
-            if worker is not None:
-                worker.end_turn()
-            hold(self._lock)
-            raise
+            link = None if receive.src is None else worker.speaking.get(receive.src)
+            worker.carry(link, receive.is_settled, call)
+        finally:
+            self._lock.acquire()
+            settled = receive.is_settled()
+            if self._receives or self._arriving > 1:
+                worker.resume()
         self._check_aborted()
         if not settled and call.deadline.expired:
             raise self._late(call, receive)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from transport._call import Call
 from transport._errors import CommunicatorTimeoutError
+from transport._interrupts import SLICE_SECONDS, look
 from transport._link import Link, OnPiece, Request, wrong_frame
 from transport._tcp.connection import HALF_A_FRAME, Connection
 from transport._tcp.far import Distance
@@ -37,7 +38,6 @@ from transport._tcp.stripes import STRIPED_BYTES, Stripes
 from transport._tcp.worker import FrameWorker
 from transport._waiting import LookOut
 
-_SLICE_SECONDS = 1
 # Says on a further connection that the end which made it has it.
 _READY = b"\x01"
 
@@ -66,19 +66,19 @@ class TcpLink(Connection, Link):
         self._look_out = LookOut(pauses=True, main_only=True)
         self.distance: Distance = Distance(sock, name, connections)
         self.window = self.distance.window
-        slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
+        slice_ = struct.pack("@ll", *divmod(int(SLICE_SECONDS * 1e6), 10**6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
         worker = self.worker
+        worker.lock.acquire()
         try:
-            worker.lock.acquire()
             worker.begin(call)
             request = self.post(call, data, tag)
             if self.leaving:
                 worker.leaving[self] = None
             return request
-        except BaseException:
+        except Exception:
             worker.withdraw()
             raise
         finally:
@@ -137,8 +137,9 @@ class TcpLink(Connection, Link):
                 on_piece(awaited.received)
             if awaited.done:
                 return
+            look()
             self.check_awaited(awaited)
-            if self._stripes is None and deadline.at - time.monotonic() > _SLICE_SECONDS:
+            if self._stripes is None and deadline.at - time.monotonic() > SLICE_SECONDS:
                 self.pull(flags, len(awaited.into))
             elif not self.pull():
                 self._poll(awaited.call)

@@ -51,10 +51,10 @@ class MessageLink(Connection):
     def send(self, call: Call, data: memoryview) -> None:
         """Send one message; raises as ``Link.send`` does. Any number of threads."""
         worker = self.worker
+        worker.lock.acquire()
         try:
-            worker.lock.acquire()
             sent = self.post(call, data)
-        except BaseException:
+        except Exception:
             if self.leaving:
                 self.reset(HALF_A_FRAME)
             raise
@@ -68,29 +68,30 @@ class MessageLink(Connection):
         try:
             while True:
                 self.worker.await_room(self, request.call)
+                self.worker.lock.acquire()
                 try:
-                    self.worker.lock.acquire()
                     self.check_open()
                     self.push()
                 finally:
                     self.worker.leave()
                 if request.done:
                     return
-        except BaseException:
-            self._take_back(request)
-            raise
         finally:
+            if not request.done:
+                self._take_back(request)
             self.worker.resume()  # for receivers that found this thread reading
 
     def _take_back(self, outgoing: Outgoing) -> None:
         """Withdraw a frame whose sender gives up; the end, in the middle of it."""
-        with self.worker.lock:
-            if outgoing.begun and not outgoing.done:
+        self.worker.lock.acquire()
+        try:
+            if outgoing.begun:
                 self.withdraw()
             else:
                 with contextlib.suppress(ValueError):
                     self.leaving.remove(outgoing)
-        self.worker.leave()
+        finally:
+            self.worker.leave()
 
     # Reading, under the worker's lock.
 
@@ -102,8 +103,8 @@ class MessageLink(Connection):
         return self._pending is not None and self._pending() > 0
 
     def fail(self, reason: BaseException) -> PeerLostError:
-        """End the connection, because the peer has left or has sent nonsense, or was interrupted
-        here; return what those who wait for it are told.
+        """End the connection, because the peer has left or has sent nonsense; return what those
+        who wait for it are told.
         """
         aborted = isinstance(reason, CommunicatorAbortedError)
         bare = "this rank aborted" if aborted else str(reason.__cause__ or reason)

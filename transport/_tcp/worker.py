@@ -13,8 +13,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from transport._call import Call
-from transport._condition import has
 from transport._errors import CommunicatorTimeoutError
+from transport._interrupts import is_held
 from transport._link import OnPiece
 from transport._polling import PEER_CLOSED
 from transport._tcp.frame import SMALL_BYTES, Incoming, Outgoing
@@ -36,11 +36,8 @@ class Worker:
         self._ended: set[Connection] = set()
 
     def leave(self) -> None:
-        """Give the lock back, if this thread has it."""
-        try:
-            self.lock.release()
-        except RuntimeError:
-            return
+        """Give the lock back."""
+        self.lock.release()
         if self._ended:
             self._close_ended()
 
@@ -53,7 +50,7 @@ class Worker:
 
     def _close_ended(self) -> None:
         # In the middle of a call of this very thread, its end does so.
-        if not has(self.lock) and self.lock.acquire(blocking=False):
+        if not is_held(self.lock) and self.lock.acquire(blocking=False):
             while self._ended:
                 self._ended.pop().close_sockets()
             self.lock.release()
@@ -89,14 +86,12 @@ class FrameWorker(Worker):
         """Make progress on all links until ``request`` is done."""
         link: TcpLink = request.link  # pyright: ignore[reportAssignmentType]
         request.call.waiting_for = link.peer
+        self.lock.acquire()
         try:
-            self.lock.acquire()
-            try:
-                self._wait(link, request, on_piece)
-            except BaseException:
-                self.withdraw()
-                raise
+            self._wait(link, request, on_piece)
         finally:
+            if not request.done:
+                self.withdraw()
             self.leave()
 
     def _wait(self, link: TcpLink, request: Outgoing | Incoming, on_piece: OnPiece | None) -> None:

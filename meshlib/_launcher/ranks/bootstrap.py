@@ -259,7 +259,7 @@ def main() -> None:
         _run(kind, target)
     except SystemExit:
         raise
-    except BaseException as error:
+    except BaseException as error:  # the launcher tells of any
         if _record(error, parent) and "q" in flags and sys.excepthook is _show_traceback:
             sys.excepthook = _say_nothing
         raise

@@ -213,7 +213,7 @@ class WorkerGroup:
         try:
             for local_rank in range(placement.ranks):
                 self.add(placement.first_rank + local_rank, local_rank)
-        except BaseException:
+        except Exception:
             self.signal(signal.SIGKILL)
             for worker in self.workers:
                 worker.process.wait()

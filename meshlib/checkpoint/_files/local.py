@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.storage import CLAIM, Reader, Storage
 from meshlib.checkpoint._files.zarr import DOCUMENT
+from transport._interrupts import join
 from transport._place import this_machine
 
 _SYNCING = 8
@@ -197,7 +198,7 @@ class _Syncing:
         for _ in self._threads:
             self._files.put(None)
         for thread in self._threads:
-            thread.join()
+            join(thread)
         return self._errors
 
     def _run(self) -> None:
@@ -222,7 +223,7 @@ def _write(file: int, parts: Iterable[memoryview]) -> None:
             begin = 0
             while begin < len(part):
                 begin += os.write(file, part[begin:])
-    except BaseException:
+    except OSError:
         os.close(file)
         raise
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshlib.rpc._errors import WorkerLostError
 from transport._checks import to_whole_number
-from transport._condition import Condition
+from transport._interrupts import Condition, sliced
 
 
 class WorkerInfo(NamedTuple):
@@ -48,7 +48,7 @@ class WorkerDirectory:
     def close(self) -> None:
         """Wake all waiting threads: RPC ends."""
         self._met.set()
-        with self._changed.lock:
+        with self._changed:
             self._closed = True
             self._changed.notify_all()
 
@@ -83,7 +83,7 @@ class WorkerDirectory:
     def await_names(self) -> None:
         """Wait until this worker has met all others: a caller may have met them before."""
         if not self.infos:
-            self._met.wait(self._timeout)
+            sliced(self._met.wait, self._timeout)
 
     def name_of(self, rank: int) -> str:
         """Return a worker's name."""
@@ -99,7 +99,7 @@ class WorkerDirectory:
 
     def lose(self, rank: int, how: str) -> bool:
         """Note that a worker is lost; False if that is known."""
-        with self._changed.lock:
+        with self._changed:
             if rank in self.lost:
                 return False
             self.lost[rank] = how
@@ -108,7 +108,7 @@ class WorkerDirectory:
 
     def await_loss(self, rank: int, seconds: float) -> None:
         """Wait until a worker is lost, for at most ``seconds``."""
-        with self._changed.lock:
+        with self._changed:
             self._changed.wait_for(lambda: rank in self.lost or self._closed, seconds)
 
     def lost_error(self, rank: int, what: str = "", begun: float = 0.0) -> WorkerLostError:

@@ -20,9 +20,9 @@ from meshlib.rpc._calls import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread
-from transport._condition import Condition
 from transport._deadline import Deadline
 from transport._errors import DistError
+from transport._interrupts import Condition, next_slice
 
 _PAUSE_SECONDS = 0.01
 Answer = Callable[[object], None]
@@ -68,7 +68,7 @@ class Shutdown:
             if others[0] == directory.rank:
                 self._lead(others[1:], deadline)
                 return
-            with self._changed.lock:
+            with self._changed:
                 late = deadline.expired
                 self._changed.wait_for(lambda: self._down, min(deadline.remaining(), 0.2))
             if late and not self._down:
@@ -79,7 +79,7 @@ class Shutdown:
         """Answer the leader: ``idle`` once this worker is, ``down`` at once."""
         if what == "down":
             answer(None)
-            with self._changed.lock:
+            with self._changed:
                 self._down = True
                 self._changed.notify_all()
             return
@@ -137,7 +137,7 @@ class Shutdown:
         while (activity := self._activity()) is None:
             if deadline.expired:
                 raise _too_late(deadline, self._state())
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(next_slice(_PAUSE_SECONDS))
         return activity
 
 

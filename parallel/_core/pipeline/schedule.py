@@ -194,6 +194,7 @@ class PipelineSchedule:
         scale = 1 / self.n_microbatches if self.scale_grads else 1.0
         plan = self._plans[training]
         step = PipelineStep(plan, self._stages, self._shapes, batch, self._loss, scale)
+        self._failed = True  # until all is done
         try:
             with watched(self.group) as ends:
                 for stage in self._stages.values():
@@ -205,11 +206,11 @@ class PipelineSchedule:
                     stage.end(failed=False)
                 if training:
                     self._shared.finish()
-        except BaseException:
-            self._failed = True
-            for stage in self._stages.values():
-                stage.end(failed=True)
-            raise
+            self._failed = False
+        finally:
+            if self._failed:
+                for stage in self._stages.values():
+                    stage.end(failed=True)
         self._spans, self._ends = step.spans, ends
         if losses is not None:
             losses[:] = [batch.losses[i] for i in sorted(batch.losses)]

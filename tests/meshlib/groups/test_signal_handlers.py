@@ -10,9 +10,9 @@ import meshlib as dist
 from meshlib._calls import call_queue, call_stream, call_streams, state
 from meshlib._calls.failures import failure, reporter
 from meshlib.testing import run_ranks
-from transport import _condition as condition
+from transport import _interrupts
 
-CALLS = {module.__file__ for module in (condition, call_queue, call_stream, call_streams, state)}
+CALLS = {module.__file__ for module in (_interrupts, call_queue, call_stream, call_streams, state)}
 FAILING = CALLS | {module.__file__ for module in (failure, reporter)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._links.communicator import LinkCommunicator
+from transport._net.sockets import recv_exact_into
 from transport._operands.flat import part_bounds, segments_of
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp.link import TcpLink
@@ -287,7 +287,7 @@ def test_a_peer_that_closes_in_the_middle_of_a_transfer_is_missed(transport: Tra
             assert isinstance(member.comm, LinkCommunicator)
             link = member.comm.link(1, Call(header, Deadline.after(LONG)))
             if isinstance(link, TcpLink):  # all is one frame
-                link.first.recv_into(first.data, 0, socket.MSG_WAITALL)
+                recv_exact_into(link.first, first.data, Deadline.after(LONG))
             else:
                 link.recv_into(Call(header, Deadline.after(LONG)), first.data)
             member.comm.close()

@@ -219,7 +219,7 @@ class TestLink:
     def test_exchange(self, size: int, polls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also where the link polls, as close to the deadline: what TLS has read is not missed."""
         if polls:
-            monkeypatch.setattr("transport._tcp.link._SLICE_SECONDS", int(2 * LONG))
+            monkeypatch.setattr("transport._tcp.link.SLICE_SECONDS", int(2 * LONG))
         data = np.random.default_rng(size).integers(0, 256, size, np.uint8).data
         with self.links() as pair:
 

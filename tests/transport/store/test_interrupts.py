@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from interrupts import Interrupter, in_thread
+from interrupts import at_every_step, at_random, in_thread
 
 from transport._errors import StoreTimeoutError
 from transport._store import TCPStore, TCPStoreServer
@@ -35,35 +35,51 @@ def test_at_every_step(
 ) -> None:
     """Another thread's wait ends well, and this thread's and others' later requests do."""
     store = TCPStore(*server.address, timeout=SOON, secret=b"s")
-    other = store.clone()
-    moment, interrupter = 0, None
-    while interrupter is None or interrupter.left <= 0:
-        moment += 1
-        waits = in_thread(lambda key=f"{moment}": store.get(key)) if beside else None
-        with suppress(KeyboardInterrupt), Interrupter(moment, _CODE) as interrupter:
-            request_(store)
-        assert in_thread(lambda: store.add("n", 1)).result(SOON) == moment
-        if waits is not None:
-            other.set(f"{moment}", "come")
-            assert waits.result(SOON) == b"come"
-        assert in_thread(lambda: store.check(["n"])).result(SOON)
+    other, number, waits = store.clone(), 0, []
+
+    def begin() -> None:
+        if beside:
+            waits.append(in_thread(lambda key=f"{number}": store.get(key)))
+
+    def check() -> None:
+        nonlocal number
+        number += 1
+        assert in_thread(lambda: store.add("n", 1)).result(SOON) == number
+        if beside:
+            other.set(f"{number - 1}", "come")
+            assert waits.pop().result(SOON) == b"come"
         assert store.check(["n"])
-    assert moment > 50
-    assert not store._connection._expected
+        assert not store._connection._expected
+        begin()
+
+    begin()
+    assert at_every_step(lambda: request_(store), check, _CODE) > 50
+    other.set(f"{number}", "come")
+    at_random_(store, request_)
     store.close()
     other.close()
+
+
+def at_random_(store: TCPStore, request_: Callable[[TCPStore], None]) -> None:
+    at_random(lambda: request_(store), lambda: store.check(["n"]), times=50)
+    assert not store._connection._expected
 
 
 def test_closing_after_an_interrupt(server: TCPStoreServer) -> None:
     """Its goodbye arrives: the will is withdrawn."""
     other = TCPStore(*server.address, timeout=SOON, secret=b"s")
-    moment, interrupter = 0, None
-    while interrupter is None or interrupter.left <= 0:
-        moment += 3
-        store = other.clone()
-        store.set_will("will", "dead")
-        with suppress(KeyboardInterrupt), Interrupter(moment, _CODE) as interrupter:
-            store.set("k", "v")
-        in_thread(store.close).result(SOON)
+    stores: list[TCPStore] = []
+
+    def begin() -> None:
+        stores.append(other.clone())
+        stores[0].set_will("will", "dead")
+
+    def check() -> None:
+        stores.pop().close()
+        begin()
+
+    begin()
+    at_every_step(lambda: stores[0].set("k", "v"), check, _CODE)
+    stores.pop().close()
     assert not other.check(["will"])
     other.close()

@@ -82,20 +82,19 @@ class Neighbourhood(Directory):
             address, membership.group, membership.rank, peer, what, name
         )
         call.waiting_for = peer
-        arrived = request.wait(call.deadline.remaining())
         try:
+            arrived = request.wait(call.deadline.remaining())
             self.check()
-        except BaseException:
-            request.discard()
-            raise
-        if not arrived and not request.wait(0):
+            if not arrived:
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: {name} has not answered within {call.deadline.seconds:g} s",
+                    peer,
+                )
+            call.waiting_for = None
+            return adopt(request.take())
+        finally:
             self._endpoint.forget(number)
             request.discard()
-            raise CommunicatorTimeoutError(
-                f"{call.header}: {name} has not answered within {call.deadline.seconds:g} s", peer
-            )
-        call.waiting_for = None
-        return adopt(request.take())
 
     def kick(self, peer: int) -> None:
         """Ask ``peer`` to empty its inbox. Never blocks; may be lost."""

@@ -29,6 +29,7 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
+from transport._interrupts import sliced
 from transport._net.acceptor import Acceptor
 from transport._net.event_loop import EventLoop, sooner
 from transport._net.limits import explain
@@ -84,7 +85,7 @@ class Request:
 
     def wait(self, seconds: float) -> bool:
         """Wait for the answer for so long; return whether it is there."""
-        return self._done.wait(seconds)
+        return sliced(self._done.wait, seconds)
 
     def take(self) -> int:
         """Return the descriptor that came (-1: none was asked for), or raise what came instead."""

@@ -83,7 +83,7 @@ class Connection:
             connection = cls(sock, Handshake(secret, initiator=True))
             connection._address = address
             connection.begin()
-        except BaseException:
+        except Exception:
             sock.close()
             raise
         return connection

@@ -14,6 +14,7 @@ import time
 
 from transport._deadline import Deadline
 from transport._errors import StorePlaceError
+from transport._interrupts import next_slice
 from transport._waiting import Pauses
 
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -31,7 +32,7 @@ def acquire(fd: int, begin: int, length: int, deadline: Deadline, *, shared: boo
     while not _set(fd, kind, begin, length):
         if deadline.expired:
             raise TimeoutError(errno.ETIMEDOUT, f"locked by others for {deadline.seconds:g} s")
-        time.sleep(pauses.next())
+        time.sleep(next_slice(pauses.next()))
 
 
 def release(fd: int, begin: int, length: int) -> None:

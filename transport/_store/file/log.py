@@ -48,16 +48,14 @@ class FileLog:
         while True:
             self._reset()
             self._fd = self._open(path if beside is None else same_file(beside._fd, path))
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(os.close, self._fd)
                 with self.locked(deadline):
                     if beside is not None or os.fstat(self._fd).st_nlink > 0:
                         self._join(deadline, member=beside is None)
+                        undo.pop_all()
                         break
-            except BaseException:
-                os.close(self._fd)
-                raise
             # Its last user removed it between our opening and our lock.
-            os.close(self._fd)
         # In a child it would make its dead parent seem alive.
         close_in_forked_children(self)
 

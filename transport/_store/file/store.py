@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from transport._checks import to_whole_number
 from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
+from transport._interrupts import next_slice
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import CHANGES, Fields, Op
@@ -140,7 +141,7 @@ class FileStore(Store):
             if expired:
                 raise self._waited_in_vain(op, waiter.missing(table), deadline)
             # Closing ends the wait.
-            self._closing.wait(pauses.next(deadline.remaining()))
+            self._closing.wait(next_slice(pauses.next(deadline.remaining())))
 
     def _size(self) -> int:
         with self._open():

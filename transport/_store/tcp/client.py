@@ -3,11 +3,10 @@
 This module has no thread. Requests carry ids. One of the threads that wait for replies reads, and
 hands the others their replies. So one thread's wait does not delay another thread's call.
 
-Ctrl-C may end a request between any two steps, even just after it took a lock or read another
-thread's reply. So the next thread can go on from any step. The C function that moves a byte also
-notes it as sent or received (``extend`` over ``map``). A frame is handed out, possibly twice,
-before it is dropped. Both locks belong to their threads (``RLock``), which release them when they
-give up.
+A signal handler may make a request in the middle of another one of its thread. So the handler can
+go on from any step. The C function that moves a byte also notes it as sent or received (``extend``
+over ``map``). A frame is handed out, possibly twice, before it is dropped. Both locks belong to
+their threads (``RLock``).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 
-from transport._condition import let_go
 from transport._errors import DistStoreError, StoreSilentError
+from transport._interrupts import SLICE_SECONDS, next_slice, sliced
 from transport._net.fork import refusal
 from transport._net.reach import is_out_of_reach
-from transport._net.tls_choice import is_tls
 from transport._store.commands import Op
 from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
 from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
@@ -131,11 +130,11 @@ class StoreConnection:
             self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
             within = seconds + (GRACE_SECONDS if patience is None else patience)
             status, answer = self._receive(request, within)
-            self._expected.pop(number, None)
-        except BaseException as error:
-            self._give_up(number, error)
-            raise
         finally:
+            if request.reply is None:
+                self._cancel(number)
+                self._wake()
+            self._expected.pop(number, None)
             if breaker is not None:
                 breaker.numbers.discard(number)
         if status == Status.ERROR:
@@ -150,11 +149,7 @@ class StoreConnection:
         self._check_process()
         self._check()
         self._outbox.append(_Outgoing(pack_request(0, op, 0.0, fields)))
-        try:
-            self._flush_soon()
-        except BaseException as error:
-            self._give_up(0, error)
-            raise
+        self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
         """End the requests with this ``breaker`` with a DistStoreError, now and later.
@@ -195,7 +190,7 @@ class StoreConnection:
                 with contextlib.suppress(DistStoreError):
                     self._flush(time.monotonic() + _GOODBYE_SECONDS)
             finally:
-                let_go(self._send_lock)
+                self._send_lock.release()
 
     def hang_up(self) -> None:
         """End the connection without a goodbye: threads that wait here get a DistStoreError.
@@ -223,13 +218,15 @@ class StoreConnection:
         self._wake()
         # A thread may be stuck in sending to a server that does not read: then without goodbye.
         if goodbye and not lost and self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
-            self._say_goodbye()
-            let_go(self._send_lock)
+            try:
+                self._say_goodbye()
+            finally:
+                self._send_lock.release()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         # The shutdown wakes a reading thread, whose descriptor must not be closed under it.
         if self._turn.acquire(timeout=GRACE_SECONDS):
-            let_go(self._turn)
+            self._turn.release()
         self._sock.close()
 
     def _say_goodbye(self) -> None:
@@ -244,12 +241,15 @@ class StoreConnection:
         if not self._turn.acquire(timeout=_GOODBYE_SECONDS):
             return
         until = time.monotonic() + _GOODBYE_SECONDS
-        with contextlib.suppress(OSError):
+        try:
             while (left := until - time.monotonic()) > 0:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
                 if not self._sock.recv(_RECEIVE_BYTES):
                     break
-        let_go(self._turn)
+        except OSError:
+            pass
+        finally:
+            self._turn.release()
 
     # Sending.
 
@@ -263,7 +263,7 @@ class StoreConnection:
 
     def _flush_soon(self, seconds: float = _SEND_SECONDS) -> None:
         """Send all queued bytes within ``seconds``."""
-        if not self._send_lock.acquire(timeout=seconds):
+        if not sliced(partial(self._send_lock.acquire, True), seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
             self._flush(seconds)
@@ -305,7 +305,7 @@ class StoreConnection:
     def _await_room(self, until: float) -> bool:
         poller = select.poll()
         poller.register(self._sock, select.POLLOUT)
-        return bool(poller.poll(max(0.0, until - time.monotonic()) * 1000))
+        return sliced(lambda left: poller.poll(left * 1000), until - time.monotonic())
 
     # Receiving.
 
@@ -317,7 +317,7 @@ class StoreConnection:
             try:
                 self._flush()
             finally:
-                let_go(self._send_lock)
+                self._send_lock.release()
 
     def _receive(self, request: _Request, seconds: float) -> Reply:
         breaker = request.breaker
@@ -338,22 +338,23 @@ class StoreConnection:
                         self._wake()
             else:
                 with contextlib.suppress(Empty):
-                    request.news.get(timeout=min(left, _SLICE_SECONDS))
+                    request.news.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
         return request.reply
 
     def _read_for(self, request: _Request, until: float) -> None:
         """Read and hand out replies until this request has its own, or until the deadline."""
         breaker = request.breaker
         if self._received:
-            self._hand_out()  # what an interrupted thread has left
+            self._hand_out()  # what a thread that gave up has left
         slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS
         while request.reply is None and (left := until - time.monotonic()) > 0:
             if breaker is not None and breaker.broken:
                 return
-            left = min(left, slice_)
+            left = next_slice(min(left, slice_))
             # Rounded up, so that equal timeouts do not cost a system call each.
-            if not left <= self._receive_seconds <= left + 1.0:
-                self._receive_seconds = left + 0.5
+            spare = 0.0 if left <= SLICE_SECONDS else 1.0
+            if not left <= self._receive_seconds <= left + spare:
+                self._receive_seconds = left + spare / 2
                 self._sock.setsockopt(
                     socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._receive_seconds)
                 )
@@ -403,22 +404,6 @@ class StoreConnection:
 
     # The end of a request, and of all.
 
-    def _give_up(self, number: int, error: BaseException) -> None:
-        """Forget a request whose thread gave up, and let go of what it held.
-
-        Another interrupt may come in the middle.
-        """
-        for _ in range(3):
-            with contextlib.suppress(BaseException):
-                let_go(self._send_lock)
-                let_go(self._turn)
-                if not isinstance(error, Exception) and is_tls(self._sock):
-                    # Python code lies between the socket and OpenSSL, so its state is unknown.
-                    self._fail("a request over TLS was interrupted")
-                self._cancel(number)
-                self._wake()
-                return
-
     def _cancel(self, number: int) -> None:
         """Withdraw a request: an abandoned wait could still take a value from a queue."""
         request = self._expected.get(number)
@@ -426,7 +411,6 @@ class StoreConnection:
             self._outbox.append(_cancel(number))
             with contextlib.suppress(DistStoreError):
                 self._flush_if_free()
-        self._expected.pop(number, None)
 
     def _wake(self) -> None:
         """Wake all waiting threads: one of them has to read."""

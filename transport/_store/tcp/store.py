@@ -19,6 +19,7 @@ from transport._errors import (
     DistStoreError,
     StoreTimeoutError,
 )
+from transport._interrupts import next_slice
 from transport._net.auth import (
     HANDSHAKE_SECONDS,
     HandshakeInterruptedError,
@@ -211,13 +212,14 @@ class TCPStore(Store):
             sock = connect(*self._address, deadline)
             # A listener that accepts and then stays silent for so long is no store.
             handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
+            connected = False
             try:
                 if self._tls is not None:
                     sock = self._tls.client(sock)
                 authenticate(sock, self._secret, handshake, initiator=True)
+                connected = True
                 return StoreConnection(sock, self.describe())
             except AuthenticationError as error:
-                sock.close()
                 if isinstance(error.__cause__, TimeoutError) and handshake.expired:
                     where = format_address(*self._address)
                     raise AuthenticationError(
@@ -233,10 +235,10 @@ class TCPStore(Store):
                 hung_up = hung_up or unclear
                 if deadline.remaining() <= _PAUSE_SECONDS:
                     raise
-                time.sleep(_PAUSE_SECONDS)
-            except BaseException:
-                sock.close()
-                raise
+                time.sleep(next_slice(_PAUSE_SECONDS))
+            finally:
+                if not connected:
+                    sock.close()
 
     def _join(self, deadline: Deadline, *, wait: bool) -> None:
         if self._world_size is None:

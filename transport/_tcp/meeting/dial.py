@@ -121,6 +121,7 @@ class Dial:
             self._channel,
         )
         runtime = membership.runtime
+        welcomed = False
         try:
             if runtime.tls is not None:
                 sock = runtime.tls.client(sock)
@@ -129,10 +130,9 @@ class Dial:
             authenticate(sock, runtime.secret, call.deadline, initiator=True, behind=hello.pack())
             recv_exact(sock, len(WELCOME), call.deadline)
             self._wait_on(None)
-        except BaseException as error:
-            with self._lock:
-                self._waits_on = None
-                sock.close()
+            welcomed = True
+            return sock
+        except (DistError, OSError) as error:
             if isinstance(error, AuthenticationError) and error.refused:
                 raise
             cause = error.__cause__ if isinstance(error, AuthenticationError) else error
@@ -146,4 +146,8 @@ class Dial:
                 text = f"{self._name} is out of reach: {error}"
                 raise PeerLostError(text, self._peer, unreachable=True) from error
             raise
-        return sock
+        finally:
+            if not welcomed:
+                with self._lock:
+                    self._waits_on = None
+                    sock.close()
