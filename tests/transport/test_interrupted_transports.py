@@ -20,7 +20,7 @@ from transport import _interrupts
 from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport._choosing.choice import DEFAULT
 from transport._communicators.runtime import Membership, Runtime
-from transport._cuda import watch as watches
+from transport._cuda import watchdog as watchdogs
 from transport._cuda.watchdog import DeviceWatchdog
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
@@ -52,7 +52,7 @@ _CODE = {
         messages,
         mpi_inbox,
         tcp,
-        watches,
+        watchdogs,
         worker,
     )
 }
