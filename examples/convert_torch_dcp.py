@@ -1,10 +1,10 @@
-"""A checkpoint of torch.distributed.checkpoint (DCP) into one of meshlib's, and back.
+"""Convert a checkpoint of torch.distributed.checkpoint (DCP) to meshlib's format, and back.
 
     python examples/convert_torch_dcp.py from-dcp DCP_FOLDER FOLDER --step 100
     python examples/convert_torch_dcp.py to-dcp FOLDER DCP_FOLDER
 
-One process, no ranks; needs torch. However the tensors were sharded, what comes out loads on any
-mesh. The tree is the same on both sides: tensors become arrays, numbers and strings stay.
+Runs in one process; needs torch. However the tensors were sharded, the result loads on any mesh.
+The tree stays the same: tensors become arrays, numbers and strings stay.
 """
 
 from __future__ import annotations

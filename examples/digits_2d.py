@@ -161,7 +161,7 @@ def train(
 
 
 def full_batches(sampler: DistributedSampler, size: int) -> Iterator[np.ndarray]:
-    """Yield the sampler's indices in arrays of ``size``; what is left at the end goes unused."""
+    """Yield the sampler's indices in arrays of ``size``; drop the remainder."""
     indices = np.fromiter(sampler, np.int64)
     for begin in range(0, len(indices) - size + 1, size):
         yield indices[begin : begin + size]

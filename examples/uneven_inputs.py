@@ -74,7 +74,7 @@ def main() -> None:
                 optimizer.step()
                 # Ranks that are out of images count as zero in this sum.
                 seen += mesh.all_reduce(np.array([BATCH * ACCUMULATE, BATCH * total]))
-        # Whoever stopped early has not seen the last sums; the largest are the whole epoch's.
+        # A rank that stopped early lacks the last sums; the largest are the whole epoch's.
         seen = mesh.all_reduce(seen, op=dist.ReduceOp.MAX)
         if rank == 0:
             print(f"epoch {epoch + 1:2}: {seen[0]:.0f} images, loss {seen[1] / seen[0]:.4f}")

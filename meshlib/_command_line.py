@@ -100,7 +100,7 @@ def end_quietly(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         if not reader_is_gone(sys.stdout.fileno()):
             raise
-        # What is still buffered has no reader; the interpreter would try again at exit.
+        # The buffered output has no reader; the interpreter would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

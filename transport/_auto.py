@@ -42,9 +42,9 @@ class AutoCommunicator(Forwarding, Communicator):
     inside hosts by shared memory, between them by TCP. Messages go by shared memory between
     members that share a host, by TCP between others.
 
-    Sharing is decided by boot id, network namespace and a descriptor that arrives, at the first
-    collective, by all members together: where one of them cannot, none does. ``host`` is where this
-    rank is taken to be (default: where it is).
+    All members together decide at the first collective whether they share memory. Each needs the
+    same boot id and network namespace, and must receive a descriptor; if one cannot, none does.
+    ``host`` is this rank's assumed host (default: its real one).
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class AutoCommunicator(Forwarding, Communicator):
         self._towards(dst, call).send(call, buffer, dst, tag)
 
     def takes_at_once(self, dst: int, nbytes: int) -> bool:
-        # Who is not near has no ring there.
+        # A member on another host has no ring there.
         return self._near is not None and self._near.takes_at_once(dst, nbytes)
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:

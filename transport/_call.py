@@ -1,8 +1,8 @@
-"""What a communicator is told about the call that it carries out, and puts on the wire.
+"""The description of a call: the communicator receives it, and its header travels on the wire.
 
-Each frame between two members begins with a header that says which call it belongs to. The
-receiver compares it, as 32 bytes, with its own: ranks that are in different calls find out
-with the first frame, before a value is used.
+Each frame between two members begins with the header of its call. The receiver compares these 32
+bytes with its own header before it uses a value. So ranks in different calls learn it from the
+first frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAYOUT = struct.Struct("<QQiHHBBHI")
 HEADER_BYTES = _LAYOUT.size
 NO_ROOT = -1
 pack_header = _LAYOUT.pack
-"""``pack_header(*header)`` is ``CallHeader(*header).pack()``, for those who make no header."""
+"""``pack_header(*header)`` equals ``CallHeader(*header).pack()``, without making a header."""
 
 
 _PRIME = 65521  # the largest that a history holds: no two headers that differ in 16 bits are alike
@@ -59,12 +59,11 @@ class Kind(enum.IntEnum):
     SERVE = 16
     """A remote call, by its callee."""
     REFUSED = 17
-    """A collective, whose kind is ``extra``, that its caller does not make: such headers are only
-    recorded, and counted."""
+    """A collective of kind ``extra`` that its caller refused: recorded and numbered, never sent."""
 
 
 def kind_name(code: int) -> str:
-    """Return what a kind is called; what comes over the wire may be none."""
+    """Return the name of a kind. A peer may send an unknown code."""
     try:
         return Kind(code).name.lower()
     except ValueError:
@@ -74,11 +73,12 @@ def kind_name(code: int) -> str:
 class CallHeader(NamedTuple):
     """The part of a call that must be equal on every member.
 
-    ``elements`` is the number of elements where all members must agree on one (0 where sizes may
-    differ by rank), ``root`` a group rank or ``NO_ROOT``, ``dtype`` a code of ``dtype_code``,
-    ``op`` a ``ReduceOp`` code (0: none), ``extra`` whatever else must agree (a hash; 0: nothing).
-    ``history`` is a hash of the collectives before it (see ``history_after``): where members made
-    different ones and exchanged no frame in them, the next frame that they do exchange tells.
+    The number ``elements`` is 0 unless all members must agree on one. A ``root`` is a group rank or
+    ``NO_ROOT``. The codes ``dtype`` and ``op`` are those of ``dtype_code`` and ``ReduceOp`` (0:
+    none). Other values that must agree are hashed in ``extra`` (0: none).
+
+    ``history`` is a hash of the earlier collectives (see ``history_after``). If members made
+    different ones without exchanging a frame, the next frame shows it.
     """
 
     sequence: int
@@ -93,7 +93,7 @@ class CallHeader(NamedTuple):
 
     @property
     def what(self) -> CallHeader:
-        """The header without what came before."""
+        """The header without its history."""
         return self._replace(history=0)
 
     def pack(self) -> bytes:
@@ -126,7 +126,7 @@ class CallHeader(NamedTuple):
 
 
 class _CallFields:
-    """What is kept of a call. The compiled core has the same."""
+    """The fields of a call. The compiled core has the same ones."""
 
     __slots__ = (
         "code",
@@ -171,13 +171,12 @@ CallFields: type[_CallFields] = _CallFields if core is None else core.CallFields
 
 
 class Call(CallFields):
-    """One call under way on a communicator: its header, its deadline, and whom it waits for.
+    """A call under way on a communicator: its header, its deadline, and the awaited peer.
 
-    ``packed`` is the header as it travels; nothing else of it is kept.
-    ``waiting_for`` is written by links before they block, so that another thread can tell where
-    this rank stands without asking it. ``completion`` is set where the call goes on on a device
-    after it returned. ``rest`` is set where the caller may wait for the last frames later. ``sync``
-    says that the thread which issued the call waits for its end.
+    ``packed`` is the packed header, the only form that is kept. Links write ``waiting_for`` before
+    they block, and another thread reads it to report this rank's state. A call that goes on on a
+    device after it returned has a ``completion``. If the caller may wait for the last frames later,
+    ``rest`` has them. If ``sync``, the issuing thread waits for the end.
     """
 
     __slots__ = ("deadline",)
@@ -192,7 +191,7 @@ class Call(CallFields):
 
     @property
     def header(self) -> CallHeader:
-        """The header, made anew from ``packed``: for messages, not for each call."""
+        """The header, unpacked each time: for messages, not for the path of each call."""
         return CallHeader.unpack(self.packed)
 
 
@@ -255,7 +254,7 @@ _DTYPE_CODES = {name: code for code, name in enumerate(_DTYPE_NAMES)}
 
 @functools.lru_cache(maxsize=128)
 def dtype_code(dtype: np.dtype[np.generic]) -> int:
-    """Return the wire code of ``dtype``; raise TypeError for one that no collective carries."""
+    """Return the wire code of ``dtype``; raise TypeError for one that collectives do not take."""
     name = dtype.name
     if dtype.kind in "fc" and dtype.itemsize > (16 if dtype.kind == "c" else 8):
         name = "longdouble" if dtype.kind == "f" else "clongdouble"

@@ -68,8 +68,8 @@ class AuthenticationError(DistNetworkError):
 class PeerLostError(DistNetworkError):
     """The connection to a member ended while it was needed.
 
-    ``peer`` is the member's rank in the group of the communicator that noticed. ``unreachable``:
-    nothing came of it for too long, so it may live; else it has ended the connection, or died.
+    ``peer`` is the member's rank in the group of the communicator that noticed. If ``unreachable``,
+    the member was silent for too long and may live. Otherwise it has ended the connection, or died.
     """
 
     def __init__(self, message: str, peer: int, unreachable: bool = False) -> None:

@@ -1,9 +1,9 @@
 """A transport whose ranks are threads of one process.
 
-Members meet in a ``_Hub``, an object that the group's store shares inside the process. Between
-each two of them there is a channel for each direction: a queue of frames. A small frame is copied
-into the queue; a large one, or any while the queue is full, is lent: it stays in the sender's
-memory until the receiver has copied it, so queues are bounded and large data moves once.
+Members meet in a ``_Hub``, an object that the group's store shares inside the process. Between each
+two of them there is a channel for each direction: a queue of frames. A small frame is copied into
+the queue. A large frame, or any frame while the queue is full, is lent: it stays in the sender's
+memory until the receiver has copied it. So queues are bounded and large data moves once.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Hub:
         # By member, its channels: who leaves must not look at everybody's.
         self._ends: dict[int, tuple[list[_Channel], list[_Channel]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
-        # From whom nothing more comes, and why, and who waits: one for all mailboxes.
+        # Lost members with their reasons, and waiting threads: shared by all mailboxes.
         self.lost: dict[int, Exception] = {}
         """The members of whom all know that nothing more comes from them."""
         self._waiting: set[Mailbox] = set()

@@ -66,11 +66,14 @@ class Link(ABC):
     Buffers are C-contiguous memoryviews of bytes (format ``B``), used in place. One thread at a
     time uses a link. It belongs to its communicator, which alone ends it.
 
-    Every method, and ``Request.wait``, raises ``CommunicatorTimeoutError`` past ``call.deadline``,
-    ``HeaderMismatchError`` when the peer's frame belongs to another call (its payload is then
-    not in ``into``, unless documented otherwise) or has another length, ``PeerLostError`` when the
-    peer's end is gone, ``CommunicatorAbortedError`` after the communicator's ``abort``. An error
-    withdraws everything that the call has posted.
+    Every method, and ``Request.wait``, raises one of these errors, which withdraws everything that
+    the call has posted:
+
+    - ``CommunicatorTimeoutError`` past ``call.deadline``
+    - ``HeaderMismatchError`` when the peer's frame has another length or belongs to another call.
+      Its payload is then not in ``into``, unless documented otherwise
+    - ``PeerLostError`` when the peer's end is gone
+    - ``CommunicatorAbortedError`` after the communicator's ``abort``
     """
 
     peer: int

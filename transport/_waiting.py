@@ -1,6 +1,7 @@
-"""How a thread waits for what others bring.
+"""How a thread waits for other threads, processes and devices.
 
-Where it will be woken, it looks for a moment before it sleeps: ``LookOut``. Where nothing would
+If an event will wake it, it polls for a moment before it sleeps: ``LookOut``. If no event can wake
+    it, it polls at growing intervals: ``Pauses``.
 wake it, it asks ever more rarely: ``Pauses``.
 """
 
@@ -13,25 +14,24 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 500e-6
-"""So long the processor is offered to others before a thread goes to sleep."""
+"""How long a thread polls, and yields its core in between, before it sleeps."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 
 
 class LookOut:
-    """One receiver's way of looking for what is about to come, before it sleeps. One thread at a
-    time.
+    """Polls for an event before its receiver sleeps. One thread at a time.
 
-    To sleep and be woken takes longer than most small calls: some 40 microseconds on either side,
-    in a virtual machine more. And a rank that is woken by another tends to be put on the other's
-    core, where both then wait for each other: not sleeping halves the time of a small exchange.
-    Looking holds the interpreter's lock and a core, which is offered to others after each look, so
-    it is brief. (``transport/_native/engine/waiting.c`` looks at shared memory without the lock.)
+    Sleeping and waking takes longer than most small calls: some 40 microseconds on either side, in
+    a virtual machine more. The kernel also tends to wake a rank on its waker's core, where the two
+    then delay each other. Polling holds the interpreter's lock and a core. It yields the core
+    between two polls, and is brief. (``transport/_native/engine/waiting.c`` polls shared memory
+    without the lock.)
 
-    ``seconds`` is how long to look. ``pauses``: where that was in vain, whoever is
-    waited for is busy or far; for a while waits sleep at once, and for longer each time, so that a
-    hundredth of the time is spent in vain at most. ``main_only``: no other thread than the main one
-    looks, since another one (a group's own, or a rank that is a thread) would starve whoever
-    computes.
+    ``seconds`` is how long to poll. With ``pauses``, a poll in vain (the peer is busy or far) is
+    followed by a time in which waits sleep at once. This time doubles from 1 ms to 64 ms, where
+    less than a hundredth of the time is polled in vain. With ``main_only``, only the main thread
+    polls. Another thread (a group's own, or a rank that is a thread) would starve the computing
+    one.
     """
 
     __slots__ = ("_again", "_main", "_pause", "_pauses", "_seconds")
@@ -46,18 +46,18 @@ class LookOut:
         self._main = threading.main_thread().ident if main_only else None
         self._pauses = pauses
         self._seconds = seconds
-        # How long looking is left out since it was in vain, and until when.
+        # How long polling is left out after polls in vain, and until when.
         self._pause = self._again = 0.0
 
     @property
     def looks(self) -> bool:
-        """Whether the calling thread would look this time, instead of sleeping at once."""
+        """Whether the calling thread would poll this time, instead of sleeping at once."""
         if self._main is not None and threading.get_ident() != self._main:
             return False
         return not self._pause or time.perf_counter() >= self._again
 
     def until(self, ready: Callable[[], bool]) -> bool:
-        """Return whether ``ready()`` is true, or comes true soon; others may run in between."""
+        """Return whether ``ready()`` is true now or soon; other threads may run in between."""
         if ready():
             return True
         if not self.looks:
@@ -77,9 +77,9 @@ class LookOut:
 
 
 class Pauses:
-    """Pauses for what must be asked again and again, since nothing wakes who waits for it.
+    """The pauses of a thread that must poll, because no event wakes it.
 
-    The first has ``first`` seconds, each other one ``factor`` times those of the one before, up to
+    The first pause is ``first`` seconds. Each further one is ``factor`` times longer, up to
     ``longest``.
     """
 
@@ -97,5 +97,5 @@ class Pauses:
         return pause
 
     def restart(self) -> None:
-        """Begin with the first again: something has come."""
+        """Begin with the first pause again, after an event."""
         self._next = self._first

@@ -1,10 +1,10 @@
-"""Data parallel trainers, and an embedding that is too large for any of them on a server.
+"""Data parallel trainers, and a server with an embedding that is too large for any of them.
 
     meshrun --nproc-per-node 3 examples/rpc/ddp_embedding_server.py
 
-The last rank has the embedding. Each other rank looks rows up there, and has a replica of the dense
-part, whose gradients DistributedDataParallel averages over the trainers; those of the embedding go
-back to the server. One DistributedOptimizer steps both.
+The last rank has the embedding. Each other rank looks up rows there, and has a replica of the dense
+part. DistributedDataParallel averages the dense gradients over the trainers. The embedding's
+gradients go back to the server. One DistributedOptimizer steps both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A pool of workers that evaluate candidates, each the next one as soon as it is free.
+"""A pool of workers that evaluate candidates. A free worker takes the next one.
 
     meshrun --nproc-per-node 4 --on-failure continue examples/rpc/evaluators.py [--lose 2]
 
-Rank 0 looks for the weights that keep a pole upright (the cross-entropy method: Rubinstein, 1999)
-and has the other ranks try them. The candidates of an evaluator that dies go to others; with
-``--lose RANK`` one does, to show that.
+Rank 0 searches for weights that keep a pole upright (the cross-entropy method: Rubinstein, 1999),
+and the other ranks try them. The candidates of a dead evaluator go to others. ``--lose RANK`` kills
+one, to show that.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from meshlib import rpc
 
 
 class Pool:
-    """Has ``workers`` call functions, each one at a time."""
+    """Calls functions on ``workers``, one at a time on each."""
 
     def __init__(self, workers: Sequence[int]) -> None:
         self.workers = list(workers)
         self.done: Counter[int] = Counter()
-        """How many calls each has ended."""
+        """The number of completed calls of each worker."""
 
     def map(self, func: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Return ``[func(item) for item in items]``, evaluated by whoever is free.
+        """Return ``[func(item) for item in items]``, each evaluated by a free worker.
 
         Raises what ``func`` raises, ``WorkerLostError`` when no worker is left.
         """
@@ -126,7 +126,7 @@ def run(generations: int, lose: int | None = None) -> tuple[list[float], dict[in
 
 
 def main() -> None:
-    """Search, and print what was found by whom."""
+    """Search, and print the scores and each worker's number of calls."""
     parser = argparse.ArgumentParser(description="Try candidates in a pool of workers.")
     parser.add_argument("--generations", type=int, default=6)
     parser.add_argument("--lose", type=int, help="the rank of an evaluator that dies")

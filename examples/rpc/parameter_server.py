@@ -2,9 +2,9 @@
 
     meshrun --nproc-per-node 3 examples/rpc/parameter_server.py
 
-Rank 0 has the model. Each other rank computes gradients on batches of its own, sends them, and gets
-the new model back. ``update_and_fetch`` answers all trainers when the last one's gradients are
-there; no thread waits meanwhile (``async_execution``).
+Rank 0 has the model. Each other rank computes gradients on its own batches, sends them, and gets
+the new model back. ``update_and_fetch`` answers all trainers when the last one's gradients have
+arrived. No thread waits meanwhile (``async_execution``).
 """
 
 from __future__ import annotations

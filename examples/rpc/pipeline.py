@@ -1,10 +1,10 @@
-"""A model whose parts live on several workers, with microbatches on their way through it.
+"""A model whose parts live on several workers, with microbatches passing through.
 
     meshrun --nproc-per-node 3 examples/rpc/pipeline.py
 
-Rank 0 sends microbatches to the first part, and what comes back to the next one; while one part
-works on a microbatch, the others work on others. (``parallel.pipeline`` has stages that send to
-each other, and schedules that bound memory. This form is for parts that are chosen as one goes.)
+Rank 0 sends microbatches to the first part, and each part's outputs to the next one. While one part
+works on a microbatch, the others work on other ones. (``parallel.pipeline`` has stages that send to
+each other, and schedules that bound memory. This form suits parts that are chosen at run time.)
 """
 
 from __future__ import annotations

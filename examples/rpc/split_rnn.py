@@ -2,10 +2,10 @@
 
     meshrun --nproc-per-node 2 examples/rpc/split_rnn.py
 
-Rank 0 has the cell (a GRU, Cho et al., arXiv:1406.1078) and reads a text, a stretch of it a step;
-rank 1 has the table of letters, and says which letter comes next. Values go from one to the other
-and back in each step, their gradients the other way; all weights are updated where they are. Needs
-JAX and optax.
+Rank 0 has the cell (a GRU, Cho et al., arXiv:1406.1078) and reads a stretch of a text in each step.
+Rank 1 has the table of letters, and predicts the next letter. In each step values go from one to
+the other and back, and their gradients the other way. Each rank updates its own weights. Needs JAX
+and optax.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings from a TOML file: what is wrong with one is said with the file and the key."""
+"""Settings from a TOML file. Errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class SettingsFile:
     def read(self, name: str, kind: type[T], positive: Sequence[str] = ()) -> T:
         """Return table ``name`` as ``kind``, a dataclass with a field for each key.
 
-        Raises ValueError with the file and the key for one that is missing, unknown, negative, 0
-        though it is to be ``positive``, or of another type than the field's. A whole number will
-        do for a float.
+        Raises ValueError with the file and the key for a missing, unknown or negative one, for 0 in
+        a ``positive`` field, and for a wrong type. A whole number is accepted for a float.
         """
         table = self._tables.get(name)
         if not isinstance(table, dict):
@@ -45,7 +44,7 @@ class SettingsFile:
         return values
 
     def wrong(self, name: str, key: str, why: str) -> NoReturn:
-        """Raise the ValueError for a key whose value does not go with something else."""
+        """Raise the ValueError for a key whose value contradicts another setting."""
         raise ValueError(f"{self.path}: [{name}] {key} is {self._tables[name][key]!r}, {why}")
 
     def _value(self, name: str, table: dict[str, Any], key: str, expected: dict[str, type]) -> Any:

@@ -15,12 +15,12 @@ Entry_co = TypeVar("Entry_co", covariant=True)
 class Adapted:
     """An array on its way through a collective.
 
-    ``flat`` is the buffer that the communicator works on: the array's own memory wherever that is
-    possible (a ``DeviceFlat``, which has its attributes and slices alike, where ``device`` is not
-    ``"cpu"``: the communicator of that device takes it). ``finish()`` brings the contents of
-    ``flat`` back (a no-op when memory is shared) and returns what the caller gets: the same array
-    if it is writable, else a new one. ``writes_back``: ``finish`` changes the caller's memory.
-    ``returned_only``: the caller's array cannot be written to, so the result is a new one.
+    ``flat`` is the buffer that the communicator works on: the array's own memory where possible. If
+    ``device`` is not ``"cpu"``, it is a ``DeviceFlat``, with the same attributes and slices. At the
+    end ``finish()`` copies the contents of ``flat`` back (a no-op when memory is shared). It
+    returns the caller's result: the same array if it is writable, else a new one. If
+    ``writes_back``, ``finish`` changes the caller's memory. If ``returned_only``, the caller's array
+    is read-only, and the result is a new one.
     """
 
     flat: Flat

@@ -20,8 +20,8 @@ from transport._operands.reduce_op import Flat
 class _NumPy:
     """NumPy arrays: in place when C-contiguous, through a contiguous copy otherwise.
 
-    Of a subclass's array the elements travel, as ``np.asarray`` shows them: a masked array's mask
-    stays what it was, and what is masked takes part.
+    For a subclass of ``ndarray``, the elements of ``np.asarray`` travel. A masked array keeps its
+    mask, and its masked elements take part.
     """
 
     def recognises(self, array: Any) -> bool:
@@ -168,9 +168,7 @@ def _instead(array: Any, name: str) -> str:
 
 
 def is_only_returned(result: Any) -> bool:
-    """Whether ``result`` is of a kind that cannot be written to, so that the caller of a collective
-    gets its values by what the call returns, and in no other way.
-    """
+    """Whether ``result`` is of a read-only kind, so only the returned array has the values."""
     if result is None or type(result) in (np.ndarray, list):  # the usual cases at once
         return False
     return any(library.recognises(result) for library in _IMMUTABLE)

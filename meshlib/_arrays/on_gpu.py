@@ -2,10 +2,10 @@
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-Any library's, by ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The interface names
-the stream that is current for the array in the calling thread, which is all that is needed to
-order a call behind the array's work, and later work behind the call. JAX has no such streams; its
-arrays are handed over, both ways, by DLPack, whose ``stream`` argument says the same.
+Takes arrays of any library with ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The
+interface names the array's current stream in the calling thread. That suffices to order a call
+behind the array's work, and later work behind the call. JAX has no such streams; its arrays go both
+ways by DLPack, whose ``stream`` argument says the same.
 """
 
 from __future__ import annotations

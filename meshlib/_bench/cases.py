@@ -1,8 +1,7 @@
-"""What is measured: one collective each, on float32, with a result that is known in advance.
+"""The measured cases: one collective each, on float32, with a known result.
 
-A case holds the arrays and knows the right result; how the call is made is the library's affair.
-Position ``i`` of rank ``r``'s input is ``i % 251 + r``: small integers, so sums are exact and the
-check can be, too.
+A case holds the arrays and the right result; the library makes the call. Position ``i`` of rank
+``r``'s input is ``i % 251 + r``: small integers, so sums are exact and the check can be, too.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Case(ABC):
     """One collective at one size on one rank of ``size``.
 
     ``nbytes`` is the size of each rank's input (of the root's for a broadcast and a scatter),
-    rounded up to whole elements for each rank. ``each`` is one rank's part, in elements, of an
-    input or an output that has a part for each rank; else the input's elements.
+    rounded up to whole elements for each rank. If an input or output has a part for each rank,
+    ``each`` is the number of elements of one part; else that of the input.
     """
 
     name: ClassVar[str]

@@ -237,7 +237,7 @@ def _measure(
         result.after_last.append(block.after_last)
 
     def take_turns(turn: Callable[[Contender], None], backwards: bool) -> Iterator[Skipped]:
-        # Whoever comes second finds the caches as the first has left them: take turns in that.
+        # The second library finds the caches as the first left them, so the order alternates.
         for contender in reversed(contenders) if backwards else contenders:
             library = contender.job.library
             try:

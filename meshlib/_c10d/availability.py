@@ -1,4 +1,4 @@
-"""What is there: backends, launchers, this process' place on its host."""
+"""Queries: available backends, the launcher, this process's place on its host."""
 
 from __future__ import annotations
 

@@ -16,12 +16,11 @@ from meshlib._job.current import Group, resolve_group
 class P2POp:
     """One message of a batch.
 
-    ``op`` is ``meshlib.isend`` or ``meshlib.irecv``; ``peer`` (a global rank) or ``group_peer``
-    (a rank in ``group``) the other end. A receive may leave out both: any member will do.
-    ``tensor`` is what is sent, or overwritten with what comes: a NumPy, JAX or CuPy array or a
-    buffer, of the same size and dtype at both ends. What is received in the place of an array that
-    cannot be written to (JAX) is the new ``tensor``. ``tag`` is a whole number from 0 to 2**32 - 1
-    that they agree on. Raises ValueError for another ``op``.
+    ``op`` is ``meshlib.isend`` or ``meshlib.irecv``. The other end is ``peer`` (a global rank) or
+    ``group_peer`` (a rank in ``group``). A receive may omit both to accept any member. Sends read
+    ``tensor`` and receives write it: a NumPy, JAX or CuPy array or a buffer, of the same size and
+    dtype at both ends. A read-only array (JAX) is replaced: ``tensor`` is then the new one. Both
+    ends agree on ``tag``, a whole number from 0 to 2**32 - 1. Raises ValueError for another ``op``.
     """
 
     def __init__(
@@ -67,9 +66,9 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     """Begin all messages of the list; return a ``Work`` for each, in the order of the list.
 
-    Every message makes progress on its own, so neither the order of the list nor the sizes can
-    lead to a deadlock, however the other ranks order theirs; messages between two ranks under one
-    tag match in the order of the lists. Operations on groups without this rank are left out.
+    Every message makes progress on its own. So neither the order of the list nor the sizes can
+    deadlock, whatever the order on other ranks. Messages between two ranks under one tag match in
+    the order of the lists. Operations on groups without this rank are left out.
 
     Raises what ``isend`` and ``irecv`` raise for wrong arguments, with the place in the list,
     before any message begins; ValueError for an empty ``p2p_op_list``, TypeError for an entry that

@@ -12,7 +12,7 @@ from transport._deadline import Timeout
 
 
 class _WorldGroup:
-    """Gives ``group.WORLD``: the default group of whoever asks."""
+    """Provides ``group.WORLD``: the caller's default group."""
 
     @property
     def WORLD(self) -> ProcessGroup:

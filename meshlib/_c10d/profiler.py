@@ -53,7 +53,7 @@ class profile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the recording; what was recorded stays."""
+        """End the recording; keep the records."""
         assert self._world is not None
         self._world.recorder.unfollow(self._records)
         self._world.recorder.annotate = self._outer

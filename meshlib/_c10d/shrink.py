@@ -29,19 +29,18 @@ def shrink_group(
     *,
     timeout: Timeout | None = None,
 ) -> ProcessGroup:
-    """Return a new group of the members of ``group`` that are left.
+    """Return a new group of the remaining members of ``group``.
 
-    All members call that go on; those in ``ranks_to_exclude`` must not. They agree through the
-    store on who that is: whoever is lost, gives no sign of life, or does not come in time is left
-    out as well, named or not, and finds that out when it calls. So after a failure
-    ``shrink_group([], group)`` will do. Where the members name different ranks, all of them are
-    left out.
+    All remaining members call; those in ``ranks_to_exclude`` must not. The members agree through
+    the store. They leave out every member that is lost, gives no sign of life, or does not come in
+    time, named or not; such a member learns it when it calls. So after a failure ``shrink_group([],
+    group)`` suffices. If members name different ranks, all of these are left out.
 
-    Of the default group (``group`` None), the group that is returned is the next default group, in
-    the same order: ``get_rank()`` and ``get_world_size()`` are those of the members that are left,
-    which begin an *epoch*. Global ranks stay what they were: they say who a rank is. Groups of
-    ranks that have all gone on, with no call under way and the same calls behind them, are kept;
-    all others end, and a mesh of the same ranks finds new ones.
+    For the default group (``group`` None), the result is the next default group, in the same order.
+    ``get_rank()`` and ``get_world_size()`` then count the remaining members, which begin an
+    *epoch*. Global ranks stay, because they name processes. A group is kept if all its members
+    continue, with the same calls made and none under way. All other groups end, and a mesh of the
+    same ranks finds new ones.
 
     Nothing of ``group`` is used again: the new group has connections and memory of its own.
 

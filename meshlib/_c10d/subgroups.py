@@ -86,12 +86,12 @@ def split_group(
 ) -> ProcessGroup | None:
     """Return the new group for that list of ``split_ranks`` which has this rank; None if none has.
 
-    The lists are of ranks in ``parent_pg``. ``timeout`` and ``backend`` are the parent's unless
-    given; ``backend`` may keep some of the parent's devices and must agree with it.
-    ``group_desc`` is how messages call the group; ``pg_options`` is accepted for c10d's sake.
-    Costs no message, except that where ``init_process_group`` got a ``device_id`` all members of
-    the parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that
-    overlap or have ranks that are not in the parent.
+    The lists have ranks of ``parent_pg``. The defaults of ``timeout`` and ``backend`` are the
+    parent's; a given ``backend`` may keep some of its devices and must agree with it. Messages call
+    the group by ``group_desc``; ``pg_options`` is accepted for c10d's sake. It costs no message,
+    with one exception. If ``init_process_group`` got a ``device_id``, all members of the parent
+    meet, and NCCL splits the parent's communicator. Raises ValueError for lists that overlap or
+    have ranks outside of the parent.
     """
     parent = _parent(parent_pg, "split_group")
     if split_ranks is None:

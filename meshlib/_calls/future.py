@@ -113,9 +113,9 @@ class Future(Generic[T]):
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
-        An outcome on a device is waited for by the caller's current stream, not by the host,
-        unless there is a ``timeout`` (seconds, a timedelta or "30s"), past which it raises
-        ``WaitTimeoutError``.
+        For an outcome on a device, the caller's current stream waits, not the host. With a
+        ``timeout`` (seconds, a timedelta or "30s") the host waits, and raises ``WaitTimeoutError``
+        past it.
         """
         if self._done and self._completion is None:
             return
@@ -219,9 +219,9 @@ class Future(Generic[T]):
         """Return a future for ``callback(self)``, called once this one is done.
 
         The callbacks of a group's calls run one after the other, in the order in which the calls
-        ended, in a thread of their own (at once in the caller's if this one is done and nothing
-        comes before it). They may make calls and wait for them, on the same group too; ranks agree
-        on the order of those and of the program's own only if the program makes none meanwhile.
+        ended, in a thread of their own. (If this one is done and none comes before it, it runs at
+        once in the caller's thread.) They may make calls and wait for them, also on the same group.
+        Ranks agree on the order of these calls only if the program makes none meanwhile.
 
         Raises TypeError if it cannot be called.
         """

@@ -1,4 +1,4 @@
-"""``Members``: who is in a group of ranks, by what names, over which backends."""
+"""``Members``: the ranks of a group, their names and the backends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from transport._operands.compression import Compression
 class Members:
     """The members ``ranks`` (global ranks; the position is the rank in the group).
 
-    ``global_rank`` is the rank that asks, which need not be one of them. ``backends`` has a name
-    for each device; ``timeout`` is in seconds; ``compression`` is how large reductions of arrays in
-    host memory travel between hosts (None: as they are).
+    The calling rank, ``global_rank``, need not be a member. For each device, ``backends`` has a
+    name. The ``timeout`` is in seconds. Between hosts, large reductions of host arrays travel in
+    the form ``compression`` (None: uncompressed).
     """
 
     def __init__(

@@ -71,10 +71,11 @@ class Unended(NamedTuple):
 
 
 class CallSpec:
-    """What a call is: ``run`` is made at its turn, on the communicator for arrays on ``device``.
+    """The description of a call: ``run`` is called at its turn, with the communicator for
+    ``device``.
 
-    ``elements`` to ``extra`` are what must be equal on every member (see ``CallHeader``); ``dtype``
-    and ``op`` are wire codes. ``nbytes`` is for the records. ``peer`` (a group rank or
+    The fields ``elements`` to ``extra`` must be equal on every member (see ``CallHeader``);
+    ``dtype`` and ``op`` are wire codes. Records show ``nbytes``. A ``peer`` (a group rank or
     ``ANY_SOURCE``) marks a point-to-point call, whose tag is ``extra``. Immutable.
     """
 

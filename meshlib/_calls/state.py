@@ -1,4 +1,4 @@
-"""``GroupState``: what has become of a group of ranks, and what carries its calls."""
+"""``GroupState``: whether a group is usable, broken or destroyed, and its communicators."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Collectives on arrays, as methods of whatever is a group of ranks.
+"""Collectives on arrays, as methods of every kind of group of ranks.
 
-All of them go the same way: adapt the arguments to flat buffers, check them, and hand the call
-queue what must be equal on every member together with what is to be run. What holds for all is said
-in ``collectives``, beside this. The words of a method are shared with the function of its name.
+Each method adapts its arguments to flat buffers and checks them. It then gives the call queue the
+fields that must be equal on every member, and the function to run. Common documentation is in
+``collectives``, beside this. A method and the function of its name share their docstring.
 """
 
 from __future__ import annotations

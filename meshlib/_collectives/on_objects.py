@@ -1,8 +1,8 @@
 """Collectives on Python objects, as pickles (protocol 5).
 
-Unpickling runs code of the sender's choice. The bytes come only from members of the group, each of
-which has proved that it knows the job's secret: who cannot start a rank of the job cannot send
-one. Do not use these between members that do not trust each other.
+Unpickling runs code of the sender's choice. The bytes come only from members of the group, which
+have proved that they know the job's secret. A process that cannot start a rank of the job cannot
+send any. Do not use these between members that do not trust each other.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Groups whose NCCL communicators come out of another group's, which is there already.
+"""Groups whose NCCL communicators are split from an existing group's.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
 NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
-``ncclCommSplit`` (NCCL 2.18) makes it out of a communicator's connections, but all members of that
-one take part, those of no new group too. Groups here are made by their members alone; so this is
-done where all members of the parent are known to call: by ``init_device_mesh`` and
-``split_group``, in jobs that gave ``init_process_group`` a ``device_id``, as in c10d.
+In NCCL 2.18, ``ncclCommSplit`` reuses a communicator's connections, but all of its members must
+take part, even those of no new group. Here only members make a group. So splits are made only where
+all members of the parent call: in ``init_device_mesh`` and ``split_group``. As in c10d, the job
+must have given ``init_process_group`` a ``device_id``.
 """
 
 from __future__ import annotations

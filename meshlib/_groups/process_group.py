@@ -245,7 +245,7 @@ class ProcessGroup(Collectives):
         return self.state.await_failure(timeout)
 
     def fail(self, error: DistError) -> None:
-        """Break the group: whoever is in a call of it, and every later call, raises ``error``."""
+        """Break the group: calls under way and later calls raise ``error``."""
         self._failure.fail(error)
 
     def on_failure(self, told: Callable[[DistError], object]) -> None:
@@ -260,8 +260,8 @@ class ProcessGroup(Collectives):
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
 
-        For whoever cannot make calls any more that the others wait for: those inside ``jax.jit``,
-        too. Idempotent.
+        For a rank that cannot make the calls for which the others wait. Calls inside ``jax.jit``
+        end, too. Idempotent.
         """
         for group in (self, *self.companions()):
             message = f"{group} was aborted by rank {self.global_rank}: {reason}"

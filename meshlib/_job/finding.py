@@ -14,7 +14,7 @@ from transport._communicators.runtime import Runtime
 from transport._net.secret_file import secret_from_environment
 from transport._net.tls_choice import tls_from_environment
 from transport._rendezvous import ForeignStore, foreign_rendezvous, rendezvous
-from transport._rendezvous.seats import in_group, take_turn
+from transport._rendezvous.rank_claims import in_group, next_job_part
 from transport._store.base import Store
 
 DEFAULT_INIT_METHOD = "env://"
@@ -61,7 +61,7 @@ def find_others(
         _check_given(store, init_method, rank, world_size)
         if isinstance(store, Store):
             # The user keeps the store, and may use it again: this is the job's part of it.
-            shared = take_turn(in_group(store.clone(), group_name), rank)
+            shared = next_job_part(in_group(store.clone(), group_name), rank)
         else:
             shared, secret = foreign_rendezvous(
                 store, rank, world_size, timeout=timeout, group_name=group_name

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshlib._job.meeting import call_off
 from meshlib._job.world import Current, World
-from transport._rendezvous.seats import take_turn
+from transport._rendezvous.rank_claims import next_job_part
 from transport._store.base import Store
 
 
@@ -41,7 +41,7 @@ class ThreadRank:
         rank, size = (self.rank if rank < 0 else rank), (self.size if size < 0 else size)
         if not 0 <= rank < size:
             raise ValueError(f"rank must be from 0 to world_size - 1 = {size - 1}, got {rank}")
-        return take_turn(self.store.clone(), rank), rank, size
+        return next_job_part(self.store.clone(), rank), rank, size
 
     def end(self, how: str) -> None:
         """Tell the ranks that wait for this rank's next World, now or later, that none comes."""

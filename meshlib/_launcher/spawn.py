@@ -33,15 +33,15 @@ def spawn(
 
     Each is a complete rank: ``init_process_group()`` works in it without arguments, over a store
     that this process serves. ``fn`` must be importable by name, and ``args`` picklable. When one
-    rank fails, the others get SIGTERM and, seconds later, SIGKILL; ``ProcessRaisedException`` or
-    ``ProcessExitedException`` says which was first and why. With ``join=False`` the processes run
-    on behind the ``ProcessContext`` that is returned. They are killed when this process is; at its
-    exit those that are ``daemon`` are ended, others are waited for.
+    rank fails, the others get SIGTERM and, seconds later, SIGKILL. ``ProcessRaisedException`` or
+    ``ProcessExitedException`` names the first failed rank and the cause. With ``join=False`` the
+    processes run on behind the returned ``ProcessContext``. They are killed when this process is.
+    At its exit, ``daemon`` processes are ended and others awaited.
 
-    Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``,
-    TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list and ``nprocs``
-    that is no number, and what ``pickle`` raises for what it cannot pickle: ``PicklingError`` for
-    what a notebook's cell, a prompt or ``python -c`` defines, which other processes cannot import.
+    Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``.
+    Raises TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list, and
+    ``nprocs`` that is no number. Raises ``pickle``'s errors: ``PicklingError`` for objects of a
+    notebook's cell, a prompt or ``python -c``, which other processes cannot import.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -83,11 +83,10 @@ def _check_importable(value: object) -> None:
     cls = type(value)
     name = getattr(value, "__qualname__", None) or f"an instance of {cls.__qualname__}"
     raise PicklingError(
-        f"{name} is defined in a notebook's cell, at a prompt or in python -c: it is in no file"
-        " that a new process could import it from. Write it into a module and import it from"
-        " there (in a notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks"
-        " import ...`); or have ranks that are threads, which may call anything:"
-        " meshlib.testing.run_ranks(function, world_size)"
+        f"{name} is defined in a notebook's cell, at a prompt or in python -c, so a new process"
+        " cannot import it from a file. Write it into a module and import it from there. (In a"
+        " notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks import ...`.)"
+        " Or use ranks that are threads: meshlib.testing.run_ranks(function, world_size)"
     )
 
 

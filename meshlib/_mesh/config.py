@@ -47,10 +47,10 @@ _LONG_NAMES = tuple(name for name in (*CONVENTIONAL_NAMES, *KEYS) if len(name) >
 class MeshConfig:
     """A mesh: ordered dims (outermost first), flattened names, options. Immutable, by value.
 
-    Made by ``load``, ``from_dict`` or ``from_string``, which check all of it. ``dims`` are (name,
-    degree) pairs, of which one degree may be -1; ``flattened`` are (name, names of dims) pairs;
-    ``options`` are the whole mesh's, and ``overrides`` those of one dim or flattened name;
-    ``source`` is how errors call it.
+    Made by ``load``, ``from_dict`` or ``from_string``, which check everything. The ``dims`` are
+    (name, degree) pairs, of which one degree may be -1. ``flattened`` has (name, names of dims)
+    pairs. The ``options`` are those of the whole mesh, ``overrides`` those of one dim or flattened
+    name. Errors name the mesh by ``source``.
     """
 
     dims: tuple[tuple[str, int], ...]

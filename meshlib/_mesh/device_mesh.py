@@ -1,9 +1,8 @@
 """``DeviceMesh``: ranks arranged in named dims, each of which is a group of ranks to call on.
 
-A mesh is an immutable value, equal on every rank; it may be pickled, shared between threads and
-held by ranks that are not in it. What depends on the rank that asks (its coordinate, its groups)
-is found through the World at the time of asking. ``mesh["dp"]`` is all slices along "dp" at once:
-each rank sees the one that it is in.
+A mesh is an immutable value, equal on every rank. It may be pickled, shared between threads, and
+held by ranks outside of it. A rank's own coordinate and groups are found through the World when
+requested. ``mesh["dp"]`` is all slices along "dp" at once: each rank sees its own.
 """
 
 from __future__ import annotations
@@ -67,16 +66,15 @@ class DeviceMesh(MeshValue, Collectives):
     ) -> None:
         """Arrange the global ranks in ``mesh``: nested lists or an integer array, at least 1-D.
 
-        Any ranks in any order, each once. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of
-        device whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim.
-        ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made
-        with, ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
-        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
-        they are).
+        Takes any ranks in any order, each once. The mesh is for arrays on devices of
+        ``device_type`` (``"cpu"``, ``"cuda"``). The dims are named by ``mesh_dim_names``. Groups
+        are made with ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), or by dim
+        (name or number) with ``backend_override`` and ``timeout_override``. The defaults are the
+        job's. Large sums and averages between hosts may be compressed by dim, with ``compress``:
+        ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression``.
 
-        Raises ValueError for a ragged or empty ``mesh``, for ranks that are negative, there
-        twice, not integers or (in a job) beyond its world size, and for wrong names or options.
+        Raises ValueError for a ragged or empty ``mesh``, and for wrong names or options. Raises it
+        for ranks that are negative, repeated, no integers or (in a job) beyond its world size.
         """
         ranks = RankLayout.of(mesh)
         names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
@@ -106,13 +104,13 @@ class DeviceMesh(MeshValue, Collectives):
     ) -> Self:
         """Arrange ranks 0 to n-1 in C order, n the product of ``mesh_shape``; needs no job.
 
-        Takes no memory for the ranks. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of device
-        whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. ``backend`` and
-        ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made with,
-        ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
-        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
-        they are). Raises ValueError for sizes below 1, and for wrong names or options.
+        Takes no memory for the ranks. The mesh is for arrays on devices of ``device_type``
+        (``"cpu"``, ``"cuda"``). The dims are named by ``mesh_dim_names``. Groups are made with
+        ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), or by dim (name or number)
+        with ``backend_override`` and ``timeout_override``. The defaults are the job's. Large sums
+        and averages between hosts may be compressed by dim, with ``compress``: ``"bf16"``,
+        ``"fp8"``, ``"int8"`` or a ``Compression``. Raises ValueError for sizes below 1, and for
+        wrong names or options.
         """
         shape = check_shape(mesh_shape)
         check_product(shape)
@@ -134,11 +132,11 @@ class DeviceMesh(MeshValue, Collectives):
     ) -> Self:
         """Return the mesh whose dims are groups that exist already; its calls go through them.
 
-        One group gives a 1-D mesh of its ranks. Of a sequence, group i is dim i of ``mesh``, which
-        must then be given. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of device whose
-        arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. Raises ValueError when a
-        group's ranks are not those that ``mesh`` has along its dim, for this rank, TypeError for
-        what is no group.
+        One group gives a 1-D mesh of its ranks. For a sequence, ``mesh`` must be given, and group i
+        is its dim i. The mesh is for arrays on devices of ``device_type`` (``"cpu"``, ``"cuda"``),
+        and ``mesh_dim_names`` names its dims. Raises ValueError when a group's ranks differ from
+        those of ``mesh`` along its dim, for this rank. Raises TypeError for an object that is no
+        group.
         """
         groups = tuple(group) if isinstance(group, Sequence) else (group,)
         for one in groups:
@@ -182,10 +180,10 @@ class DeviceMesh(MeshValue, Collectives):
     def without(self, ranks: Sequence[int], dim: DimKey) -> Self:
         """Return the smaller mesh that is left when ``ranks`` are lost.
 
-        Along ``dim``, whose ranks can do without each other (replicas, such as ``"dp_replicate"``),
-        each coordinate at which one of ``ranks`` stands is taken out, in every slice: what is left
-        has the same shape but for that dim. Live ranks that leave so are outside of the mesh. The
-        groups of dims that lost nobody are the same as before.
+        Choose a ``dim`` whose coordinates are replicas, such as ``"dp_replicate"``. Each of its
+        coordinates that holds one of ``ranks`` is removed in every slice. The other dims keep their
+        sizes. Other ranks of a removed coordinate live on outside of the mesh. Groups of dims
+        without lost ranks are the same as before.
 
         Args:
             ranks: Global ranks; those that are not in the mesh are not looked at.
@@ -264,7 +262,7 @@ class DeviceMesh(MeshValue, Collectives):
         return own
 
     def get_rank(self) -> int:
-        """Return the global rank of whoever asks."""
+        """Return the global rank of the caller."""
         return current_world().rank
 
     def get_coordinate(self) -> list[int] | Any:

@@ -35,24 +35,23 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """Return the mesh over all ranks of the job, in C order; every rank calls it.
 
-    One size in ``mesh_shape`` may be -1; ``mesh_dim_names`` has a name for each dim. Without
-    ``mesh_shape``, the mesh is the one that the job was started with: ``meshrun --mesh
-    dp=2,tp=2``, or ``--mesh FILE`` with all that the file says. Initialises the default process
-    group from the environment unless that was done. ``backend`` and ``timeout`` (seconds,
-    a timedelta or ``"30s"``) are what its groups are made with, ``backend_override`` and
-    ``timeout_override`` the same by dim (name or number); where nothing is said, the job's hold.
-    ``compress`` says by dim how large sums and averages along it travel between hosts: ``"bf16"``,
-    ``"fp8"``, ``"int8"``, or a ``Compression`` for error feedback (default: as they are).
+    One size in ``mesh_shape`` may be -1. Without ``mesh_shape``, the mesh is that of the job's
+    start: ``meshrun --mesh dp=2,tp=2``, or ``--mesh FILE`` with all options in it. Initialises the
+    default process group from the environment unless that was done.
 
-    With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
-    calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
-    warning, and arrays travel by way of the host; else, unless ``backend`` says otherwise, by
-    NCCL. Where ``init_process_group`` got a ``device_id`` that is the GPU, and the groups of
-    NCCL along all dims are connected here, not at their first calls. Raises DistBackendError
-    that says what to do when there is no GPU, driver or CuPy.
+    The dims are named by ``mesh_dim_names``. Groups are made with ``backend`` and ``timeout``
+    (seconds, a timedelta or ``"30s"``), or by dim (name or number) with ``backend_override`` and
+    ``timeout_override``. The defaults are the job's. Large sums and averages between hosts may be
+    compressed by dim, with ``compress``: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression``.
 
-    Raises ValueError, before anything is started where possible, when the shape does not fit the
-    world size; for a mesh over some of the ranks use ``DeviceMesh``.
+    With ``device_type="cuda"``, GPU number ``LOCAL_RANK`` becomes the calling thread's current one.
+    If ``init_process_group`` got a ``device_id``, it is that GPU, and NCCL connects the groups of
+    all dims here, not at their first calls. Calls go over NCCL, unless ``backend`` names another
+    one. If a host has fewer GPUs than ranks, ranks share them with a warning, and arrays go through
+    the host. Raises DistBackendError with the remedy when there is no GPU, driver or CuPy.
+
+    Raises ValueError when the shape does not fit the world size, if possible before anything
+    starts. For a mesh over some of the ranks use ``DeviceMesh``.
     """
     check_device_type(device_type)
     if device_type == "cuda":

@@ -1,10 +1,10 @@
 """How coordinates become indices: sizes and strides, as pure integer arithmetic.
 
 A layout is a mixed-radix number system. Each dim is a sequence of digits, each digit a size and a
-stride; a plain dim has one digit, a dim flattened from dims that do not lie next to each other
-has several. The digits of a layout never overlap (sorted by stride, each stride is a multiple of
-the span of the one before), so an index belongs to at most one coordinate and both directions cost
-a few integer operations, however many indices there are.
+stride. A plain dim has one digit; a dim flattened from dims that are not neighbours has several.
+The digits of a layout never overlap: sorted by stride, each stride is a multiple of the span of the
+digit before. So an index belongs to at most one coordinate. Both directions cost a few integer
+operations, however many indices there are.
 
 The idea of layouts that are closed under selection, permutation, grouping and complement is that
 of CuTe (NVIDIA CUTLASS, "CuTe Layout Algebra"); flattening there is called grouping of modes.
@@ -100,8 +100,8 @@ class Dim:
         """Return dims of ``sizes`` that together count through this one, the first the slowest.
 
         Raises ValueError when the product is not this dim's size, or when a boundary between two
-        of the sizes cuts a digit into parts that are not whole: dims of (4, 6) values that do not
-        lie next to each other split as (8, 3), but not as (6, 4).
+        sizes does not divide a digit. For example, dims of (4, 6) values that are not neighbours
+        split as (8, 3), but not as (6, 4).
         """
         if math.prod(sizes) != self.size or min(sizes, default=1) < 1:
             raise ValueError(
@@ -144,10 +144,10 @@ def join(dims: Iterable[Dim]) -> Dim:
 class Layout:
     """Dims, the outermost first, and the index of the coordinate that is 0 everywhere.
 
-    Every operation gives a layout again. Dims are named by position; negative positions count
-    from the end. ``origin`` is the index of the coordinate that is 0 everywhere. Raises ValueError
-    for dims that overlap (two coordinates with one index); all operations raise ValueError for
-    positions that do not exist or come twice, TypeError for what is no whole number.
+    Every operation returns a layout. Dims are named by position; negative positions count from the
+    end. ``origin`` is the index of the coordinate that is 0 everywhere. Raises ValueError for
+    overlapping dims (two coordinates with one index). All operations raise ValueError for positions
+    that do not exist or come twice, and TypeError for a value that is no whole number.
     """
 
     dims: tuple[Dim, ...]
@@ -302,9 +302,10 @@ class Layout:
     def complement(self, size: int) -> Layout:
         """Return the layout of what this one leaves out of ``size`` indices, from 0, row-major.
 
-        Each index below ``size`` is then, in one way only, an index of the complement plus one of
-        this layout (without its origin): the complement counts the copies of this layout that
-        cover ``size`` indices. Raises ValueError when copies cannot cover them, or there are none.
+        Each index below ``size`` is then the sum of one index of the complement and one of this
+        layout (without its origin), in one way only. So the complement counts the copies of this
+        layout that cover ``size`` indices. Raises ValueError when copies cannot cover them, or
+        there are none.
         """
         if to_whole_number(size, "size") < 1:
             raise ValueError(f"size must be at least 1, got {size}")

@@ -1,8 +1,8 @@
 """Which ranks stand where: a layout over a numbering of ranks.
 
-A mesh may be over any ranks in any order. The numbering (position to rank) and the arithmetic
-(coordinates to position) are kept apart, so that a mesh over 0 to n-1 costs no memory for its
-ranks, and slicing never looks at them.
+A mesh may have any ranks in any order. The numbering (position to rank) is separate from the
+arithmetic (coordinates to position). So a mesh over 0 to n-1 costs no memory for its ranks, and
+slicing never reads them.
 """
 
 from __future__ import annotations

@@ -248,14 +248,15 @@ class MeshValue:
     ) -> M:
         """Return the 1-D mesh over all dims of this one, the last dim's ranks next to each other.
 
-        Flatten a slice to flatten some dims, which need not be neighbours:
-        ``mesh["dp", "cp"].flatten("dp_cp")``. The name (default: the dims' names with ``_``
-        between) is known from then on to every mesh that this one was made from or with, as in
-        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` (seconds,
-        a timedelta or ``"30s"``) are what its groups are made with, by default what the mesh's are;
-        ``compress`` is how large sums and averages travel between hosts (``"int8"`` and its like).
-        Raises MeshDimError when ``mesh_dim_name`` stands for other ranks already, ValueError for
-        wrong options and for a name that is no string.
+        Flatten a slice to flatten some dims, which need not be neighbours: ``mesh["dp",
+        "cp"].flatten("dp_cp")``. The default name is the dims' names with ``_`` between. Every mesh
+        that this one was made from or with then knows the name: ``mesh["dp_cp"]``,
+        ``mesh.get_group("dp_cp")``.
+
+        Groups are made with ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), by
+        default the mesh's. With ``compress`` (``"int8"`` and its like), large sums and averages
+        between hosts are compressed. Raises MeshDimError when ``mesh_dim_name`` stands for other
+        ranks already, ValueError for wrong options and for a name that is no string.
         """
         name = mesh_dim_name
         if name is None and self.mesh_dim_names is not None:

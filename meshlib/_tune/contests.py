@@ -1,4 +1,4 @@
-"""What is compared with what: one field of ``Thresholds`` a contest."""
+"""The comparisons of ``meshlib tune``: one for each field of ``Thresholds``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 
 _NEVER, _ALWAYS = -1, 1 << 62
-# Where a star is taken for small data, or doubling by the cost of a frame, the others cannot be
-# compared.
+# With a star for small data, or doubling by the cost of a frame, the others cannot be compared.
 _NO_STARS = replace(DEFAULT, star_ranks=0, frame=0)
 _ALL_STARS = replace(DEFAULT, star_ranks=1 << 20, frame=0)
 KIB, MIB = 1 << 10, 1 << 20
@@ -22,9 +21,11 @@ def _powers(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """``field`` is the size (of all members' parts together, where they have parts) up to which
-    ``below`` is better than ``above``; ``least_ranks`` are needed for a difference; ``others`` has
-    all other fields.
+    """Two algorithms on either side of one threshold.
+
+    Up to the size ``field``, ``below`` is better than ``above``. It is the size of all members'
+    parts together, where they have parts. With fewer than ``least_ranks`` ranks the two do not
+    differ. ``others`` has all other fields.
     """
 
     field: str
@@ -64,6 +65,6 @@ CONTESTS: Mapping[str, Sequence[Contest]] = {
 }
 LARGE_BYTES = 16 * MIB
 SEGMENTS: tuple[int, ...] = (128 * KIB, 256 * KIB, 512 * KIB, MIB)
-"""What ``segment`` may be, tried on ``LARGE_BYTES``."""
+"""The values of ``segment`` that are tried on ``LARGE_BYTES``."""
 EXCHANGED = (8, KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
-"""Sizes from which the cost of a frame and of a byte are taken."""
+"""Sizes from which the costs of a frame and of a byte are derived."""

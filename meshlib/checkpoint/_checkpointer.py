@@ -29,32 +29,33 @@ def save(
 ) -> str:
     """Write ``state`` as a checkpoint ``step-N`` into the folder ``path``. A collective.
 
-    It is there whole or not at all, whichever rank dies when; nobody returns before it is. Each
-    byte is written by one rank. Partial values are reduced. A plain array is the same on all ranks,
-    which share the work; what differs by rank is a ``DArray``. A step that is there already is
-    replaced when the new one is complete. What another job has left unfinished in the folder, or is
-    still writing at the end, is removed; that job gets a CheckpointError.
+    The checkpoint exists completely or not at all, whichever rank dies when; the call returns when
+    it exists. One rank writes each byte. Partial values are reduced. A plain array must be the same
+    on all ranks, which share the work; use a ``DArray`` for values that differ by rank. A new
+    checkpoint replaces an earlier one of the same step when it is complete. Unfinished saves of
+    other jobs in the folder are removed at the end; a job that is still writing one gets a
+    CheckpointError.
 
     Args:
         path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
         state: Dicts, lists, tuples and dataclasses of arrays (DArray, NumPy, CuPy, JAX) and of
             None, numbers, str and bytes; the same tree on all ranks.
-        step: A whole number of at least 0. The newest checkpoint is the one that was begun last,
-            also where an earlier one has a higher step.
+        step: A whole number of at least 0. The newest checkpoint is the one whose save began last,
+            even if an earlier one has a higher step.
         group: The ranks that call: a mesh or a process group. By default all of the job; without
             a job this process.
-        metric: What ``Checkpointer(keep_best=...)`` goes by; the same on all ranks.
-        sync: Wait until the disk has it, so that it outlives a loss of power. The end of any
-            process it outlives anyway.
+        metric: The value that ``Checkpointer(keep_best=...)`` compares; the same on all ranks.
+        sync: Wait for the disk, so that the checkpoint survives power loss. It survives the death
+            of processes anyway.
 
     Returns:
         The path of the checkpoint.
 
     Raises:
-        CheckpointError: On every rank, for trees, values or shapes that differ between ranks, or
-            another step or metric, named with both; for a ``path`` that is not the same folder
-            on all of them; and where another job has removed the checkpoint meanwhile.
-        TypeError: On every rank, for what could not be restored as what it is, naming its path.
+        CheckpointError: On every rank, for trees, values, shapes, steps or metrics that differ
+            between ranks, named with both. Also if ``path`` is not the same folder on all ranks,
+            and if another job has removed the checkpoint meanwhile.
+        TypeError: On every rank, for an object that could not be restored, with its path.
         ValueError: For a negative step or a metric that is not finite; on every rank.
         OSError: On every rank, if one cannot write. There is no new checkpoint then.
         RankFailedError: If a rank dies; as any collective's other errors.
@@ -74,25 +75,24 @@ def load(
 ) -> Any:
     """Return the state of a checkpoint, laid out as ``like``. A collective.
 
-    Any number of ranks may load, on any mesh, in any sharding. Each reads the chunks that it needs
-    something of. The arrays are new ones; ``like`` is not changed.
+    Any number of ranks may load, on any mesh, in any sharding. Each reads the chunks of which it
+    needs a part. The arrays are new; ``like`` is not changed.
 
     Args:
         path: A checkpoint, or a folder of them: the newest complete one.
-        like: A tree such as was saved. An array becomes one of the same kind: a ``DArray`` in the
-            same sharding, a NumPy array; a ``Sharding`` stands for a DArray that lies so; anything
-            else with shape and dtype (``jax.ShapeDtypeStruct``) for a NumPy array. In the place of
-            a value comes the saved one. ``...`` is whatever was saved there, arrays as NumPy's and
-            whole; by default all of it. A function stands for a part of the tree of which it says
-            what each array is to be like: it gets the array's keys below it and its shape, and
-            returns a Sharding or ``...``.
+        like: A tree like the saved one. A ``DArray`` gives a DArray in the same sharding, and a
+            ``Sharding`` one in that sharding. A NumPy array, or another object with shape and dtype
+            (``jax.ShapeDtypeStruct``), gives a NumPy array. A value gives the saved value. ``...``
+            gives the saved subtree, with whole NumPy arrays; the default is all of it. A function
+            stands for a subtree: it is called with each array's keys and shape, and returns a
+            Sharding or ``...``.
         step: Which one of a folder; by default the newest.
         group: The ranks that call: a mesh or a process group. By default all of the job; without
             a job this process.
-        strict: Whether all that was saved must be in ``like``; what ``like`` has must be there
-            in any case.
-        verify: Check each chunk that something is read of, for which it is read whole. Without it
-            only the rows that are needed are read.
+        strict: Whether every saved entry must be in ``like``. Every entry of ``like`` must have
+            been saved in any case.
+        verify: Check each chunk, which is then read whole. Without it, only the needed rows are
+            read.
 
     Returns:
         The tree, of the types of ``like``.
@@ -107,20 +107,21 @@ def load(
 
 
 class Checkpointer:
-    """Saves a job's checkpoints into one folder, while the job goes on if asked to, and keeps some.
+    """Saves a job's checkpoints into one folder, in the background if asked, and keeps some of
+    them.
 
-    Made by all ranks of the group together, and each method is called by all of them. As a context
-    manager it waits at the end for what is under way. After ``close`` its methods raise ValueError.
+    All ranks of the group make it together and call each method together. As a context manager it
+    waits at the end for a save under way. After ``close`` its methods raise ValueError.
 
     Args:
         path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
         group: The ranks: a mesh or a process group. By default all of the job; without a job
             this process. It gets a group of its own, so that its messages are apart.
-        keep_last: Keep so many of the newest checkpoints, those that were begun last; None: all.
-            With ``keep_best`` those of either. What was saved just now is always kept.
-        keep_best: Keep so many of those with the best ``metric``.
+        keep_last: The number of newest checkpoints to keep, by the beginning of their saves; None:
+            all. With ``keep_best``, both kinds are kept. The latest save always stays.
+        keep_best: The number of checkpoints with the best ``metric`` to keep.
         better: Whether a metric is better when it is ``"lower"`` (a loss) or ``"higher"``.
-        sync: Wait until the disk has it before a checkpoint counts as complete.
+        sync: Wait for the disk before a checkpoint counts as complete.
 
     Raises:
         ValueError: For counts below 1, or another ``better``; on every rank.
@@ -186,7 +187,7 @@ class Checkpointer:
 
         self._outcome = None
         # Not a daemon: a program that ends right away still gets its checkpoint. It is started
-        # before the copy, as whoever starts a thread waits until that lets go of the interpreter.
+        # before the copy, because starting a thread waits for the interpreter's lock.
         self._thread = threading.Thread(target=run, name=f"checkpoint-{step}")
         self._thread.start()
         try:

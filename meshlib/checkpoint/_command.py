@@ -1,4 +1,4 @@
-"""``meshlib checkpoint ls|show|verify|reshard|diff``: what is in a folder of checkpoints."""
+"""``meshlib checkpoint ls|show|verify|reshard|diff``: inspects and converts checkpoints."""
 
 from __future__ import annotations
 

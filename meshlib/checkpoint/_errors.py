@@ -1,4 +1,4 @@
-"""What is raised about checkpoints."""
+"""The errors of checkpoints."""
 
 from __future__ import annotations
 

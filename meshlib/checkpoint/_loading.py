@@ -92,7 +92,7 @@ class ChunkReader:
         """
         grid = self._found.grids[name]
         chunks = list(grid.overlapping(box))
-        # Before there is memory for them: what is claimed may be more than anybody has.
+        # Before memory is allocated: the claimed size may exceed every memory.
         for index in chunks:
             self._check_size(name, grid, index)
         result = np.empty(shape_of(box), grid.dtype)
@@ -143,7 +143,7 @@ class ChunkReader:
     def _fill(
         self, octets: memoryview, offset: int, name: str, grid: ChunkGrid, index: Index
     ) -> None:
-        """Read a chunk's bytes from ``offset`` on; what is wrong with its file names that."""
+        """Read a chunk's bytes from ``offset`` on; errors name its file."""
         crc, stored = 0, bytearray(CHECKSUM_BYTES)
         try:
             with self._found.storage.open(chunk_file(name, index)) as file:

@@ -27,7 +27,7 @@ DEEPEST = 100
 def encode_value(value: Any, path: tuple[str, ...]) -> Node:
     """Return a leaf that is no array as a node; raise TypeError, naming its path.
 
-    What is of a subclass of int, str and the like would come back as what it is not.
+    An instance of a subclass of int, str and similar types would come back as the base type.
     """
     if isinstance(value, np.generic):
         data = base64.b64encode(np.asarray(value).tobytes()).decode()

@@ -94,13 +94,13 @@ class Kept(NamedTuple):
 
 
 class Shares:
-    """In which chunks arrays are kept, and which of them are this rank's.
+    """The chunks of all arrays, and this rank's share of them.
 
-    It knows no values: it holds for all states whose arrays are ``arrays``, so that a
-    ``Checkpointer`` works it out once. ``documents`` are those of all arrays; ``first_chunks``
-    names the arrays of which this rank has the first chunk, and so writes the document; ``moved``
-    is how those are to lie, by name, that have to be laid out anew before: partial values, parts
-    that make no grid. Raises CheckpointError for arrays on ranks that do not take part.
+    It holds no values, so it serves every state with the same ``arrays``, and a ``Checkpointer``
+    computes it once. ``documents`` are those of all arrays. This rank writes the documents of the
+    arrays in ``first_chunks``, whose first chunk it has. Some arrays must be redistributed first:
+    partial values, and parts that form no grid. Their target shardings are in ``moved``. Raises
+    CheckpointError for arrays on ranks outside of the group.
     """
 
     def __init__(self, participants: Participants, arrays: tuple[Kept, ...]) -> None:

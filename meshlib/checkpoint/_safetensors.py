@@ -1,11 +1,11 @@
 """Safetensors files, with names, shards and index as Hugging Face has them; read and written here.
 
-The format (https://github.com/huggingface/safetensors#format): 8 bytes, the length of the header,
-little-endian; the header, JSON: for each name ``dtype``, ``shape`` and ``data_offsets``, begin and
-end in what follows; then the elements of all, in C order, little-endian, without gaps. Several
-files are listed in ``model.safetensors.index.json``: ``weight_map`` has each name's file, and
-nothing is read from another one. Shards without their index are what an export left that was
-killed, and are not read.
+The format (https://github.com/huggingface/safetensors#format) has three parts. First come 8 bytes
+with the length of the header, little-endian. The header is JSON: for each name ``dtype``, ``shape``
+and ``data_offsets``, its begin and end in the data. The data are the elements of all arrays, in C
+order, little-endian, without gaps. For several files, ``weight_map`` in
+``model.safetensors.index.json`` has each name's file, and only these are read. Shards without an
+index are the remains of a killed export, and are not read.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def export_safetensors(
 
     Args:
         path: A checkpoint, or a folder of them.
-        folder: Where the files go, made if need be: ``model.safetensors``, or several of them
-            (``model-00001-of-00002.safetensors``) with an index. What an earlier export has left
-            under such names is replaced or removed; other files stay.
+        folder: The target folder, made if need be: ``model.safetensors``, or several files
+            (``model-00001-of-00002.safetensors``) with an index. Files of an earlier export are
+            replaced or removed; other files stay.
         step: Which one of a folder; by default the newest.
-        prefix: Only arrays below it, ``"model/"``; names are without it, and what else is ``/``
-            in them becomes ``.``.
+        prefix: Export only arrays below it, ``"model/"``. It is cut from the names, and each other
+            ``/`` in them becomes ``.``.
         rename: A function that returns what an array of this name is called in the files, or None
             to leave it out.
-        max_shard_bytes: A file is begun when the arrays of the one before would be more.
+        max_shard_bytes: The largest size of the arrays in one file.
 
     Returns:
         The names of the files.

@@ -1,11 +1,11 @@
-"""Saving: agree on the tree, write one's chunks, and make it all be there at once.
+"""Saving: agree on the tree, write chunks, publish the checkpoint at once.
 
-1. Each rank flattens its state; digests are compared, and where they differ the first difference
-   is named. The first rank claims a folder.
-2. Each rank writes the chunks that are its own (``meshlib.checkpoint._files.layout``).
-3. When all have told that theirs are on the disk, and their checksums, the first rank writes the
-   ``zarr.json`` at the top, under another name, and renames it: that is when the checkpoint is
-   there. At the end it removes what it found unfinished at the beginning and still is.
+1. Each rank flattens its state. The ranks compare digests; if these differ, the error names the
+   first difference. The first rank claims a folder.
+2. Each rank writes its own chunks (``meshlib.checkpoint._files.layout``).
+3. Each rank reports that its chunks are on the disk, with their checksums. Then the first rank
+   writes the ``zarr.json`` at the top under another name and renames it, which publishes the
+   checkpoint. At the end it removes the unfinished saves that it found at the beginning.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _Written(NamedTuple):
 class Save:
     """One checkpoint on its way. Made and written by all ranks of ``participants`` together.
 
-    Raises what ``meshlib.checkpoint.save`` says. One that is to be ``detached`` tells the others
-    nothing before ``write``, unless there are arrays that have to be laid out anew, and all that is
-    wrong is raised by that. ``known`` are the ``shares`` of an earlier one, which hold for this if
-    its arrays are the same but for their values.
+    Raises the errors of ``meshlib.checkpoint.save``. A ``detached`` save sends nothing before
+    ``write``, which also raises its errors. (It does send if arrays must be redistributed first.)
+    The ``shares`` of an earlier save, passed as ``known``, serve this one if its arrays differ only
+    in their values.
     """
 
     _storage: Storage
@@ -74,7 +74,7 @@ class Save:
         self._step, self._metric = -1, metric
         self._owner = new_owner()
         self._unfinished: list[Entry] = []
-        # What is wrong here is raised on all ranks when they next tell each other something.
+        # An error here is raised on all ranks at their next exchange.
         self._wrong: Exception | None = None
         self._failed: Exception | None = None
         self._pieces: list[Piece] = []
@@ -238,10 +238,10 @@ class Save:
         return storage.path(entry.name)
 
     def _check_seen(self, written: Sequence[_Written]) -> None:
-        """Raise CheckpointError unless the first rank finds what the others say they have written.
+        """Raise CheckpointError unless the first rank finds the files that the others have written.
 
-        It looks for one file of each place: a folder on a machine's own disk has the same path
-        on all of them, and each would keep a part of a checkpoint that counts as complete.
+        It checks one file of each host. A folder on a machine's own disk has the same path
+        everywhere, and each machine would keep only a part of a checkpoint that counts as complete.
         """
         ranks, storage = self._participants.ranks, self._storage
         files: dict[str, tuple[int, str]] = {}

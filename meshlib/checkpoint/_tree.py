@@ -1,4 +1,4 @@
-"""The tree of a state: what is an array is taken out, the rest becomes nodes; and back.
+"""The tree of a state: arrays are taken out, the rest becomes nodes; and back.
 
 A tree is made of dicts (keys: str, int), lists, tuples, named tuples and dataclass instances. Its
 leaves are arrays and values: None, bool, int, float, complex, str, bytes and NumPy's scalars.
@@ -40,8 +40,8 @@ _SHOWN_DIFFERENCES = 8
 def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
 
-    Raises TypeError, naming the path, for what is neither a tree, nor a value, nor an array, and
-    for a part of the tree that could not be made again from its items.
+    Raises TypeError with the path for an object that is no tree, value or array. Raises it too for
+    a part of the tree that could not be rebuilt from its items.
     """
     arrays: dict[str, Any] = {}
     names = _Names()

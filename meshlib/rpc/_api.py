@@ -47,8 +47,8 @@ class RpcBackendOptions:
     """How a worker makes and serves calls.
 
     At most ``num_worker_threads`` calls of others run at once, not counting those that wait for
-    calls of their own; ``rpc_timeout`` is what a call may take that says nothing else (seconds;
-    0: no end); ``init_method`` is where the workers meet if there is no process group yet.
+    calls of their own. The default timeout of a call is ``rpc_timeout`` (seconds; 0: none). Without
+    a process group, the workers meet at ``init_method``.
     """
 
     num_worker_threads: int = DEFAULT_THREADS
@@ -65,15 +65,15 @@ def init_rpc(
 ) -> None:
     """Make this rank a worker called ``name``, and wait until all ranks are.
 
-    The workers are the ranks of the job: of the default process group if there is one, else it is
-    made (and ended by ``shutdown``), from ``rank``, ``world_size`` and the options'
-    ``init_method``, or from the environment. ``rpc_backend_options`` says how many calls run here
-    at once, and how long one may take. ``backend`` is accepted for c10d's sake.
+    The workers are the ranks of the job. Without a default process group, this makes one from
+    ``rank``, ``world_size`` and the options' ``init_method``, or from the environment, and
+    ``shutdown`` ends it. The ``rpc_backend_options`` limit the calls that run here at once, and the
+    time of a call. ``backend`` is accepted for c10d's sake.
 
-    Raises ValueError for a name that is none (1 to 127 letters, digits, ``_``, ``:``, ``-``), that
-    another worker has, or for a rank or size that is not the group's; RuntimeError where RPC is
-    initialised already; ``DistStoreError`` that names who has not come, ``WorkerLostError`` if one
-    died before.
+    Raises ValueError for an invalid name (expected 1 to 127 letters, digits, ``_``, ``:``, ``-``),
+    a name of another worker, or a rank or size that is not the group's. Raises RuntimeError where
+    RPC is initialised already. Raises ``DistStoreError`` that names missing workers, and
+    ``WorkerLostError`` if one died before.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be a str, got {name!r}")
@@ -149,10 +149,10 @@ def _exchange_names(store: Store, name: str, world: World) -> list[str]:
 def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
     """End RPC on this worker, and the process group if ``init_rpc`` made it.
 
-    A graceful end waits until all workers that live have called this and no call, no callback and
-    no function of theirs is under way on any of them: until then calls are served and can be made.
-    ``timeout`` (seconds, 0: no end) bounds that: past it, ``RpcTimeoutError`` that names who is
-    missing, and RPC goes on. Without ``graceful``, what is under way fails.
+    A graceful end waits until all live workers have called this, and no call, callback or function
+    is under way on any of them. Until then calls work. Past ``timeout`` (seconds, 0: none) it
+    raises ``RpcTimeoutError`` that names the missing workers, and RPC goes on. Without
+    ``graceful``, calls under way fail.
 
     Raises RuntimeError where RPC is not initialised.
     """
@@ -179,11 +179,11 @@ def rpc_sync(
     at most once, in a thread of the worker.
 
     Args:
-        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: what to call; can be imported there under the same name
-        args: its positional arguments
-        kwargs: its keyword arguments
-        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+        to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: What to call; can be imported there under the same name
+        args: Its positional arguments
+        kwargs: Its keyword arguments
+        timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Raises what ``func`` raises there, with the traceback of that worker as its cause;
     ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
@@ -210,11 +210,11 @@ def rpc_async(
     Blocks while more than a megabyte of earlier calls waits for the worker to read it.
 
     Args:
-        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: what to call; can be imported there under the same name
-        args: its positional arguments
-        kwargs: its keyword arguments
-        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+        to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: What to call; can be imported there under the same name
+        args: Its positional arguments
+        kwargs: Its keyword arguments
+        timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Returns:
         The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
@@ -236,17 +236,16 @@ def remote(
 ) -> RRef[T]:
     """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
 
-    Returns at once. The result lives as long as somebody refers to it. What the call fails with is
-    raised where the reference is used: what ``func`` raises, ``RpcTimeoutError``,
-    ``WorkerLostError``, ``RpcConnectionError``; elsewhere than here, ``RRefLostError`` for the
-    latter ones.
+    Returns at once. The result lives as long as a reference to it. Errors are raised where the
+    reference is used: ``func``'s own, ``RpcTimeoutError``, ``WorkerLostError``,
+    ``RpcConnectionError``. On other workers the last three become ``RRefLostError``.
 
     Args:
-        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: what to call, a class as well; can be imported there under the same name
-        args: its positional arguments
-        kwargs: its keyword arguments
-        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+        to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: What to call, a class as well; can be imported there under the same name
+        args: Its positional arguments
+        kwargs: Its keyword arguments
+        timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
     worker that is known to be gone.
@@ -309,8 +308,9 @@ def add_carrier(name: str, carrier: Carrier) -> None:
 
 
 def pickled_for() -> int | None:
-    """Return the rank of the worker for which the calling thread pickles a call's arguments or
-    result, None if it does not: for the ``__reduce__`` of what only means something there.
+    """Return the rank of the worker for which the calling thread is pickling a call, else None.
+
+    For a ``__reduce__`` whose result is only valid on that worker.
     """
     worker = find_worker()
     return None if worker is None else worker.references.pickled_for

@@ -1,7 +1,7 @@
-"""Carriers: what a call takes along beside its arguments, and brings back beside its value.
+"""Carriers: data that travel with a call beside its arguments, and back beside its value.
 
-The one place where something that concerns calls as a whole (a context of gradients, an identity,
-a span of a tracer) goes with each of them without the program's doing.
+Through carriers, a context of gradients, an identity or a tracer's span accompanies every call
+without the program's help.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Differentiating(Carrier, Protocol):
     ) -> Any:
         """Return the call that is made in place of ``request(args, kwargs)``, None: that one.
 
-        The arguments are those of the program, not pickled yet; with ``creates``, the value is to
-        stay there. What is returned has ``Future``'s methods, and the ``connection`` of its call.
+        The arguments are the program's, not pickled yet; with ``creates``, the value stays on the
+        worker. The result has ``Future``'s methods, and the ``connection`` of its call.
         """
         ...
 

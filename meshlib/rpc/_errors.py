@@ -63,9 +63,9 @@ class RemoteTraceback(Exception):
 def without_frames(error: BaseException) -> BaseException:
     """Return a copy of ``error`` to keep, or to raise in place of one that is kept.
 
-    Whoever an exception has passed through is in its traceback with all that it refers to. Where
-    the exception is an object's, and one of those a reference to the object, neither ever ends.
-    What has no copy is returned itself.
+    The traceback of an exception refers to every frame that it passed, and to all their objects. If
+    an object holds the exception, and such a frame a reference to the object, neither is ever
+    freed. An exception without a copy is returned itself.
     """
     made = safely(lambda: copy.copy(error), error)
     if type(made) is not type(error):

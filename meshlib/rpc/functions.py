@@ -15,9 +15,9 @@ _MARK = "_meshlib_rpc_async"
 def async_execution(fn: F) -> F:
     """Have remote calls of ``fn``, which returns a ``Future``, end when that future does.
 
-    The thread that runs ``fn`` is free as soon as it has returned: it chains what follows to a
-    future (``then``) instead of waiting for it. ``@staticmethod`` and ``@classmethod`` go outside
-    of this decorator; methods are called by an RRef's ``rpc_sync()`` and its like.
+    The thread that runs ``fn`` is free as soon as ``fn`` returns: it chains later work to a future
+    (``then``) instead of waiting. Put ``@staticmethod`` and ``@classmethod`` outside of this
+    decorator. Call methods by an RRef's ``rpc_sync()`` and its like.
 
     Raises TypeError (in the call) if ``fn`` returns anything else.
     """

@@ -1,12 +1,12 @@
-"""Global arrays on a mesh: what lies where, how it gets elsewhere, and arrays that know it.
+"""Global arrays on a mesh: shardings, plans between them, and arrays that know theirs.
 
 A ``Sharding`` is a value, for arithmetic without communication::
 
     s = Sharding(mesh, P("dp", None, ("cp", "tp")))     # or [Shard(0), Replicate(), Partial("sum")]
     s.local_shape(shape, rank)      # the shape of a rank's part (default: of this rank's)
-    s.slices(shape, rank)           # which part of the global array it is, a slice a dim
-    s.replica(rank), s.replica_count   # which of the ranks with the same values it is
-    s.parts(shape)                  # each part once, as slices: for whoever writes them
+    s.slices(shape, rank)           # its part of the global array, a slice for each dim
+    s.replica(rank), s.replica_count   # its number among the ranks with the same values
+    s.parts(shape)                  # each part once, as slices: to write them
     s.spec, s.partial, s.placements, s.mesh, s.dims, s.reduced(), s.with_spec(...)
     s.plan(other, shape, dtype)     # the collectives from one sharding to another, with bytes
 

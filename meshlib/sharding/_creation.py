@@ -18,17 +18,16 @@ from transport._checks import to_whole_number
 
 
 def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | None = 0) -> DArray:
-    """Return the global ``array`` in ``sharding``, the values of one rank given to all.
+    """Return the global ``array`` in ``sharding``, with one rank's values.
 
-    ``src_data_rank`` is the place of that rank in the mesh (0: the first); ``array`` is not looked
-    at elsewhere and may be None. Each rank receives its part, once, after all have compared their
-    arguments. With None each rank of the mesh has the same whole array and takes its part from it;
-    nothing is sent, nor compared. The parts are copies.
+    ``src_data_rank`` is that rank's place in the mesh (0: the first). On other ranks ``array`` is
+    ignored and may be None. All ranks compare their arguments, then each receives its part, once.
+    With ``src_data_rank=None`` each rank of the mesh has the same whole array and takes its part;
+    nothing is sent or compared. The parts are copies.
 
-    Raises TypeError, on all ranks, unless it is a NumPy or CuPy array; ValueError, on all ranks,
-    for a ``src_data_rank`` that is not there, an array with fewer dims than the spec, and for a
-    sharding or a ``src_data_rank`` that is another one on some rank; and on a rank outside the
-    mesh.
+    Raises TypeError, on all ranks, unless it is a NumPy or CuPy array. Raises ValueError, on all
+    ranks, for a ``src_data_rank`` outside of the mesh, an array with fewer dims than the spec, and
+    arguments that differ between ranks. Raises ValueError on a rank outside the mesh.
     """
     check_sharding(sharding)
     mesh = sharding.mesh

@@ -33,12 +33,12 @@ class DArray(NDArrayOperatorsMixin):
 
     It is made by ``distribute_array``, ``DArray.from_local`` and the functions of
     ``meshlib.sharding`` (``zeros``, ``ones``, ``full``, ``random``). Operators and NumPy's
-    functions work on it as on the global array, each rank computing its own part. They are SPMD:
+    functions work on it as on the global array; each rank computes its own part. They are SPMD:
     every rank of the mesh makes the same calls. None of them communicates, except that partial
-    values are reduced when first needed; where the operands would have to be laid out anew, or an
-    operation has no rule (``meshlib.sharding._rules``), it raises ``ShardingError``, which says
-    what to redistribute. On a rank outside the mesh a DArray has no local array, and nothing but
-    ``redistribute``, ``full_array`` and its description.
+    values are reduced when first needed. If operands would have to be redistributed, or an
+    operation has no rule (``meshlib.sharding._rules``), it raises ``ShardingError``, which names
+    the remedy. On a rank outside the mesh a DArray has no local array; only ``redistribute``,
+    ``full_array`` and its description work there.
     """
 
     __slots__ = ("_local", "dtype", "shape", "sharding")
@@ -75,10 +75,10 @@ class DArray(NDArrayOperatorsMixin):
     ) -> Self:
         """Return the global array whose part on this rank is ``local``, which is not copied.
 
-        With ``run_check`` the ranks of the mesh compare what they have (one message of a few bytes
-        to each), ``shape`` (the global one) may be left out, also where parts are uneven, and all
-        ranks raise ValueError, naming the first rank whose part is wrong. Without it nothing is
-        sent, and without a ``shape`` the parts are taken for even.
+        With ``run_check`` the ranks of the mesh compare shapes and dtypes, with one message of a
+        few bytes to each. Then ``shape`` (the global one) may be omitted, also for uneven parts.
+        All ranks raise ValueError that names the first rank with a wrong part. Without it nothing
+        is sent; without a ``shape``, parts are assumed even.
 
         Raises ValueError when ``local`` has another shape than its part of ``shape``, and on a rank
         outside the mesh; TypeError unless it is a NumPy or CuPy array, of a dtype to which the op

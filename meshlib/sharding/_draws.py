@@ -1,9 +1,9 @@
-"""Random numbers by place: element i of a global array is the same whoever draws it.
+"""Random numbers by position: element i of a global array is the same on every rank.
 
-The generator is counted, not stepped (Philox 4x64, Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", 2011): element i, in C order of the global array, takes draw i (uniform) or draws 2i
-and 2i + 1 (normal, by Box and Muller). A rank draws what its part needs; where that lies in short
-pieces it draws the gaps as well and leaves them out.
+The generator is counter-based (Philox 4x64, Salmon et al., "Parallel random numbers: as easy as 1,
+2, 3", 2011). Element i, in C order of the global array, takes draw i (uniform) or draws 2i and 2i +
+1 (normal, by Box and Muller). A rank draws the numbers of its part. If that consists of short
+pieces, it draws the gaps as well and drops them.
 """
 
 from __future__ import annotations

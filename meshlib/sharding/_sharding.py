@@ -40,21 +40,20 @@ the parts are parts of the sum and multiple.
 @final
 @dataclass(slots=True, init=False, repr=False)
 class Sharding:
-    """How a global array of any shape lies on ``mesh``: an immutable value, the same on each rank.
+    """The distribution of a global array over ``mesh``: an immutable value, the same on each rank.
 
-    ``spec`` is JAX's, ``P("dp", None, ("cp", "tp"))``: for each array dim the mesh dims that split
-    it, the outermost first, so that ``("cp", "tp")`` and ``("tp", "cp")`` differ. Or it is torch's,
-    ``[Shard(0), Replicate(), Partial("sum")]``: a placement for each mesh dim. Along mesh dims that
-    it does not name the array is replicated. ``partial`` has the mesh dims along which values are
+    ``spec`` may be JAX's, ``P("dp", None, ("cp", "tp"))``: for each array dim the mesh dims that
+    split it, the outermost first. So ``("cp", "tp")`` and ``("tp", "cp")`` differ. It may be
+    torch's, ``[Shard(0), Replicate(), Partial("sum")]``: a placement for each mesh dim. Mesh dims
+    that it does not name replicate the array. ``partial`` has the mesh dims along which values are
     still to be reduced: ``{"tp": "max"}``, or ``"tp"``, ``("tp", "cp")`` for sums.
 
-    Flattened names stand for their dims. Equal, hashed and pickled by value, however it was
-    written; it needs no job. Raises MeshDimError for a mesh dim that is not there, ValueError for
-    one named twice and for ops that cannot be partial together, TypeError for what is no mesh or
-    spec.
+    Flattened names stand for their dims. Shardings are equal, hashed and pickled by value, and need
+    no job. Raises MeshDimError for an unknown mesh dim. Raises ValueError for one named twice, and
+    for ops that cannot be partial together. Raises TypeError for an object that is no mesh or spec.
 
-    Parts are made by ceiling division: of 5 rows on 4 ranks they are 2, 2, 1, 0; a dim that several
-    mesh dims split is split by the first, and each part by the next.
+    Parts come from ceiling division: 5 rows on 4 ranks are 2, 2, 1, 0. If several mesh dims split
+    an array dim, the first splits it, and the next splits each part.
     """
 
     dims: tuple[tuple[int, ...], ...]
@@ -210,7 +209,7 @@ class Sharding:
         return coordinate
 
     def slices_at(self, shape: Sequence[int], coordinate: Sequence[int]) -> tuple[slice, ...]:
-        """Return the part of whoever has this ``coordinate`` in the mesh; checks nothing."""
+        """Return the part at ``coordinate`` in the mesh; checks nothing."""
         sizes, dims = self.mesh.shape, self.dims
         return tuple(
             slice(*block(n, [sizes[i] for i in dims[d]], [coordinate[i] for i in dims[d]]))

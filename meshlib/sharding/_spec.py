@@ -137,9 +137,9 @@ def read_spec(spec: Any, mesh_ndim: int) -> tuple[P, dict[DimKey, str]]:
 
 
 def parse_spec(text: str) -> tuple[P, dict[DimKey, str]]:
-    """Return what ``"dp, None, (dp2, tp); sum: cp"`` says: a ``P``, and what is partial.
+    """Parse ``"dp, None, (dp2, tp); sum: cp"``: return a ``P`` and the partial dims.
 
-    ``P(...)`` around it and quotes do no harm. Raises ValueError for anything else.
+    ``P(...)`` around it and quotes are allowed. Raises ValueError for anything else.
     """
     dims, *rest = (
         re.sub(r"^\s*P\((.*)\)\s*$", r"\1", text).replace("'", "").replace('"', "").split(";")

@@ -1,7 +1,7 @@
-"""The job's store as one of ``torch.distributed``, and a rendezvous for it: ``meshlib://``.
+"""The job's store as a ``torch.distributed`` store, and a rendezvous for it: ``meshlib://``.
 
-``init_process_group(..., init_method="meshlib://")`` finds the ranks as meshlib does: those that
-``meshrun``, Slurm, MPI or Kubernetes started, with the launcher's store where there is one.
+``init_process_group(..., init_method="meshlib://")`` finds the ranks that ``meshrun``, Slurm, MPI
+or Kubernetes started. It uses the launcher's store if there is one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from meshlib._job.current import current_world, find_world
 from meshlib._job.init import init_process_group
 from meshlib._job.world import DEFAULT_TIMEOUT, World
-from transport._rendezvous.seats import take_turn
+from transport._rendezvous.rank_claims import next_job_part
 from transport._store.base import Store, Value
 from transport._store.prefix_store import PrefixStore, underlying
 
@@ -23,15 +23,15 @@ _c10d: Any = import_module("torch.distributed")
 
 
 class TorchStore(_c10d.Store):
-    """A part of the store of ``world`` for the keys of one rendezvous; it closes with the World.
+    """A part of the store of ``world`` for one rendezvous; it closes with the World.
 
-    ``made_world`` says that the World was made for PyTorch, and is to end with its groups.
+    ``made_world``: the World was made for PyTorch, and ends with its groups.
     """
 
     def __init__(self, world: World, made_world: bool) -> None:
         super().__init__()
         # The keys of PyTorch's last default group are still there.
-        self._store: Store = take_turn(PrefixStore("torch", world.store.clone()), world.rank)
+        self._store: Store = next_job_part(PrefixStore("torch", world.store.clone()), world.rank)
         self.made_world = made_world
         world.on_close(self._store.close)
         world.on_close(lambda: setattr(self, "made_world", False))  # C++ needs this object alive
@@ -94,7 +94,7 @@ def meshlib_rendezvous(
 
 
 def claim_world(store: Any) -> bool:
-    """Return whether the World was made with ``store``, for whoever asks first."""
+    """Return whether the World was made with ``store``; True only for the first caller."""
     store = underlying(store)
     if not isinstance(store, TorchStore):
         return False

@@ -50,8 +50,8 @@ _OPS = {
 def array(tensor: Any) -> Array:
     """Return ``tensor`` as an array over its memory, with its strides.
 
-    Raises TypeError for a sparse tensor and for a dtype that NumPy and ml_dtypes do not have,
-    ValueError for one that is lazily conjugated or negated: its memory has other values.
+    Raises TypeError for a sparse tensor and for a dtype that NumPy and ml_dtypes lack. Raises
+    ValueError for a lazily conjugated or negated tensor, whose memory has other values.
     """
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:

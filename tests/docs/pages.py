@@ -11,6 +11,7 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "notes").glob("*.md"),
         *(ROOT / "docs" / "tutorial").glob("*.md"),
     ],
     key=lambda path: path.stem,

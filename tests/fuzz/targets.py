@@ -25,7 +25,7 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._net.auth import MAX_UNPROVEN_BYTES, Handshake
-from transport._rendezvous.beacon import Beacon
+from transport._rendezvous.announcements import Announcement
 from transport._shm.meeting.peer_connection import Message
 from transport._store.commands import Commands
 from transport._store.fields import WireError, unpack_fields
@@ -206,10 +206,10 @@ def address(data: bytes) -> None:
         assert 0 < found.port <= 65535
 
 
-def beacon(data: bytes) -> None:
-    """A datagram is a beacon with the job's proof, or nothing."""
-    assert Beacon.unpack(data, b"secret") is None
-    Beacon.unpack(data, None)
+def announcement(data: bytes) -> None:
+    """A datagram is a announcement with the job's proof, or nothing."""
+    assert Announcement.unpack(data, b"secret") is None
+    Announcement.unpack(data, None)
 
 
 def packet(data: bytes) -> None:
@@ -241,6 +241,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     function.__name__: function
     for function in (
         *(handshake, frame, prefix, hello, requests, replies, flight_record),
-        *(fields_of_a_flight_record, mesh, address, beacon, packet, remote_calls),
+        *(fields_of_a_flight_record, mesh, address, announcement, packet, remote_calls),
     )
 }

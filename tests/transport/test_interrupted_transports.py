@@ -20,16 +20,16 @@ from transport import _interrupts
 from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport._choosing.choice import DEFAULT
 from transport._communicators.runtime import Membership, Runtime
-from transport._cuda import watch as watches
-from transport._cuda.watch import Watch
+from transport._cuda import watchdog as watchdogs
+from transport._cuda.watchdog import DeviceWatchdog
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport._links import incoming, mailbox
 from transport._links.mailbox import Mailbox
 from transport._mpi import inbox as mpi_inbox
 from transport._mpi.inbox import Inbox
-from transport._nccl import ledger as ledgers
-from transport._nccl.ledger import Ledger
+from transport._nccl import call_comparer as comparers
+from transport._nccl.call_comparer import CallComparer
 from transport._shm import ShmCommunicator, messages
 from transport._shm.sizes import Sizes
 from transport._store.hash_store import HashStore
@@ -46,13 +46,13 @@ _CODE = {
         _interrupts,
         connection,
         incoming,
-        ledgers,
+        comparers,
         link,
         mailbox,
         messages,
         mpi_inbox,
         tcp,
-        watches,
+        watchdogs,
         worker,
     )
 }
@@ -178,7 +178,7 @@ def test_a_frame_over_tcp() -> None:
 
 
 def test_calls_on_a_device() -> None:
-    watch = Watch("watch", lambda: None, lambda error: None)
+    watch = DeviceWatchdog("watch", lambda: None, lambda error: None)
     header = CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, 0, 0)
     ended = SimpleNamespace(ended=lambda: True)
 
@@ -205,17 +205,17 @@ def test_what_nccl_is_told() -> None:
         abort=lambda reason: ending.set(),
         close=lambda: None,
     )
-    ledger = Ledger(cast("Any", channel), lambda entry, error: None)
+    comparer = CallComparer(cast("Any", channel), lambda entry, error: None)
     call = Call(CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, 0, 0), Deadline.after(SOON))
 
     def wait() -> None:
-        ledger.post(call)
-        ledger.drain(0.0001)
+        comparer.post(call)
+        comparer.drain(0.0001)
 
     wait()
-    assert at_every_step(wait, lambda: ledger.post(call), _CODE) > 3
+    assert at_every_step(wait, lambda: comparer.post(call), _CODE) > 3
     ending.set()
-    ledger.close()
+    comparer.close()
 
 
 def test_messages_that_mpi_has() -> None:

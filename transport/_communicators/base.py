@@ -5,9 +5,9 @@ dtype; they are used in place. Transports of device memory have ``DeviceFlat`` i
 calls return when the work is on a stream (``transport/_cuda/flat.py``). Arguments were validated
 one floor above; a communicator checks only what arrives from the network.
 
-Collectives of one communicator are made one at a time, by one thread at a time, in the same order
-on every member. ``send`` and ``recv`` are independent of them and of each other: any number of
-threads may be in them, also while a collective runs.
+One thread at a time makes collectives on a communicator, in the same order on every member.
+Messages (``send``, ``recv``) are independent of them and of each other: any number of threads may
+call them, also during a collective.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         self.size = membership.size
 
     def takes_gaps(self, call: Call) -> bool:
-        """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.
+        """Whether ``all_gather`` and ``all_to_all`` also take arrays with gaps.
 
         Such an array has two dims or more; its elements count in C order. All members get the same
         answer, the first of them in ``call``.
@@ -129,9 +129,9 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
 
     def takes_at_once(self, dst: int, nbytes: int) -> bool:
-        """Whether a ``send`` of ``nbytes`` to ``dst`` would now return without waiting for anybody.
+        """Whether a ``send`` of ``nbytes`` to ``dst`` would return now, without waiting for a peer.
 
-        Who sends in a thread of its own, so as not to wait, can spare it then. True holds until
+        A caller that would start a thread to avoid waiting can then send itself. True holds until
         the next message to ``dst``.
         """
         del dst, nbytes
@@ -194,11 +194,13 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Wake every thread in a call of this communicator, here and, through broken channels,
-        on peers; those calls raise ``CommunicatorAbortedError`` with ``reason`` (peers may raise
-        ``PeerLostError``), and so does every later call. Any thread; idempotent; never blocks.
+        """Wake every thread in a call of this communicator, here and, through broken channels, on
+        peers.
+
+        These calls and all later ones raise ``CommunicatorAbortedError`` with ``reason``; peers may
+        raise ``PeerLostError``. Any thread; idempotent; never blocks.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all channels. What was sent before still arrives. Idempotent."""
+        """Close all channels. Data sent before still arrives. Idempotent."""

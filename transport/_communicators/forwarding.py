@@ -16,7 +16,7 @@ class Forwarding(Collectives):
 
     @abstractmethod
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
-        """Have ``collective`` made with ``arguments`` by whom it is for."""
+        """Call ``collective`` with ``arguments`` on the responsible communicator."""
 
     def barrier(self, call: Call) -> None:
         self._hand_on(call, "barrier")

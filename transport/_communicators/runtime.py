@@ -22,10 +22,10 @@ C = TypeVar("C", bound=Closable)
 class Runtime:
     """The transport-level state of one rank (of one World), passed to each communicator.
 
-    ``secret`` is the job's secret or None; ``host`` the address or name at which peers reach this
-    rank, or None: the transport then uses the address of the interface that leads to the store.
-    With ``tls``, what goes over TCP goes inside TLS. ``tuning`` chooses algorithms (default: what
-    is shipped) and must be equal on all ranks.
+    ``secret`` is the job's secret or None. Peers reach this rank at ``host``, an address or a name.
+    If it is None, the transport uses the address of the interface that leads to the store. With
+    ``tls``, all TCP goes inside TLS. The table ``tuning`` chooses algorithms (default: the shipped
+    one), and must be equal on all ranks.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Runtime:
 class Membership:
     """One rank's place in one group: all that a transport needs to make a communicator.
 
-    ``group`` is unique in the job and equal on all members; ``store`` is already prefixed with
-    it. ``ranks`` are the members' global ranks, by group rank, for messages. ``compression`` is how
-    large reductions travel between hosts (None: as they are), the same on all members.
+    ``group`` is unique in the job and equal on all members; ``store`` already has it as a prefix.
+    For messages, ``ranks`` has the members' global ranks by group rank. Between hosts, large
+    reductions travel in the form ``compression``, the same on all members (None: uncompressed).
     """
 
     group: str

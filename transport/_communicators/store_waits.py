@@ -1,4 +1,4 @@
-"""Waits for what other members write in their group's store, which any thread may break off."""
+"""Waits for other members' keys in the group's store, which any thread may cancel."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from transport._errors import (
 from transport._store.base import Store
 
 T = TypeVar("T")
-# After so long it is worth some questions to the store to know who is missing.
+# After this time, asking the store for the missing members is worth its requests.
 _PATIENCE_SECONDS = 0.2
 
 
 class PeerKeys:
-    """What the other members write in the group's store, awaited within the deadline of a call.
+    """Other members' keys in the group's store, awaited within the deadline of a call.
 
-    All waits raise ``CommunicatorTimeoutError`` that names who has not written past the call's
-    deadline, and ``CommunicatorAbortedError`` after ``cancel``. Meanwhile ``call.waiting_for`` says
-    who is missing. Several threads: each waits on what the store has ``aside``, and hanging that up
-    ends the wait, also where the server says nothing any more.
+    Past the call's deadline, a wait raises ``CommunicatorTimeoutError`` that names the missing
+    members. After ``cancel`` it raises ``CommunicatorAbortedError``. Meanwhile ``call.waiting_for``
+    is a missing member. Several threads may wait, each on its own ``aside`` of the store.
+    ``cancel`` hangs that up, which ends the wait even if the server is silent.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -38,13 +38,13 @@ class PeerKeys:
         self._cancelled: str | None = None
 
     def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return what ``peer`` writes under ``key``."""
+        """Return the value that ``peer`` writes under ``key``."""
         return self._await([key], call, lambda _store, _error: peer)[0]
 
     def read_all(
         self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
     ) -> dict[int, bytes]:
-        """Return what each of ``peers`` writes under its key: one question for all."""
+        """Return the value that each of ``peers`` writes under its key, in one request."""
         self.check()
         if not peers:
             return {}
@@ -57,7 +57,7 @@ class PeerKeys:
         return dict(zip(peers, found, strict=True))
 
     def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
-        """Return what the last member writes under ``key``, when all have written their own."""
+        """Return the value that the last member to arrive writes under ``key``."""
         members = range(self._membership.size)
 
         def missing(store: Store, _error: StoreTimeoutError) -> int | None:
@@ -125,7 +125,7 @@ class PeerKeys:
 
 
 def _is_missing(key: str, error: StoreTimeoutError) -> bool:
-    """Whether ``key`` is one that did not come. What is before it there is prefixes."""
+    """Whether ``key`` is among the missing keys, which have prefixes."""
     return any(name == key or name.endswith(f"/{key}") for name in error.missing)
 
 

@@ -176,13 +176,13 @@ class CupyDriver:
             _runtime.streamWaitEvent(stream, event.handle)
 
     def allocate(self, nbytes: int, device: int) -> _Memory:
-        # Not out of CuPy's pool, so that it can be shared whole.
+        # Not from CuPy's pool, so that it can be shared whole.
         with _errors(), cupy.cuda.Device(device):
             return _Memory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
 
     def scratch(self, nbytes: int, device: int, stream: int) -> _Memory:
-        # Out of the pool, which gives it to later work of the same stream only: letting go of it
-        # asks nothing of the device, where CUDA's own way waits for all that is under way.
+        # From the pool, which gives it to later work of the same stream only. Dropping it asks
+        # nothing of the device, while cudaFree waits for all work under way.
         with self.on(device, stream), _errors():
             return _Memory(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 
@@ -195,7 +195,7 @@ class CupyDriver:
             return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def pinned(self, nbytes: int) -> Flat:
-        # Out of CuPy's pool: to give it back to CUDA would wait for all that is under way.
+        # From CuPy's pool: freeing it to CUDA would wait for all work under way.
         with _errors():
             memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, max(nbytes, 1))[:nbytes]

@@ -1,4 +1,4 @@
-"""What every communicator on device memory has: memory, one device, a stream, an end.
+"""The state of every communicator on device memory: memory, one device, a stream, completions.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 """
@@ -16,25 +16,25 @@ from transport._cuda.flat import Completion, DeviceFlat, StreamOrder
 from transport._errors import CommunicatorAbortedError
 
 CLOSE_SECONDS = 5.0
-"""How long ``close`` waits for the calls that are under way on the device."""
+"""How long ``close`` waits for calls under way on the device, in seconds."""
 
 
 class DeviceCommunicator(Communicator[DeviceFlat]):
     """A communicator whose buffers are in device memory."""
 
     def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
-        """Return memory on ``device`` on which collectives are as fast as they can be.
+        """Return memory on ``device`` on which collectives are fastest.
 
-        Every member calls, with the same ``nbytes``. The contents are undefined. What the memory
-        was used for before may still be under way on other streams than the current one, as with
-        CuPy's own memory. A transport that has no such memory returns ordinary device memory.
+        Every member calls, with the same ``nbytes``. The contents are undefined. Earlier work on
+        the memory may still be under way on other streams, as with CuPy's own memory. A transport
+        without such memory returns ordinary device memory.
         """
         self.barrier(call)
         return driver.allocate(nbytes, device)
 
 
 class DeviceStream:
-    """A stream of a communicator's own. Its work is ordered with others' by events alone."""
+    """A communicator's own stream. Only events order its work with other streams."""
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
@@ -49,15 +49,15 @@ class DeviceStream:
             self.driver.wait_event(self.handle, order.begin)
 
     def now(self) -> Event:
-        """Return the moment when all that is on the stream now is done."""
+        """Return the moment when the stream's present work is done."""
         event = self.driver.create_event(self.device)
         event.record(self.handle)
         return event
 
     def end(self, call: Call, flats: Iterable[DeviceFlat], *owners: object) -> Completion:
-        """Leave the end of ``call`` with it and its ``flats``, and return it.
+        """Store the completion of ``call`` with it and its ``flats``, and return it.
 
-        Their memory, and ``owners``, live until it has come, even if everybody forgets them.
+        Their memory, and ``owners``, live until then, even without other references.
         """
         orders = _orders(flats)
         held = [order.owner for order in orders]
@@ -76,7 +76,7 @@ class DeviceStream:
             self._under_way.popleft()
 
     def close(self) -> None:
-        """Let go of the stream; work that is on it still runs."""
+        """Destroy the stream; its queued work still runs."""
         self.driver.destroy_stream(self.handle, self.device)
 
 
@@ -104,7 +104,7 @@ class DeviceStreams:
             return stream
 
     def close(self) -> None:
-        """Let go of all streams. Idempotent."""
+        """Destroy all streams. Idempotent."""
         with self._lock:
             self._closed = True
             streams = list(self._streams.values())

@@ -1,9 +1,9 @@
-"""All that transports of device memory need of a GPU, as one narrow interface.
+"""The operations of a GPU that the transports of device memory need, as one narrow interface.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-``CupyDriver`` is the one for CUDA. The tests have another one, whose device memory is the host's
-and whose streams are threads that can be held back: the same protocol code runs over both.
+``CupyDriver`` implements it for CUDA. The tests have another driver: its device memory is the
+host's, and its streams are threads that can be delayed. The same protocol code runs over both.
 
 Streams and device addresses are plain ints, as CUDA's own handles are. Every method that takes a
 stream only puts work on it and returns; ``Event.query`` asks, nothing here waits.
@@ -24,7 +24,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 
 class Event(Protocol):
-    """A moment on a stream. Let go of when nobody refers to it any more."""
+    """A moment on a stream; freed with its last reference."""
 
     def record(self, stream: int) -> None:
         """Make the event the moment when all work that ``stream`` has now is done."""
@@ -43,14 +43,14 @@ class DeviceMemory(Protocol):
 
 
 class Driver(Protocol):
-    """One process' way to its GPUs."""
+    """The interface of a process to its GPUs."""
 
     def device_count(self) -> int:
         """Return the number of devices that this process sees."""
         ...
 
     def device_id(self, device: int) -> str:
-        """Return what names ``device`` among all devices of this host, in every process."""
+        """Return an id of ``device`` that is the same in every process of this host."""
         ...
 
     def current_device(self) -> int:
@@ -66,7 +66,7 @@ class Driver(Protocol):
         ...
 
     def on(self, device: int, stream: int | None = None) -> AbstractContextManager[object]:
-        """Make ``device``, and ``stream`` if given, current in the calling thread for a while."""
+        """Make ``device``, and ``stream`` if given, current in the calling thread for a block."""
         ...
 
     def current_stream(self, device: int) -> int:
@@ -78,7 +78,7 @@ class Driver(Protocol):
         ...
 
     def destroy_stream(self, stream: int, device: int) -> None:
-        """Let go of a stream; what is on it still runs."""
+        """Destroy a stream; its queued work still runs."""
         ...
 
     def create_event(self, device: int) -> Event:
@@ -99,7 +99,7 @@ class Driver(Protocol):
     def scratch(self, nbytes: int, device: int, stream: int) -> DeviceMemory:
         """Return memory for work on ``stream`` alone, of undefined contents.
 
-        It may be let go of while that work is still to be done, and then waits for nothing.
+        It may be dropped before that work is done, without a wait.
         """
         ...
 

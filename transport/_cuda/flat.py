@@ -2,10 +2,9 @@
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-A call on such buffers goes on after it returned: it has only been put on a stream. Two things are
-known of its order. It begins after all that the array's own stream had when the call was issued
-(``StreamOrder.begin``), and what comes after it waits for its ``Completion``. No host thread waits
-unless it asks to.
+A call on such buffers is only put on a stream, and goes on after it returned. It begins after all
+work that the array's own stream had when the call was issued (``StreamOrder.begin``). Later work
+waits for its ``Completion``. A host thread waits only on request.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PAUSES = 20e-6, 1e-3
 class Completion:
     """The end of a call on a device: an event on the stream that carries the call.
 
-    Keeps ``owners`` (whatever holds the memory) until it is seen that it has come, or until it is
+    Keeps ``owners`` (the objects that hold the memory) until the end is seen, or until it is
     dropped itself.
     """
 
@@ -50,17 +49,17 @@ class Completion:
         self._failure: Exception | None = None
         self._at_fault: CallHeader | None = None
         self.verify: Callable[[], Exception | None] = lambda: None
-        """Asked, once the device is done, whether it did what it should have."""
+        """Called when the device is done; returns the error of the call, if any."""
         self.settled: Callable[[], bool] = lambda: True
-        """The call counts as done only once this says so, too."""
+        """The call counts as done only when this returns True as well."""
         self._explain: Callable[[Exception, CallHeader | None], Exception] | None = None
         self._event = driver.create_event(device)
         self._event.record(stream)
 
     def fail(self, error: Exception, at_fault: CallHeader | None = None) -> None:
-        """Say that the call did not do what it should have: who asks for its end raises this.
+        """Mark the call as failed: waiting for its end raises ``error``.
 
-        ``at_fault`` is the call that went wrong, if it was another one.
+        ``at_fault`` is the call that failed, if it was another one.
         """
         self._failure, self._at_fault = error, at_fault
 
@@ -70,12 +69,12 @@ class Completion:
         self.tell()
 
     def tell(self) -> None:
-        """Have a failure explained now, not when somebody asks: others wait for the news."""
+        """Explain a failure now, before a thread asks: other members wait for the report."""
         if self._failure is not None and self._explain is not None:
             self._explain(self._failure, self._at_fault)
 
     def extend(self, current: Callable[[], int], *owners: object) -> None:
-        """Include the work that was put on ``stream`` since, and keep ``owners`` until its end.
+        """Include the later work on ``stream``, and keep ``owners`` until its end.
 
         ``current`` as at the beginning.
         """
@@ -99,7 +98,7 @@ class Completion:
             self._driver.wait_event(stream, self._event)
 
     def done(self) -> bool:
-        """Whether the device has done it. Raises DistBackendError when it could not."""
+        """Whether the device has completed the call. Raises DistBackendError if it failed."""
         self._raise_failure()
         if not self.ended():
             return False
@@ -107,21 +106,21 @@ class Completion:
         return True
 
     def ended(self) -> bool:
-        """Whether the call is settled and the device has no more to do with it, well or not."""
+        """Whether the call is settled and its device work is over, successful or not."""
         return self.over() and self.settled()
 
     def over(self) -> bool:
-        """Whether the device has no more to do with it, whether it went well or not."""
+        """Whether the device work is over, successful or not."""
         with self._lock:
             if not self._event.query():
                 return False
-            # Whoever asks for the result later must not keep all this memory, and has nothing to
-            # wait for.
+            # A Work that is kept for longer must not keep this memory, and has nothing to wait for.
             self._owners, self._current = (), None
             return True
 
     def wait(self, deadline: Deadline, check: Callable[[], None] | None = None) -> bool:
-        """Hold the calling host thread until it is done; False when the deadline passes first.
+        """Block the calling host thread until the call is done; False when the deadline passes
+        first.
 
         ``check`` is called now and then; what it raises ends the wait.
         """
@@ -142,7 +141,7 @@ class Completion:
 def wait_until(
     ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None = None
 ) -> bool:
-    """Hold the calling host thread until ``ready()``; False when the deadline passes first.
+    """Block the calling host thread until ``ready()``; False when the deadline passes first.
 
     ``check`` is called now and then; what it raises ends the wait.
     """
@@ -152,7 +151,7 @@ def wait_until(
             check()
         if deadline.expired:
             return False
-        # CUDA's own wait has no deadline; asking ever more rarely costs no core.
+        # CUDA's own wait has no deadline. Polling at growing intervals costs no core.
         time.sleep(next_slice(pauses.next()))
     return True
 
@@ -209,9 +208,9 @@ class DeviceFlat:
 
 
 def end_together(call: Call, flats: Sequence[DeviceFlat]) -> None:
-    """Make the end of ``call`` that of all its parts, and of what was put behind them since.
+    """Extend the completion of ``call`` over all its parts and their later work.
 
-    A call of several parts has left an end with the flats of each, the last one's with itself.
+    Each part left a completion with its flats; the call has that of the last part.
     """
     last = call.completion
     if last is None:

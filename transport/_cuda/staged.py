@@ -1,11 +1,11 @@
-"""Calls on device memory by way of the host: pinned buffers and a transport for the CPU.
+"""Calls on device memory through the host: pinned buffers and a transport for the CPU.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-Always possible, whatever the GPUs and their drivers can do among themselves. Large calls are cut
-into chunks: while one is with the transport, the next one is on its way from the device and the
-one before on its way back. A call holds the host thread that makes it (with ``async_op`` that is
-the group's own), since the transport below works on the host; other streams go on.
+This works whatever the GPUs and their drivers can do among themselves. Large calls are cut into
+chunks. While the transport works on one chunk, the next one comes from the device and the last one
+returns to it. A call blocks the host thread that makes it (with ``async_op`` the group's own),
+because the transport below works on the host; other streams go on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SLOTS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of device memory in a call: brought to the host before, back after, or both."""
+    """A piece of device memory in a call: loaded to the host before, stored back after, or both."""
 
     flat: DeviceFlat
     load: bool = False

@@ -2,10 +2,10 @@
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-Members exchange offers on the host (``offers.py``), and from there on all is on their streams.
-Each member has a counter for each member in its device memory. A step begins with raising one's
-own at everybody and holding the stream until all one's counters are as high: so a buffer is read
-once its owner's stream has got to the call, and is its owner's again once everybody has read it.
+Members exchange offers on the host (``offers.py``); everything else happens on their streams. In
+its device memory, each member has a counter for each member. A step raises this member's counter at
+every member, then holds the stream until all own counters are as high. So a buffer is read after
+its owner's stream has reached the call, and returns to its owner when all have read it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transport._cuda.device_state import (
 from transport._cuda.driver import DeviceMemory, Driver
 from transport._cuda.flat import DeviceFlat, StreamOrder, wait_until
 from transport._cuda.staged import StagedCommunicator
-from transport._cuda.watch import Watch
+from transport._cuda.watchdog import DeviceWatchdog
 from transport._cuda_ipc.offers import Offers
 from transport._cuda_ipc.segments import Segments
 from transport._errors import (
@@ -44,8 +44,8 @@ _FLAG_BYTES = 8
 _ABOVE_ALL = 1 << 62
 
 
-class _Device:
-    """What there is once the members have met: a stream, and the members' counters."""
+class _DeviceState:
+    """The state after the members have met: a stream, and the members' counters."""
 
     def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
         self.stream = DeviceStream(driver, device)
@@ -64,14 +64,14 @@ class _Device:
         begin = self.stream.now()
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
         counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
-        # The counters must be 0 before anybody hears of them.
+        # The counters must be 0 before a peer learns of them.
         if not wait_until(begin.query, call.deadline):
             raise CommunicatorTimeoutError(
                 f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
                 f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",
                 None,
             )
-        # Nobody holds the stream that lets go of them.
+        # A stream that no wait holds: it writes the values that end all waits.
         self._release = driver.create_stream(device)
         flags = self.offers.exchange(
             call, [counters[peer : peer + 1] for peer in range(size)], [_FLAG_BYTES] * size
@@ -85,41 +85,43 @@ class _Device:
         self._flags = flags
 
     def step(self) -> None:
-        """Hold the stream until all members' streams are here."""
+        """Hold the stream until all members' streams have reached this step."""
         self._step += 1
         driver, handle = self.stream.driver, self.stream.handle
         driver.signal(self._flags, self._step, handle)
         driver.wait_value(self._own, self._step, handle)
 
-    def let_go(self) -> None:
-        """End all waiting of this member's stream, now and later: the group is broken."""
+    def release_waits(self) -> None:
+        """End all waits of this member's stream, now and later: the group is broken."""
         driver = self.stream.driver
         with driver.on(self.stream.device):
             self._values[:] = _ABOVE_ALL
             driver.copy_from_host(self._own[0], self._values, self._release)
 
     def close(self) -> None:
-        """Let go of the streams; work that is on them still runs."""
+        """Destroy the streams; their queued work still runs."""
         self.stream.driver.destroy_stream(self._release, self.stream.device)
         self.stream.close()
 
 
-_Work = Callable[[_Device, list[int]], None]
-"""What a call puts on the stream between its two steps, given where each member's offer is."""
+_Work = Callable[[_DeviceState, list[int]], None]
+"""Puts the work of a call on the stream, between its two steps. Its arguments are the state and the
+address of each member's offer.
+"""
 
 
 class CudaIpcCommunicator(StagedCommunicator):
     """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
 
-    Messages, and what there is no kernel for, go by way of the host and ``inner``, as staged.
+    Messages, and calls without a kernel, go through the host and ``inner``, as staged.
     """
 
     def __init__(self, membership: Membership, inner: Communicator) -> None:
         super().__init__(membership, inner)
-        self._device: _Device | None = None
+        self._device: _DeviceState | None = None
         self._lock = threading.Lock()
         name = f"meshlib-cuda-ipc-{membership.rank}"
-        self._watch = Watch(name, lambda: None, lambda error: self.abort(str(error)))
+        self._watchdog = DeviceWatchdog(name, lambda: None, lambda error: self.abort(str(error)))
 
     # Collectives.
 
@@ -128,7 +130,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         offered = [buffer if is_root else None] * self.size
         wanted = [buffer.nbytes if peer == root else 0 for peer in range(self.size)]
 
-        def work(device: _Device, sources: list[int]) -> None:
+        def work(device: _DeviceState, sources: list[int]) -> None:
             if not is_root:
                 _copy(device, buffer, sources[root])
 
@@ -142,9 +144,9 @@ class CudaIpcCommunicator(StagedCommunicator):
         fold = ReduceOp.SUM if op.kind is RedOpType.PREMUL_SUM else op
         parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
 
-        def work(device: _Device, sources: list[int]) -> None:
-            # Each member folds one part of all, then fetches the others' parts. Nobody else
-            # reads what a member writes meanwhile.
+        def work(device: _DeviceState, sources: list[int]) -> None:
+            # Each member reduces one part of all, then fetches the others' parts. Nobody else reads
+            # its writes meanwhile.
             mine = parts[self.rank]
             offset = mine.pointer - buffer.pointer
             _fold(device, mine, [source + offset for source in sources], fold)
@@ -153,7 +155,7 @@ class CudaIpcCommunicator(StagedCommunicator):
                 if peer != self.rank:
                     _copy(device, part, sources[peer] + part.pointer - buffer.pointer)
 
-        def prepare(device: _Device) -> None:
+        def prepare(device: _DeviceState) -> None:
             if op.kind is RedOpType.PREMUL_SUM and buffer.size:
                 at, stream = buffer.pointer, device.stream
                 stream.driver.scale(at, at, buffer.dtype, buffer.size, op.factor, stream.handle)
@@ -171,7 +173,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         offered = [buffer if peer == root else None for peer in range(self.size)]
         wanted = [buffer.nbytes if is_root else 0] * self.size
 
-        def work(device: _Device, sources: list[int]) -> None:
+        def work(device: _DeviceState, sources: list[int]) -> None:
             if is_root:
                 _fold(device, buffer, sources, op)
 
@@ -191,7 +193,7 @@ class CudaIpcCommunicator(StagedCommunicator):
             super().reduce_scatter(call, output, inputs, op)
             return
 
-        def work(device: _Device, sources: list[int]) -> None:
+        def work(device: _DeviceState, sources: list[int]) -> None:
             _fold(device, output, sources, op)
 
         wanted = [output.nbytes] * self.size
@@ -215,7 +217,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         offered = ins or [None] * self.size
         wanted = [output.nbytes if peer == root else 0 for peer in range(self.size)]
 
-        def work(device: _Device, sources: list[int]) -> None:
+        def work(device: _DeviceState, sources: list[int]) -> None:
             _copy(device, output, sources[root])
 
         if not self._run(call, [output, *ins], offered, wanted, work):
@@ -239,27 +241,27 @@ class CudaIpcCommunicator(StagedCommunicator):
         super().abort(reason)
         with self._lock:
             device = self._device
-        self._watch.fail(CommunicatorAbortedError(reason))
+        self._watchdog.fail(CommunicatorAbortedError(reason))
         if device is not None:
-            device.let_go()
+            device.release_waits()
 
     def close(self) -> None:
         with self._lock:
             device, self._device = self._device, None
-        drained = self._watch.drain(CLOSE_SECONDS)
-        self._watch.close()
+        drained = self._watchdog.drain(CLOSE_SECONDS)
+        self._watchdog.close()
         super().close()
         if device is not None:
             if drained and self.abort_reason is None:
                 device.offers.close()
                 device.segments.close()
-            device.let_go()
+            device.release_waits()
             device.close()
 
     # How it is done.
 
     def _can_fold(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
-        """Whether there is a kernel. All members say the same of what they agree on."""
+        """Whether a kernel exists. All members return the same."""
         if op.kind is RedOpType.PREMUL_SUM:
             # Scaled in its own memory, a small float would be rounded twice.
             rounds_once = reduction_dtype(flat.dtype) == flat.dtype
@@ -274,13 +276,13 @@ class CudaIpcCommunicator(StagedCommunicator):
         offered: Sequence[DeviceFlat | None],
         wanted: Sequence[int],
         work: _Work,
-        prepare: Callable[[_Device], None] | None = None,
+        prepare: Callable[[_DeviceState], None] | None = None,
     ) -> bool:
         """Put a call on the stream; False, on all members, when memory cannot be shared."""
         check_one_device(flats)
         device = self._met(call, flats[0].driver, flats[0].device)
-        # Seldom: what is read by calls under way cannot be closed.
-        if device.offers.crowded and self._watch.drain(call.deadline.remaining()):
+        # Seldom: memory that calls under way read cannot be closed.
+        if device.offers.crowded and self._watchdog.drain(call.deadline.remaining()):
             device.offers.trim()
         sources = device.offers.exchange(call, offered, wanted)
         if sources is None:
@@ -293,15 +295,15 @@ class CudaIpcCommunicator(StagedCommunicator):
             device.step()
             work(device, sources)
             device.step()
-        self._watch.add(call, stream.end(call, flats))
+        self._watchdog.add(call, stream.end(call, flats))
         return True
 
-    def _met(self, call: Call, driver: Driver, number: int) -> _Device:
-        self._watch.check_for(call)
+    def _met(self, call: Call, driver: Driver, number: int) -> _DeviceState:
+        self._watchdog.check_for(call)
         self.check_open()
         if self._device is None:
             self._check_one_host(call)
-            device = _Device(self._inner, call, driver, number)
+            device = _DeviceState(self._inner, call, driver, number)
             with self._lock:
                 self._device = device
         check_device_of_group(self._device.stream, number)
@@ -319,23 +321,23 @@ class CudaIpcCommunicator(StagedCommunicator):
                 )
 
 
-def _copy(device: _Device, into: DeviceFlat, source: int) -> None:
+def _copy(device: _DeviceState, into: DeviceFlat, source: int) -> None:
     if into.size:
         stream = device.stream
         stream.driver.copy(into.pointer, source, into.nbytes, stream.handle)
 
 
 def _copies_into(outputs: Sequence[DeviceFlat]) -> _Work:
-    """Return the work that copies what each member offers into its output, if there are outputs."""
+    """Return the work that copies each member's offer into its output, if there are outputs."""
 
-    def work(device: _Device, sources: list[int]) -> None:
+    def work(device: _DeviceState, sources: list[int]) -> None:
         for output, source in zip(outputs, sources, strict=False):
             _copy(device, output, source)
 
     return work
 
 
-def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceOp) -> None:
+def _fold(device: _DeviceState, into: DeviceFlat, sources: Sequence[int], op: ReduceOp) -> None:
     if into.size:
         stream = device.stream
         stream.driver.fold(into.pointer, sources, into.dtype, into.size, op, stream.handle)
@@ -344,5 +346,5 @@ def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceO
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> CudaIpcCommunicator:
-    """Make a communicator whose members tell each other by the transport ``cpu`` what to read."""
+    """Make a communicator whose members exchange offers over the transport ``cpu``."""
     return CudaIpcCommunicator(membership, cpu(membership))

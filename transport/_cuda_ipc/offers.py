@@ -1,10 +1,10 @@
-"""What members tell each other before a call: where each may read what it needs.
+"""Offers: before a call, members tell each other which memory to read.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-A handle names an allocation, and arrays are parts of one: an offer is a handle, an offset and a
-size. The cards with the offers travel on the host, by a collective of the CPU's transport, whose
-frames carry the call's header: members that disagree, are late or gone are found out there.
+A handle names an allocation, and an array is a part of one, so an offer is a handle, an offset and
+a size. The offers travel on the host, by a collective of the CPU's transport. Its frames carry the
+call's header, which finds members that disagree, are late or are gone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from transport._cuda.flat import DeviceFlat
 from transport._cuda_ipc.segments import Segments
 from transport._errors import DistBackendError, HeaderMismatchError
 
-# A handle (CUDA's have 64 bytes) and its length, the segment, the offset, the address, the size
-# offered to this member and the size wanted from it, the process, whether the memory can be shared.
+# Handle (CUDA's have 64 bytes) and its length; segment, offset, address; bytes offered to this
+# member, bytes wanted from it; process; whether the memory can be shared.
 _ENTRY = struct.Struct("<64sIiQQQQQ?")
 _NO_SEGMENT = -1
 _OPEN_AT_MOST = 128
@@ -35,9 +35,9 @@ _Place = tuple[bytes, int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one member says to another: what may be read, and how much is wanted in return.
+    """One member's message to another: the memory to read, and the bytes wanted in return.
 
-    The memory is in a ``segment`` of symmetric memory, or else behind ``handle``.
+    The memory is in a ``segment`` of symmetric memory, or behind ``handle``.
     """
 
     handle: bytes
@@ -50,7 +50,7 @@ class Offer:
     shared: bool
 
     def pack(self) -> bytes:
-        """Return the offer as it travels."""
+        """Return the offer as bytes."""
         length = len(self.handle)
         numbers = (self.offset, self.address, self.nbytes, self.wanted, self.process)
         return _ENTRY.pack(self.handle, length, self.segment, *numbers, self.shared)
@@ -78,7 +78,7 @@ class Offers:
     def exchange(
         self, call: Call, offered: Sequence[DeviceFlat | None], wanted: Sequence[int]
     ) -> list[int] | None:
-        """Offer ``offered[i]`` to member i; return where ``wanted[i]`` bytes of each may be read.
+        """Offer ``offered[i]`` to member i; return the address of ``wanted[i]`` bytes of each.
 
         None, on all members, when some memory cannot be shared. Raises HeaderMismatchError when a
         member offers or wants another size.
@@ -89,14 +89,14 @@ class Offers:
             self._offer(flat, nbytes, places).pack()
             for flat, nbytes in zip(offered, wanted, strict=True)
         )
-        cards = [np.empty(len(mine), np.uint8) for _ in range(size)]
-        self._inner.all_gather(call, cards, np.frombuffer(mine, np.uint8))
+        records = [np.empty(len(mine), np.uint8) for _ in range(size)]
+        self._inner.all_gather(call, records, np.frombuffer(mine, np.uint8))
         table = [
             [
-                Offer.unpack(card[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
+                Offer.unpack(record[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
                 for i in range(size)
             ]
-            for card in cards
+            for record in records
         ]
         self._check(call, table, wanted)
         if not all(offer.shared for offers in table for offer in offers):
@@ -104,14 +104,14 @@ class Offers:
         return [self._address(peer, offers[self._inner.rank]) for peer, offers in enumerate(table)]
 
     def close(self) -> None:
-        """Let go of the peers' memory."""
+        """Unmap the peers' memory."""
         for opened in (self._opened, self._held):
             for base in opened.values():
                 self._driver.close(base, self._device)
             opened.clear()
 
     def hold(self) -> None:
-        """Keep what is open now until ``close``."""
+        """Keep the present mappings until ``close``."""
         self._held.update(self._opened)
         self._opened.clear()
 
@@ -121,7 +121,7 @@ class Offers:
         wanted: int,
         places: dict[tuple[int, int], _Place],
     ) -> Offer:
-        """Return what is said of ``flat``; ``places`` are those known in this call, by address."""
+        """Return the offer of ``flat``; ``places`` caches those of this call by address."""
         process = self._driver.process_id()
         if flat is None or not flat.size:
             return Offer(b"", _NO_SEGMENT, 0, 0, 0, wanted, process, True)
@@ -173,11 +173,11 @@ class Offers:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much of the peers' memory is open that it is time for ``trim``."""
+        """Whether so many mappings are open that ``trim`` is due."""
         return len(self._opened) > _OPEN_AT_MOST
 
     def trim(self) -> None:
-        """Let go of the half that was not read for longest; nothing may be under way."""
+        """Unmap the less recently used half; no call may be under way."""
         while len(self._opened) > _OPEN_AT_MOST // 2:
             _, base = self._opened.popitem(last=False)
             self._driver.close(base, self._device)

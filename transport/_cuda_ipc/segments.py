@@ -1,11 +1,11 @@
-"""Symmetric memory on devices: allocations whose handles the members have exchanged already.
+"""Symmetric memory on devices: allocations whose handles the members have exchanged.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-A segment has one number and one capacity on all members. What lies in one is told by number and
-offset, and nothing is asked of the driver. A segment is used again once it is free on all members:
-each allocation tells which ones are free here. It is freed with the process alone, because peers
-may have it open for as long as theirs live.
+A segment has one number and one capacity on all members. Memory inside it is named by number and
+offset, without asking the driver. A segment is used again once it is free on all members: each
+allocation announces this member's free ones. It is freed only with the process, because peers may
+map it as long as they live.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from transport._communicators.base import Communicator
 from transport._cuda.driver import DeviceMemory, Driver, Event
 from transport._errors import DistBackendError
 
-# A handle (CUDA's have 64 bytes) and its length, the offset, the address, the process, whether it
-# can be shared, and which of the first segments are free here, as bits.
-_CARD = struct.Struct("<64sIQQQ?32s")
+# Handle (CUDA's have 64 bytes) and its length; offset, address, process; whether it can be shared;
+# the free ones among the first segments, as bits.
+_RECORD = struct.Struct("<64sIQQQ?32s")
 _TOLD = 256
 _SMALL, _LARGE = 512, 2 << 20
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """``memory``, and where each member's can be read here (empty: it cannot be shared)."""
+    """An allocation, and the address of each member's here (empty: it cannot be shared)."""
 
     memory: DeviceMemory
     capacity: int
@@ -41,8 +41,8 @@ class _Segment:
     last_use: Event | None = None
 
 
-class Lease:
-    """The right to a segment's memory, until nobody refers to it any more."""
+class SegmentLease:
+    """The right to use a segment's memory, until its last reference is gone."""
 
     def __init__(self, segments: Segments, number: int, pointer: int, nbytes: int) -> None:
         self.pointer = pointer
@@ -75,10 +75,10 @@ class Segments:
         with self._lock:
             segment = self._segments[number]
             segment.in_use, segment.last_use = True, None
-        return Lease(self, number, segment.memory.pointer, nbytes)
+        return SegmentLease(self, number, segment.memory.pointer, nbytes)
 
     def find(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
-        """Return the number and the offset of the segment around this memory, if it is in one."""
+        """Return the number and offset of the segment that contains this memory, if any."""
         with self._lock:
             at = bisect_right(self._places, (pointer, len(self._segments))) - 1
             if at < 0:
@@ -89,11 +89,11 @@ class Segments:
         return (number, pointer - start) if inside and segment.addresses else None
 
     def address(self, member: int, number: int) -> int:
-        """Return where the segment of ``member`` begins here."""
+        """Return the address of the segment of ``member`` in this process."""
         return self._segments[number].addresses[member]
 
     def give_back(self, number: int) -> None:
-        """Let the memory be used again, behind what the current stream has now."""
+        """Release the memory for later work, behind the current stream's present work."""
         event: Event | None = None
         with suppress(Exception):  # of a device that failed, or at exit, nothing is used again
             event = self._driver.create_event(self._device)
@@ -104,7 +104,7 @@ class Segments:
         segment.in_use = event is None
 
     def close(self) -> None:
-        """Let go of the peers' memory; this member's stays until its process ends."""
+        """Unmap the peers' memory; this member's stays until its process ends."""
         with self._lock:
             opened, self._opened = self._opened, []
         for base in opened:
@@ -122,25 +122,27 @@ class Segments:
         ]
 
     def _agree(self, call: Call, capacity: int, free: list[int]) -> int:
-        """Return the number of a segment for all members: one that is free on all, or a new one.
+        """Return the number of a segment that is free on all members, or of a new one.
 
-        A new one is made before it is known whether it is needed, which saves a second exchange.
+        A new one is allocated before its need is known, which saves a second exchange.
         """
         bits = np.zeros(_TOLD, np.uint8)
         bits[free] = 1
         spare = any(self._segments[number].capacity == capacity for number in free)
         memory = None if spare else self._driver.allocate(capacity, self._device)
         while True:
-            cards = self._exchange(call, memory, bits)
-            shared = np.bitwise_and.reduce([np.frombuffer(card[-1], np.uint8) for card in cards])
+            records = self._exchange(call, memory, bits)
+            shared = np.bitwise_and.reduce(
+                [np.frombuffer(record[-1], np.uint8) for record in records]
+            )
             free_everywhere = np.flatnonzero(np.unpackbits(shared))
             for number in map(int, free_everywhere):
                 if self._segments[number].capacity == capacity:
                     return number
-            if all(card[5] for card in cards):
+            if all(record[5] for record in records):
                 assert memory is not None
-                return self._add(memory, capacity, cards)
-            # Somebody thought that it had a spare one, which is in use elsewhere.
+                return self._add(memory, capacity, records)
+            # A member had a free segment, which is in use elsewhere.
             if memory is None:
                 memory = self._driver.allocate(capacity, self._device)
             bits[:] = 0
@@ -156,7 +158,7 @@ class Segments:
             with suppress(DistBackendError):
                 handle, offset = self._driver.share(memory.pointer)
         address = 0 if memory is None else memory.pointer
-        mine = _CARD.pack(
+        mine = _RECORD.pack(
             handle,
             len(handle),
             offset,
@@ -167,18 +169,18 @@ class Segments:
         )
         rows = [np.empty(len(mine), np.uint8) for _ in range(self._inner.size)]
         self._inner.all_gather(call, rows, np.frombuffer(mine, np.uint8))
-        return [_CARD.unpack(row.tobytes()) for row in rows]
+        return [_RECORD.unpack(row.tobytes()) for row in rows]
 
     def _add(
         self,
         memory: DeviceMemory,
         capacity: int,
-        cards: list[tuple[bytes, int, int, int, int, bool, bytes]],
+        records: list[tuple[bytes, int, int, int, int, bool, bytes]],
     ) -> int:
         addresses: list[int] = []
         process = self._driver.process_id()
-        if all(length for _, length, *_ in cards):
-            for handle, length, offset, address, theirs, _, _ in cards:
+        if all(length for _, length, *_ in records):
+            for handle, length, offset, address, theirs, _, _ in records:
                 if theirs == process:
                     addresses.append(address)
                     continue

@@ -30,9 +30,9 @@ class _Mpi(LaunchEnvironment):
             return None
         if place.local_world_size not in (None, 1):
             raise LaunchEnvironmentError(
-                f"{self.name} has started {place.local_world_size} processes on this node, and"
-                " meshrun starts the ranks of a whole node: expected one process a node (mpirun"
-                " --map-by ppr:1:node, mpiexec -ppn 1), or mpirun python without meshrun"
+                f"{self.name} has started {place.local_world_size} processes on this node, but"
+                " each meshrun starts the ranks of a whole node. Expected one process on each node"
+                " (mpirun --map-by ppr:1:node, mpiexec -ppn 1), or mpirun python without meshrun"
             )
         return NodePlace(
             self.name,

@@ -87,10 +87,10 @@ class Slurm(LaunchEnvironment):
             if variables.get(name)
         ]
         return (
-            f"some of Slurm's variables are here ({', '.join(found) or 'none of a task'}), and not"
-            " those of a task that srun has started (SLURM_STEP_ID and SLURM_STEP_NODELIST): a"
-            " batch script, a shell in an allocation and a session of ssh are no rank;"
-            " expected srun python ..."
+            f"some of Slurm's variables are set ({', '.join(found) or 'none of a task'}), but not"
+            " those of a task that srun has started (SLURM_STEP_ID and SLURM_STEP_NODELIST)."
+            " A batch script, a shell in an allocation and an ssh session are no ranks."
+            " Expected srun python ..."
         )
 
     @staticmethod
@@ -107,10 +107,9 @@ class Slurm(LaunchEnvironment):
         for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"):
             if not variables.get(name):
                 raise LaunchEnvironmentError(
-                    f"this process has SLURM_STEP_ID={step} and no {name}, so it is no task of"
-                    " Slurm's step, but of something that was started there (by ssh?): expected"
-                    " srun python ..., or MESHLIB_LAUNCHER=none for a process that is meant to be"
-                    " alone"
+                    f"this process has SLURM_STEP_ID={step} and no {name}. So it is no task of"
+                    " Slurm's step; ssh may have carried the variables there. Expected"
+                    " srun python ..., or MESHLIB_LAUNCHER=none to run it alone"
                 )
         return True
 

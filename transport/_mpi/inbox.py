@@ -28,8 +28,8 @@ _PAUSES = 50e-6, 1e-3
 class Inbox:
     """A thread that moves messages from MPI to a mailbox.
 
-    It takes them only from members that a receive waits for: all others stay with MPI, or with
-    their senders, so that nothing piles up here and nobody stands in another one's way.
+    It takes messages only from members for which a receive waits. All others stay with MPI, or with
+    their senders. So nothing piles up here, and no message blocks another one.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class Inbox:
         self._members = {rank: i for i, rank in enumerate(membership.ranks)}
         self._wanted: Counter[int | None] = Counter()
         self._taken: Counter[int] = Counter()
-        # Members that have left: how many messages they have sent here, and what is then raised.
+        # Members that have left: the number of messages they sent here, and the error to raise
+        # then.
         self._leaving: dict[int, tuple[int, PeerLostError]] = {}
         self._changed = Condition()
         self._closed = False

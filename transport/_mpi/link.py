@@ -1,8 +1,8 @@
 """Frames between two members over MPI messages.
 
-A frame is one message with the call's header, the payload's size and a short payload; a longer
-one follows in pieces, straight from and to the memory where it belongs. MPI keeps the order of
-messages between two processes under one tag, which is all that a link needs.
+A frame is one message with the call's header, the payload's size and a short payload. A longer
+payload follows in pieces, directly between its two memories. MPI keeps the order of messages
+between two processes under one tag, as a link requires.
 """
 
 from __future__ import annotations

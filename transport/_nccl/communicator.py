@@ -27,8 +27,8 @@ from transport._cuda.staged import make_communicator as make_staged
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport._nccl import library as nccl
 from transport._nccl import operands
+from transport._nccl.call_comparer import CallComparer, PostedCall
 from transport._nccl.connection import Connection
-from transport._nccl.ledger import Entry, Ledger
 from transport._nccl.library import NcclComm, NcclLibrary, load_nccl
 from transport._operands.reduce_op import RedOpType, ReduceOp
 from transport._store.prefix_store import PrefixStore
@@ -40,13 +40,12 @@ Channel = Callable[[], Communicator]
 class NcclCommunicator(DeviceCommunicator):
     """A member of a group in which every rank has a GPU of its own.
 
-    Members meet at the first call on an array, whose device is from then on this rank's
-    (``connection.py``). Calls return when NCCL's work is on the group's stream.
+    Members meet at the first call on an array; its device becomes this rank's (``connection.py``).
+    Calls return when NCCL's work is on the group's stream.
 
-    What NCCL does not have goes by ``fallback``: messages with tags, dtypes and operations that it
-    does not know (all members come to the same conclusion, from what they must agree on), and the
-    barrier. NCCL does not compare what its members call; that is done behind the calls, over
-    ``channel`` (``ledger.py``).
+    Calls that NCCL lacks go to ``fallback``: the barrier, messages, and some dtypes and operations.
+    All members decide this alike, from values on which they must agree. NCCL does not compare its
+    members' calls; ``channel`` compares them behind the calls (``comparer.py``).
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class NcclCommunicator(DeviceCommunicator):
         self._make_fallback = fallback
         self._make_channel = channel
         self._lock = threading.Lock()
-        self._ledger: Ledger | None = None
+        self._comparer: CallComparer | None = None
         self._fallback: Communicator[DeviceFlat] | None = None
         self._lost: dict[int, str] = {}
 
@@ -71,35 +70,35 @@ class NcclCommunicator(DeviceCommunicator):
         self._by_host(call, "barrier")
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
-        plan = operands.plan_copy(buffer.dtype)
+        codes = operands.codes_for_copy(buffer.dtype)
         with self._run(call, [buffer]) as (comm, stream):
-            at, count = buffer.pointer, plan.count(buffer.size)
-            comm.broadcast(at, at, count, plan.dtype, root, stream.handle)
+            at, count = buffer.pointer, codes.count(buffer.size)
+            comm.broadcast(at, at, count, codes.dtype, root, stream.handle)
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
-        plan = operands.plan_reduction(buffer.dtype, op)
-        if plan is None:
+        codes = operands.codes_for_reduction(buffer.dtype, op)
+        if codes is None:
             self._by_host(call, "all_reduce", buffer, op)
             return
         with self._run(call, [buffer]) as (comm, stream):
             at = buffer.pointer
             operands.scale(stream, buffer, at, op)
-            comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
+            comm.all_reduce(at, at, codes.count(buffer.size), codes.dtype, codes.op, stream.handle)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
-        plan = operands.plan_reduction(buffer.dtype, op)
-        if plan is None:
+        codes = operands.codes_for_reduction(buffer.dtype, op)
+        if codes is None:
             self._by_host(call, "reduce", buffer, op, root)
             return
         owners: list[object] = []
         with self._run(call, [buffer], owners) as (comm, stream):
             source = operands.scaled(stream, buffer, op, owners)
-            count = plan.count(buffer.size)
+            count = codes.count(buffer.size)
             at = buffer.pointer
-            comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
+            comm.reduce(source, at, count, codes.dtype, codes.op, root, stream.handle)
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
-        plan = operands.plan_copy(input_.dtype)
+        codes = operands.codes_for_copy(input_.dtype)
         owners: list[object] = []
         with self._run(call, [input_, *outputs], owners) as (comm, stream):
             source = input_.pointer
@@ -107,47 +106,47 @@ class NcclCommunicator(DeviceCommunicator):
                 into = outputs[0].pointer
                 if not operands.are_one_block(outputs):
                     into = operands.new_block(stream, outputs, owners)
-                count = plan.count(input_.size)
-                comm.all_gather(source, into, count, plan.dtype, stream.handle)
+                count = codes.count(input_.size)
+                comm.all_gather(source, into, count, codes.dtype, stream.handle)
                 for i, output in enumerate(outputs):
                     operands.copy(stream, output, output.pointer, into + i * output.nbytes)
                 return
             with self._grouped():
                 for root, output in enumerate(outputs):
-                    count = plan.count(output.size)
+                    count = codes.count(output.size)
                     if count:
                         at = output.pointer
                         mine = source if root == self.rank else at
-                        comm.broadcast(mine, at, count, plan.dtype, root, stream.handle)
+                        comm.broadcast(mine, at, count, codes.dtype, root, stream.handle)
 
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
-        plan = operands.plan_reduction(output.dtype, op)
-        if plan is None:
+        codes = operands.codes_for_reduction(output.dtype, op)
+        if codes is None:
             self._by_host(call, "reduce_scatter", output, inputs, op)
             return
         owners: list[object] = []
         with self._run(call, [output, *inputs], owners) as (comm, stream):
             into = output.pointer
             if operands.have_one_size(inputs):
-                first, count = inputs[0].pointer, plan.count(output.size)
+                first, count = inputs[0].pointer, codes.count(output.size)
                 if op.kind is RedOpType.PREMUL_SUM or not operands.are_one_block(inputs):
                     first = operands.new_block(stream, inputs, owners)
                     for i, part in enumerate(inputs):
                         at = first + i * part.nbytes
                         operands.copy(stream, part, at, part.pointer)
                         operands.scale(stream, part, at, op)
-                comm.reduce_scatter(first, into, count, plan.dtype, plan.op, stream.handle)
+                comm.reduce_scatter(first, into, count, codes.dtype, codes.op, stream.handle)
                 return
             sources = [operands.scaled(stream, part, op, owners) for part in inputs]
             with self._grouped():
                 for root, (part, source) in enumerate(zip(inputs, sources, strict=True)):
-                    count = plan.count(part.size)
-                    # Elsewhere than on the root NCCL does not write; an address is wanted still.
+                    count = codes.count(part.size)
+                    # Only on the root NCCL writes, but every rank must pass an address.
                     at = into if root == self.rank else source
                     if count:
-                        comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
+                        comm.reduce(source, at, count, codes.dtype, codes.op, root, stream.handle)
 
     def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
@@ -194,12 +193,12 @@ class NcclCommunicator(DeviceCommunicator):
     def split(
         self, call: Call, part: Membership | None, like: Communicator[DeviceFlat] | None
     ) -> bool:
-        """Give ``like``, the communicator of ``part``, what it needs out of this one's.
+        """Connect ``like``, the communicator of ``part``, by a split of this one.
 
-        All members call; the parts, which do not overlap, are some of them, in any order. None
-        is for members of no part. The new communicator connects nothing anew. Waits for the calls
-        that are under way. False, on all members, if nothing was done: this one is not connected,
-        or NCCL is older than 2.18.
+        All members call. The parts do not overlap, and have some of the members in any order; None
+        is for members of no part. Nothing connects anew. Waits for the calls under way. Returns
+        False, on all members, if nothing was done: this one is not connected, or NCCL is older than
+        2.18.
         """
         self._post(call)
         if not self._connection.can_split:
@@ -241,31 +240,31 @@ class NcclCommunicator(DeviceCommunicator):
 
     def abort(self, reason: str) -> None:
         self._connection.abort(reason)
-        # Neither of them comes to be after that.
+        # After the abort, neither of them is made.
         with self._lock:
-            fallback, ledger = self._fallback, self._ledger
+            fallback, comparer = self._fallback, self._comparer
         if fallback is not None:
             fallback.abort(reason)
-        if ledger is not None:
-            ledger.abort(reason)
+        if comparer is not None:
+            comparer.abort(reason)
 
     def close(self) -> None:
         self._connection.finish(CLOSE_SECONDS)
         # The others may not have compared this member's last calls yet.
-        if self._ledger is not None and self._connection.abort_reason is None:
-            self._ledger.drain(CLOSE_SECONDS)
+        if self._comparer is not None and self._connection.abort_reason is None:
+            self._comparer.drain(CLOSE_SECONDS)
         self._connection.close()
         with self._lock:
             fallback, self._fallback = self._fallback, None
-            ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            ledger.close()
+            comparer, self._comparer = self._comparer, None
+        if comparer is not None:
+            comparer.close()
         if fallback is not None:
             fallback.close()
 
-    def _on_dispute(self, entry: Entry, error: DistError) -> None:
-        """End everything: members disagree in a call, or one has not made it."""
-        self._connection.watch.fail(error, entry.call.header)
+    def _on_mismatch(self, entry: PostedCall, error: DistError) -> None:
+        """End everything: members disagree in a call, or one has not made it in time."""
+        self._connection.watchdog.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
         if fallback is not None:
@@ -276,24 +275,24 @@ class NcclCommunicator(DeviceCommunicator):
 
     # How it is done.
 
-    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
-        """Have ``call`` compared with the other members'; see ``Ledger.post``."""
+    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> PostedCall:
+        """Have ``call`` compared with the other members'; see ``CallComparer.post``."""
         with self._lock:
             self._connection.check_open(call)
             for peer, reason in self._lost.items():
-                # It has given up what it was in, for which its kernels do not come any more.
+                # The lost member has left; its kernels will not come.
                 raise PeerLostError(f"{call.header}: {reason}", peer)
-            if self._ledger is None:
-                self._ledger = Ledger(self._make_channel(), self._on_dispute)
-            return self._ledger.post(call, gives, wants)
+            if self._comparer is None:
+                self._comparer = CallComparer(self._make_channel(), self._on_mismatch)
+            return self._comparer.post(call, gives, wants)
 
     def _by_host(self, call: Call, collective: str, *arguments: Any) -> None:
-        """Make a collective that NCCL does not have."""
+        """Make a collective that NCCL lacks, through the host."""
         self._post(call)
         try:
             getattr(self._other(), collective)(call, *arguments)
         except CommunicatorAbortedError:
-            self._connection.watch.check_for(call)  # if there is one, that is why it was aborted
+            self._connection.watchdog.check_for(call)  # raises the error behind the abort, if any
             raise
 
     @contextmanager
@@ -305,10 +304,11 @@ class NcclCommunicator(DeviceCommunicator):
         gives: Sequence[int] = (),
         wants: Sequence[int] = (),
     ) -> Generator[tuple[NcclComm, DeviceStream]]:
-        """Give what a call is made with, in order behind ``flats``; leave its end with them.
+        """Yield the communicator and its stream, ordered behind ``flats``; store the completion
+        with them.
 
-        What the block adds to ``owners`` lives until then. ``gives`` and ``wants`` are the bytes
-        for and of each member where their numbers are not in the header.
+        Objects that the block adds to ``owners`` live until the completion. ``gives`` and ``wants``
+        are the bytes for and from each member, for kinds whose header lacks them.
         """
         check_one_device(flats)
         entry = self._post(call, gives, wants)
@@ -319,7 +319,7 @@ class NcclCommunicator(DeviceCommunicator):
         completion = stream.end(call, flats, *owners)
         completion.settled = lambda: entry.compared
         entry.completion = completion
-        self._connection.watch.add(call, completion)
+        self._connection.watchdog.add(call, completion)
 
     @contextmanager
     def _grouped(self) -> Generator[None]:
@@ -336,9 +336,7 @@ class NcclCommunicator(DeviceCommunicator):
         outward: dict[int, DeviceFlat],
         inward: dict[int, DeviceFlat],
     ) -> None:
-        """Send to other members and receive from them, by rank, side by side; empty messages are
-        left out at both ends.
-        """
+        """Send to other members and receive from them at once; both ends skip empty messages."""
         with self._grouped():
             for peer, flat in outward.items():
                 if flat.size and peer != self.rank:
@@ -362,10 +360,10 @@ class NcclCommunicator(DeviceCommunicator):
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> NcclCommunicator:
-    """Make a communicator whose fallback goes by way of the host and the transport ``cpu``."""
+    """Make a communicator whose fallback goes through the host and the transport ``cpu``."""
     beside = replace(
         membership,
-        group=f"{membership.group}/ledger",
-        store=PrefixStore("ledger", membership.store),
+        group=f"{membership.group}/comparer",
+        store=PrefixStore("comparer", membership.store),
     )
     return NcclCommunicator(membership, lambda: make_staged(membership, cpu), lambda: cpu(beside))

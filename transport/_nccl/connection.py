@@ -1,10 +1,10 @@
-"""One member's NCCL communicator: when it comes to be, who may use it, and how it ends.
+"""One member's NCCL communicator: connecting, using, aborting.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-NCCL lets one thread at a time use a communicator, and another one abort it at any moment; the
-abort lets go of the communicator's memory. So whoever uses it holds a lock, for which an abort
-waits, but not for long: a call that NCCL itself holds up ends by the abort alone.
+NCCL lets one thread at a time use a communicator. Another thread may abort it at any moment, and
+the abort frees its memory. So each use holds a lock, for which an abort waits. It does not wait for
+long: only the abort ends a call that blocks inside NCCL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._cuda.device_state import DeviceStream, check_device_of_group
 from transport._cuda.driver import Driver
-from transport._cuda.watch import Watch
+from transport._cuda.watchdog import DeviceWatchdog
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -34,10 +34,10 @@ _IN_USE_SECONDS = 1.0
 
 
 class Connection:
-    """A member's communicator and the stream that its work is on, from the first call on.
+    """A member's communicator and its stream, from the first call on.
 
-    ``watch`` sees to the deadlines of the calls on the device and asks NCCL for errors; either ends
-    the connection for good.
+    ``watchdog`` checks the deadlines of calls on the device and NCCL's errors. Both end the
+    connection for good.
     """
 
     def __init__(self, membership: Membership, library: NcclLibrary) -> None:
@@ -48,18 +48,20 @@ class Connection:
         self._stream: DeviceStream | None = None
         self._can_split = False
         self.abort_reason: str | None = None
-        """Why nothing can be called any more, or None."""
+        """Why the connection has ended, or None."""
         self._keys = PeerKeys(membership)
         self._in_use = threading.Lock()
-        self.watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
+        self.watchdog = DeviceWatchdog(
+            f"meshlib-nccl-{membership.rank}", self._async_error, self.end
+        )
 
     # Beginning.
 
     def connect(self, call: Call, driver: Driver, device: int) -> tuple[NcclComm, DeviceStream]:
         """Return the communicator and its stream; all members call it the first time.
 
-        ``device`` is from then on this member's. Raises ValueError for another one, and what
-        ``meet`` raises, and ``_in_time``.
+        ``device`` becomes this member's. Raises ValueError for another one later, and the errors of
+        ``meet`` and ``_in_time``.
         """
         self.check_open(call)
         if self._comm is None or self._stream is None:
@@ -70,7 +72,7 @@ class Connection:
         return self._comm, self._stream
 
     def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
-        """Be connected by ``comm``, which has the members of this one."""
+        """Use ``comm``, which has the members of this one."""
         with self._lock:
             self._comm, self._stream, self._can_split = comm, stream, True
 
@@ -83,7 +85,7 @@ class Connection:
             )
             assert comm is not None
         except CommunicatorAbortedError:
-            self.watch.check_for(call)  # if there is trouble, that is why it was aborted
+            self.watchdog.check_for(call)  # raises the error behind the abort, if any
             raise
         with self._lock:
             self._stream = stream
@@ -96,7 +98,7 @@ class Connection:
     def _in_time(
         self, enter: Callable[[], NcclComm | None], stream: DeviceStream, call: Call
     ) -> NcclComm | None:
-        """Return ``enter()``, made in a thread of its own: NCCL waits for others without an end.
+        """Return ``enter()``, called in a thread of its own: NCCL waits without a deadline.
 
         Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
         the connection is aborted, DistBackendError for NCCL's own errors.
@@ -147,7 +149,7 @@ class Connection:
 
     @contextmanager
     def in_use(self, call: Call, stream: DeviceStream) -> Generator[None]:
-        """Hold off an abort while ``call`` is put on ``stream``.
+        """Keep an abort waiting while ``call`` is put on ``stream``.
 
         Raises DistBackendError in the place of NCCL's own errors.
         """
@@ -165,13 +167,13 @@ class Connection:
     def split(self, call: Call, color: int, key: int) -> tuple[NcclComm, DeviceStream] | None:
         """Return the communicator of the members with this ``color``, and a stream for it.
 
-        ``can_split`` holds, and all members call. Waits for the calls that are under way. None
-        for ``NO_COLOR``.
+        All members call; ``can_split`` must be true. Waits for the calls under way. None for
+        ``NO_COLOR``.
         """
         comm, stream = self._comm, self._stream
         assert comm is not None
         assert stream is not None
-        if not self.watch.drain(call.deadline.remaining()):
+        if not self.watchdog.drain(call.deadline.remaining()):
             raise CommunicatorTimeoutError(
                 f"{call.header}: the calls before it were not done within"
                 f" {call.deadline.seconds:g} s",
@@ -185,9 +187,9 @@ class Connection:
     # The end.
 
     def check_open(self, call: Call) -> None:
-        """Raise what ended the connection, if anything did."""
-        reason = self.abort_reason  # set after the trouble, if there is one
-        self.watch.check_for(call)
+        """Raise the error that ended the connection, if any."""
+        reason = self.abort_reason  # set after the watchdog's error, if any
+        self.watchdog.check_for(call)
         if reason is not None:
             raise CommunicatorAbortedError(reason)
 
@@ -215,7 +217,7 @@ class Connection:
         if comm is not None:
             free = self._in_use.acquire(timeout=_IN_USE_SECONDS)
             try:
-                # One that is broken says so when it is let go of: it is known.
+                # A broken communicator reports its known error once more.
                 with suppress(*self.library.errors):
                     comm.abort()
             finally:
@@ -224,14 +226,14 @@ class Connection:
 
     def finish(self, seconds: float) -> None:
         """Wait until the calls under way are done; abort them if that takes too long."""
-        if self._comm is not None and not self.watch.drain(seconds):
+        if self._comm is not None and not self.watchdog.drain(seconds):
             reason = "the communicator was closed while the device was at work"
             self._give_up(CommunicatorAbortedError(reason))
 
     def close(self) -> None:
-        """Let go of the communicator and its stream; nothing is under way. Idempotent."""
+        """Destroy the communicator and its stream; no call is under way. Idempotent."""
         with self._lock:
-            # The watch may be aborting it at this moment: who takes it ends it.
+            # The watchdog may be aborting it at this moment: only one of the two takes and ends it.
             comm, self._comm = self._comm, None
             if self.abort_reason is None:
                 self.abort_reason = "the communicator was closed"
@@ -240,12 +242,12 @@ class Connection:
         if comm is not None:
             with suppress(*self.library.errors):
                 comm.destroy()
-        self.watch.close()
+        self.watchdog.close()
         if stream is not None:
             stream.close()
 
     def _give_up(self, error: DistError) -> None:
-        self.watch.fail(error)
+        self.watchdog.fail(error)
         self.end(error)
 
     def _async_error(self) -> str | None:

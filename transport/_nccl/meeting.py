@@ -1,4 +1,4 @@
-"""Becoming a member of an NCCL communicator: who is where, and the unique id.
+"""Exchanging hosts, GPUs and the unique id before NCCL connects.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 """
@@ -25,11 +25,12 @@ def meet(
     device: int,
     call: Call,
 ) -> tuple[bytes, bool]:
-    """Meet the other members within the deadline of ``call``; return what names their
-    communicator, and whether all members' NCCL can split it.
+    """Meet the other members within the deadline of ``call``.
+
+    Returns the communicator's unique id, and whether every member's NCCL can split it.
 
     Raises DistBackendError when two members share a GPU, which NCCL refuses, or have different
-    versions of NCCL; CommunicatorTimeoutError that names who has not come.
+    versions of NCCL. Raises CommunicatorTimeoutError that names the missing members.
     """
     me = {
         "host": this_machine(),
@@ -38,7 +39,7 @@ def meet(
         "splits": library.can_split,
     }
     store, rank = membership.store, membership.rank
-    # A group may be closed and made again by all its members: what lies there then is old.
+    # All members may close a group and make it again: keys of an earlier turn are old.
     turn = store.add(f"turns/{rank}", 1)
     if rank == 0:
         store.set(f"id/{turn}", library.unique_id())

@@ -1,10 +1,11 @@
-"""What NCCL is given: its codes for a dtype and an operation, of which it knows some, and buffers
-as it takes them, with parts of a call one behind the other and inputs scaled before.
+"""NCCL's codes of dtypes and operations, and buffers in the form that it takes.
+
+It takes the parts of a call as one contiguous block, and inputs that were scaled before.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-What these functions put on a stream is in order with NCCL's work there. Memory that they make is
-added to ``owners``, who keep it until that work is done.
+Work that these functions put on a stream is ordered with NCCL's work there. New memory is added to
+``owners``, which keep it until that work is done.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _BOOL_OPS = {
     RedOpType.BAND: nccl.MIN,
     RedOpType.BOR: nccl.MAX,
 }
-# A complex number is two real ones where its parts do not meet.
+# A complex number is two real ones for operations that do not mix its parts.
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _BY_PARTS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """NCCL's codes of a dtype and an operation, and its elements for one of ours."""
+class NcclCodes:
+    """NCCL's codes of a dtype and an operation, and NCCL's elements in one of ours."""
 
     dtype: int
     op: int
@@ -56,17 +57,17 @@ class Plan:
         return size * self.each
 
 
-def plan_copy(dtype: np.dtype[Any]) -> Plan:
+def codes_for_copy(dtype: np.dtype[Any]) -> NcclCodes:
     """Return how elements of ``dtype`` are moved: as bytes, whatever they are."""
-    return Plan(nccl.UINT8, nccl.SUM, dtype.itemsize)
+    return NcclCodes(nccl.UINT8, nccl.SUM, dtype.itemsize)
 
 
-def plan_reduction(dtype: np.dtype[Any], op: ReduceOp) -> Plan | None:
+def codes_for_reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclCodes | None:
     """Return how ``dtype`` is reduced by ``op``, or None when NCCL cannot.
 
-    It has no 8-bit floats that every GPU reduces, no 16-bit integers, no bitwise operations, no
-    product of complex numbers, and a factor for each element is more than it takes. Scaled
-    before, a float of 16 bits would be rounded once too often.
+    NCCL lacks 8-bit floats on every GPU, 16-bit integers, bitwise operations and products of
+    complex numbers. A scale factor for each element is not supported. Scaling a 16-bit float before
+    would round it twice.
     """
     if op.kind is RedOpType.PREMUL_SUM and (
         np.ndim(op.factor) > 0 or reduction_dtype(dtype) != dtype
@@ -74,24 +75,24 @@ def plan_reduction(dtype: np.dtype[Any], op: ReduceOp) -> Plan | None:
         return None
     if dtype.kind == "b":
         code = _BOOL_OPS.get(op.kind)
-        return None if code is None else Plan(nccl.UINT8, code, 1)
+        return None if code is None else NcclCodes(nccl.UINT8, code, 1)
     code = _OPS.get(op.kind)
     if code is None:
         return None
     part = _PARTS.get(dtype.name)
     if part is not None:
-        return Plan(nccl.DTYPES[part], code, 2) if op.kind in _BY_PARTS else None
+        return NcclCodes(nccl.DTYPES[part], code, 2) if op.kind in _BY_PARTS else None
     known = nccl.DTYPES.get(dtype.name)
-    return None if known is None else Plan(known, code, 1)
+    return None if known is None else NcclCodes(known, code, 1)
 
 
 def have_one_size(flats: Sequence[DeviceFlat]) -> bool:
-    """Whether the buffers, whose sizes all members know, have one size. All members agree."""
+    """Whether the buffers have one size. All members know the sizes, so they agree."""
     return len({flat.size for flat in flats}) == 1
 
 
 def are_one_block(flats: Sequence[DeviceFlat]) -> bool:
-    """Whether the buffers lie one behind the other here. Another member's may not."""
+    """Whether the buffers are contiguous here. Another member's may not be."""
     return all(one.pointer + one.nbytes == other.pointer for one, other in pairwise(flats))
 
 
@@ -110,13 +111,13 @@ def copy(stream: DeviceStream, like: DeviceFlat, into: int, source: int) -> None
 
 
 def scale(stream: DeviceStream, flat: DeviceFlat, into: int, op: ReduceOp) -> None:
-    """Write what ``op`` reduces of ``flat`` to ``into``, if that is not ``flat`` itself."""
+    """Write the scaled ``flat`` to ``into`` if ``op`` scales."""
     if op.kind is RedOpType.PREMUL_SUM and flat.size:
         stream.driver.scale(into, flat.pointer, flat.dtype, flat.size, op.factor, stream.handle)
 
 
 def scaled(stream: DeviceStream, flat: DeviceFlat, op: ReduceOp, owners: list[object]) -> int:
-    """Return where the input of a reduction is: scaled apart if it must be, since it is kept."""
+    """Return the address of a reduction's input: a scaled copy if ``op`` scales."""
     if op.kind is not RedOpType.PREMUL_SUM or not flat.size:
         return flat.pointer
     into = new_block(stream, [flat], owners)

@@ -1,8 +1,8 @@
 """Accepts connections in a selector loop and hands on those that passed the handshake.
 
-Strangers cost little: whoever has not proved itself gets ``HANDSHAKE_SECONDS`` and a bounded
-number of bytes, and only so many of them are kept; the oldest are dropped for newer ones, those
-that never said a word first. Nobody waits for anybody, nor for anybody's TLS.
+Strangers cost little. An unproved connection gets ``HANDSHAKE_SECONDS`` and a bounded number of
+bytes. The acceptor keeps a bounded number of them and drops the oldest for newer ones, silent ones
+first. No connection waits for another one, nor for its TLS.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ACCEPTS_A_TURN = 32
 _MAX_PENDING = 1024
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_SECONDS = 0.1
-# What is read, and thrown away, of somebody who has been told why TLS fails.
+# Bytes read and discarded from a peer that was told why TLS fails.
 _MAX_DISCARDED = 1 << 16
 
 
@@ -76,7 +76,8 @@ class Acceptor:
         self._tls = tls
         self._selector = selector
         self._deliver = deliver
-        # By age, which is also the order of expiry. Who has said hello is dropped last.
+        # By age, which is also the order of expiry. A connection that has sent a hello is dropped
+        # last.
         self._silent: OrderedDict[_Pending, None] = OrderedDict()
         self._greeted: OrderedDict[_Pending, None] = OrderedDict()
         self._resume_at: float | None = None

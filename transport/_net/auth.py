@@ -2,19 +2,19 @@
 
 Messages, each of a fixed size, so that a stranger's bytes are bounded::
 
-    initiator -> acceptor   magic, version, has-secret flag, 32 fresh random bytes
-    acceptor -> initiator   the same, its own
-    initiator -> acceptor   HMAC-SHA256(secret, "initiator" + both hellos)
-    acceptor -> initiator   HMAC-SHA256(secret, "acceptor" + both hellos)
+    1. initiator -> acceptor   magic, version, has-secret flag, 32 fresh random bytes
+    2. acceptor -> initiator   the same, its own
+    3. initiator -> acceptor   HMAC-SHA256(secret, "initiator" + both hellos)
+    4. acceptor -> initiator   HMAC-SHA256(secret, "acceptor" + both hellos)
 
-The proofs differ by role, so neither can be reflected, and are bound to both ends' fresh bytes, so
-neither can be replayed. The acceptor says nothing before it has seen the magic, and proves nothing
-before the initiator has. This authenticates; it does not encrypt, and whoever can alter packets on
-the way can alter them afterwards. Inside TLS (``transport._net.tls``) the proofs also cover the
-acceptor's certificate.
+The proofs differ by role, so neither can be reflected. They are bound to both ends' fresh bytes, so
+neither can be replayed. The acceptor sends nothing before it has seen the magic, and proves nothing
+before the initiator has. This authenticates; it does not encrypt, so an attacker on the way can
+alter later packets. Inside TLS (``transport._net.tls``) the proofs also cover the acceptor's
+certificate.
 
-An end that is given TLS and one that is not find out here, too: the acceptor answers a plain hello
-with its own, whose flags say that it wants TLS, and the beginning of TLS with an alert.
+An end with TLS and one without find out here, too. The acceptor answers a plain hello with its own,
+whose flags demand TLS. It answers the beginning of TLS with an alert.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Handshake:
     until ``wanted`` is 0. When ``refusal`` is set the handshake has failed: send the last answer
     (the other end learns why), then hang up.
 
-    With ``tls``, the other end must want TLS too, and this must be inside it: ``binding`` is then
-    the same on both ends, and on no other connection of somebody in the middle (else None).
+    With ``tls``, the other end must want TLS too, and the handshake must run inside it. Then
+    ``binding`` is the same on both ends, and differs on every connection of a man in the middle
+    (else None).
     """
 
     def __init__(

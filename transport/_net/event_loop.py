@@ -23,14 +23,13 @@ OnEvent = Callable[[int], None]
 class EventLoop:
     """Serves ``selector`` in a daemon thread called ``name``, from ``start`` until ``stop``.
 
-    A ready key's ``data``, an ``OnEvent``, is called with the events. ``turn()`` is called before
-    each wait: it does what is due, and returns after how many seconds there is more to do, or
-    None. ``end()`` is called last, and closes what is served. All three run in the loop's thread,
-    and must not block.
+    A ready key's ``data``, an ``OnEvent``, is called with the events. The loop calls ``turn()``
+    before each wait: it does due work and returns the seconds until the next, or None. It calls
+    ``end()`` last, to close everything. All three run in the loop's thread and must not block.
 
-    An error in one of them is logged, and concerns nobody else: a rank's loop serves all of its
-    groups. What a callback was called for, and has failed, is not looked at again, so its owner
-    had better catch what may happen and let go of it properly.
+    An error in one of them is logged and stops nothing else, because a rank's loop serves all of
+    its groups. After a failed callback its object is not served again, so its owner should catch
+    expected errors and clean up.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
-"""What a forked child does with what it inherits: nothing.
+"""Keeps a forked child from using what it inherits.
 
-A copy of a descriptor in a child hides its parent's death from whoever watches the descriptor: a
-connection or a lock ends when its last copy does. And a call that a child makes on its parent's
-groups or stores would be taken for the parent's. So whatever belongs to one process is left behind
-in its forks, and refuses there. (Children that are started with exec are no concern: they inherit
-nothing of ours. Forks that Python does not make are not seen.)
+A connection or a lock ends when the last copy of its descriptor is closed. So a copy in a child
+would hide the parent's death from its peers. And a child's call on its parent's groups or stores
+would be taken for the parent's. So objects of one process are closed in its forks, and refuse calls
+there. (Children started with exec inherit nothing of ours. Forks that bypass Python are not seen.)
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _KEEPALIVE = (
 )
 # One attempt at one of several addresses; a black hole must not eat the whole deadline.
 _ATTEMPT_SECONDS = 5.0
-# A name may be unknown for a while when its machine is just starting (a pod's, until resolvers
-# forget that there was none: half a minute), but a typo should not take the whole deadline.
+# The name of a starting machine may be unknown for a while (a pod's, until resolvers forget the
+# failed lookup: half a minute). But a typo should not take the whole deadline.
 _UNKNOWN_NAME_SECONDS = 60.0
 _NAME_WARNING_SECONDS = 5.0
 _PAUSES = 0.002, 0.1, 1.5
@@ -48,10 +48,9 @@ _HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what every connected socket of a job has: fork safety, and over TCP no delay and
-    keep-alive.
+    """Set the options of a connected socket: fork safety, and over TCP no delay and keep-alive.
 
-    ``connect`` does it itself; whoever accepts a connection calls this.
+    ``connect`` does it itself; after accepting a connection, call this.
     """
     close_in_forked_children(sock)
     if sock.family == socket.AF_UNIX:
@@ -129,9 +128,9 @@ def connect(
     """Return a connection to ``host:port``, trying every address that the name stands for.
 
     Refused connections are tried again until the deadline: the other end may not listen yet. With
-    ``refusal_is_final``, it is known to have listened, and to be gone when it refuses.
-    ``before_attempt`` is given each socket before it connects: another thread may end the attempt
-    with ``shutdown``, and what ``before_attempt`` raises ends the whole.
+    ``refusal_is_final``, a refusal means that the listener is gone. ``before_attempt`` is called
+    with each socket before it connects. Another thread may end the attempt with ``shutdown``, and
+    an exception of ``before_attempt`` ends them all.
 
     Raises DistNetworkError with the address, the seconds spent and the last error (its cause).
     """

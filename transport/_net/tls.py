@@ -1,9 +1,9 @@
 """TLS under the handshake of a job, with certificates that the user gives.
 
-Both ends show a certificate that the same authority has signed, and inside TLS they prove that
-they know the job's secret, in a handshake that is bound to the acceptor's certificate: somebody in
-the middle with a certificate of the same authority cannot pass the proofs on. Ranks move, and are
-reached by addresses found at run time, so no name or address in a certificate is compared.
+Both ends show a certificate of the same authority. Inside TLS they prove that they know the job's
+secret, in a handshake that is bound to the acceptor's certificate. So a man in the middle with a
+certificate of the same authority cannot pass the proofs on. Ranks are reached by addresses found at
+run time, so no name or address in a certificate is compared.
 
 A ``TlsSocket`` stands in for the plain socket in everything that this package does with one.
 """
@@ -111,18 +111,18 @@ class Tls:
 class TlsSocket(ssl.SSLSocket):
     """A TLS connection that behaves like the plain stream socket below it.
 
-    Unlike Python's own: one thread may receive while another sends; flags (``MSG_DONTWAIT``) and
-    the kernel's time limits (``SO_RCVTIMEO``) mean what they do on plain sockets; ``sendmsg``
-    works, ``shutdown`` wakes whoever waits. An end without TLS's goodbye is the end of the stream:
-    what it carries has lengths, and closing says nothing that anybody would have to wait for.
+    It differs from Python's own in four ways. One thread may receive while another sends. Flags
+    (``MSG_DONTWAIT``) and the kernel's time limits (``SO_RCVTIMEO``) work as on plain sockets.
+    ``sendmsg`` works, and ``shutdown`` wakes waiting threads. An end without TLS's goodbye is the
+    end of the stream: the frames inside have lengths, so nobody must wait for a goodbye.
 
     What OpenSSL could not send of a record must be sent before anything else. A send that raised
     BlockingIOError has to be tried again with the same bytes: with others, it raises
     ConnectionAbortedError.
 
     OpenSSL reads one record at a time and no further, so the descriptor is ready when the next one
-    is there. Of a record that was received in part the rest is known to ``recv`` only: receive
-    before you poll.
+    has arrived. The rest of a partly received record is known to ``recv`` only: receive before you
+    poll.
     """
 
     binding: bytes | None = None
@@ -313,7 +313,7 @@ class TlsSocket(ssl.SSLSocket):
         return ConnectionResetError(errno.ECONNRESET, "the other end hung up")
 
     def shutdown(self, how: int) -> None:
-        """End the connection below. TLS stays on: what is still read must not pass for plain."""
+        """End the connection below. TLS stays on: later bytes must not pass for plain."""
         socket.socket.shutdown(self, how)
 
 

@@ -1,4 +1,4 @@
-"""``env://``: the launcher's variables say where the store is and which rank this is."""
+"""``env://``: the launcher's variables have the address of the store and this rank."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from transport._launch_environments import (
 from transport._net import LOOPBACK
 from transport._net.sockets import format_address, is_local
 from transport._rendezvous.plain import solo_rendezvous, static_store
+from transport._rendezvous.rank_claims import current_job_part, in_group, next_job_part
 from transport._rendezvous.request import Request
-from transport._rendezvous.seats import in_group, join_turn, take_turn
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 from transport._store.tcp.store import TCPStore
@@ -96,7 +96,7 @@ def _agent_store(request: Request, host: str, port: int, rank: int, joining: boo
         undo.callback(store.close)
         restart = os.environ.get(environment.RESTART_COUNT, "0")
         part = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
-        mine = join_turn(part) if joining else take_turn(part, rank)
+        mine = current_job_part(part) if joining else next_job_part(part, rank)
         undo.pop_all()
         return mine
 
@@ -106,21 +106,21 @@ def _pick(given: int, found: int | None) -> int | None:
 
 
 def _check_implied(request: Request, host: str, rank: int, launcher: str) -> None:
-    """Check an address that the launcher implies: rank 0 has to be there, and strangers are.
+    """Check an address that the launcher implies: rank 0 must be there, and a secret.
 
     Raises LaunchEnvironmentError.
     """
     if rank == 0 and not is_local(host):
         raise LaunchEnvironmentError(
-            f"{launcher} started rank 0 on {socket.gethostname()}, and from the first node of its"
-            f" list the ranks take it to be on {host}, which is no address of this machine:"
-            f" expected {environment.MASTER_ADDR}, the address of rank 0, equal on all ranks"
+            f"{launcher} lists {host} as its first node, but started rank 0 on"
+            f" {socket.gethostname()}, which does not have that address. Set"
+            f" {environment.MASTER_ADDR} to the address of rank 0 on all ranks"
         )
     if request.secret is None and host != LOOPBACK and not os.environ.get(environment.HOST):
         raise LaunchEnvironmentError(
-            f"{launcher} started ranks on several machines, which meet at {host}, and they have no"
-            " secret to know each other by: run `meshlib secret` once where the machines share a"
-            f" home, or export {environment.SECRET}=$(meshlib secret --print) before they start"
+            f"{launcher} started ranks on several machines, which meet at {host} without a secret."
+            " Run `meshlib secret` once if the machines share a home. Otherwise export"
+            f" {environment.SECRET}=$(meshlib secret --print) before they start"
         )
 
 

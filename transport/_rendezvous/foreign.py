@@ -1,7 +1,7 @@
-"""Rendezvous through another library's store: ranks that have one find each other in it.
+"""Rendezvous through another library's store, which the ranks already share.
 
-The job's own store is served by rank 0, at a port that the kernel chooses. Where that is, and the
-secret that keeps strangers out of it, is all that goes through the foreign store.
+Rank 0 serves the job's own store, at a free port. Only its address and the job's secret go through
+the foreign store.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
 from transport._net import LOOPBACK
 from transport._net.sockets import is_local, local_address_towards
+from transport._rendezvous.rank_claims import in_group
 from transport._rendezvous.request import Secret, known_secret
-from transport._rendezvous.seats import in_group
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.prefix_store import underlying
 from transport._store.tcp.store import TCPStore
@@ -27,7 +27,7 @@ _TURN = "meshlib/turn"
 
 @runtime_checkable
 class ForeignStore(Protocol):
-    """What a store of another library must have: ``torch.distributed.Store`` does.
+    """The methods that another library's store must have: ``torch.distributed.Store`` has them.
 
     If it has ``host`` and ``port``, or an ``underlying_store`` with them, ranks that reach it there
     reach rank 0 by the same network.
@@ -55,17 +55,17 @@ def foreign_rendezvous(
     group_name: str = "",
     secret: Secret = ...,
 ) -> tuple[Store, bytes | None]:
-    """Return a store of this job, and its secret, by way of a ``foreign`` one.
+    """Return a store of this job, and its secret, through a ``foreign`` store.
 
     Args:
-        foreign: What the ranks share already; the n-th call of each rank in it is one job.
+        foreign: The store that the ranks share; the n-th call of each rank in it is one job.
         rank: This process' rank; rank 0 serves the store as long as that is open.
         world_size: The number of ranks.
         timeout: How long to wait for rank 0, and the store's timeout; seconds or a timedelta. The
             wait in the foreign store ends by that store's own timeout.
         group_name: Tells apart jobs that meet at the same place.
         secret: The job's secret, the same on all ranks; default: the environment's, else rank 0
-            makes one. The foreign store hands that on: whoever can read it can join the job.
+            makes one. It passes through the foreign store, whose readers can join the job.
 
     Raises:
         DistStoreError: Rank 0 has not come.

@@ -1,4 +1,4 @@
-"""``mpi://``: MPI knows the ranks; rank 0 serves the store and tells the others where."""
+"""``mpi://``: MPI assigns the ranks; rank 0 serves the store and broadcasts its address."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from transport import _environment as environment
 from transport._net import LOOPBACK
 from transport._net.auth import new_secret
 from transport._place import this_machine
+from transport._rendezvous.rank_claims import in_group
 from transport._rendezvous.request import Request
-from transport._rendezvous.seats import in_group
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
 
 
 def mpi_rendezvous(request: Request) -> tuple[Store, int, int]:
-    """Return a store, and rank and world size as MPI has them.
+    """Return a store, and MPI's rank and world size.
 
-    Where the job has no secret, rank 0 makes one; it travels over MPI and is put into the
-    environment, as a launcher would do. Raises ValueError when the URL's rank or world size are
-    not MPI's.
+    If the job has no secret, rank 0 makes one. It travels over MPI and into the environment, as
+    under a launcher. Raises ValueError when the URL contradicts MPI's rank or world size.
     """
     from transport._mpi.library import join
 

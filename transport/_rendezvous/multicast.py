@@ -1,10 +1,10 @@
-"""``tcp://`` with a multicast address: processes that know only a group find each other.
+"""``tcp://`` with a multicast address: processes that share only a multicast group find each other.
 
-Everybody sends beacons. After a short silence in which nobody claimed to serve the store, the one
-with the least identity does, and says so in its beacons; the others join it. Two may come to serve
-where datagrams were lost: the one with the greater identity gives up as soon as it hears of the
-other, and its members look again. Only a store that all ``world_size`` processes have joined
-is used, so there is one at most, and nobody gives up afterwards.
+Every process announces itself. If none claims to serve the store for a moment, the process with the
+smallest identity serves it and says so in its announcements; the others join. If datagrams were
+lost, two processes may serve. Then the one with the greater identity gives up when it hears of the
+other, and its members search again. Ranks use only a store that all ``world_size`` processes have
+joined. So there is one store at most, and its server never gives up afterwards.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from transport import _environment as environment
 from transport._errors import DistNetworkError, DistStoreError, StoreTimeoutError
-from transport._rendezvous.beacon import Beacon, BeaconSocket, new_identity
+from transport._rendezvous.announcements import Announcement, MulticastSocket, new_identity
 from transport._rendezvous.request import Request
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
 
-_BEACON_SECONDS = 0.03
+_ANNOUNCE_SECONDS = 0.03
 _SETTLE_SECONDS = 0.3
 _CONNECT_SECONDS = 3.0
 _COUNT, _MEMBER, _RANKS = "rendezvous/count", "rendezvous/member", "rendezvous/ranks"
@@ -33,7 +33,7 @@ _HEARD = "rendezvous/heard"
 def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
     """Return the store, the rank and the world size of the job in the group.
 
-    Processes without a rank get those that are left, in the order of arrival.
+    Processes without a rank get the free ranks, in the order of arrival.
 
     Raises StoreTimeoutError when not all come in time, DistStoreError when their ranks or world
     sizes do not fit together, DistNetworkError when the machine has no way to the group.
@@ -41,27 +41,27 @@ def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
     secret = request.secret
     request.check_place(rank_needed=False)
     interface = os.environ.get(environment.HOST) or None
-    beacons = BeaconSocket(request.host, request.port, request.group_name, secret, interface)
+    multicast = MulticastSocket(request.host, request.port, request.group_name, secret, interface)
     try:
-        store, rank = _Search(request, beacons, secret).run()
+        store, rank = _StoreSearch(request, multicast, secret).run()
     finally:
-        beacons.close()
+        multicast.close()
     store.set_timeout(request.timeout)
     return store, rank, request.world_size
 
 
-class _Search:
-    """One process' search for the others."""
+class _StoreSearch:
+    """One process's search for the others."""
 
-    def __init__(self, request: Request, beacons: BeaconSocket, secret: bytes | None) -> None:
+    def __init__(self, request: Request, multicast: MulticastSocket, secret: bytes | None) -> None:
         self._where = request.url
         self._rank = request.rank
         self._world_size = request.world_size
-        self._beacons = beacons
+        self._multicast = multicast
         self._secret = secret
         self._deadline = request.deadline()
-        self._me = Beacon(request.group_name, new_identity())
-        # Those whose store could not be joined, and until when they are not asked again.
+        self._me = Announcement(request.group_name, new_identity())
+        # Identities whose store could not be joined, and until when they are skipped.
         self._avoided: dict[str, float] = {}
 
     def run(self) -> tuple[Store, int]:
@@ -72,23 +72,23 @@ class _Search:
             if found is not None:
                 return found
 
-    def _find_host(self) -> Beacon | None:
-        """Return the beacon of one who serves, or None when this process should."""
+    def _find_host(self) -> Announcement | None:
+        """Return the announcement of a serving process, or None when this process should serve."""
         candidates: dict[str, float] = {}
-        hosts: list[Beacon] = []
+        hosts: list[Announcement] = []
 
-        def take(beacon: Beacon) -> bool:
-            if beacon.port == 0:
-                candidates[beacon.identity] = time.monotonic()
-            elif self._avoided.get(beacon.identity, 0.0) < time.monotonic():
-                hosts.append(beacon)
+        def take(announcement: Announcement) -> bool:
+            if announcement.port == 0:
+                candidates[announcement.identity] = time.monotonic()
+            elif self._avoided.get(announcement.identity, 0.0) < time.monotonic():
+                hosts.append(announcement)
             return bool(hosts)
 
         begin = time.monotonic()
         while True:
             self._check_deadline("somebody who serves the store")
-            self._beacons.send(self._me)
-            self._beacons.receive(_BEACON_SECONDS, take)
+            self._multicast.send(self._me)
+            self._multicast.receive(_ANNOUNCE_SECONDS, take)
             if hosts:
                 return hosts[0]
             now = time.monotonic()
@@ -97,40 +97,42 @@ class _Search:
                 return None
 
     def _serve(self) -> tuple[Store, int] | None:
-        """Serve until all have joined; return None when another one is to serve instead."""
+        """Serve until all have joined; return None when another process should serve instead."""
         store = TCPStore(
-            self._beacons.listen_host or "::",
+            self._multicast.listen_host or "::",
             0,
             is_master=True,
             timeout=max(self._deadline.remaining(), 1.0),
             secret=self._secret,
         )
-        me = Beacon(self._me.group, self._me.identity, self._beacons.announced_host, store.port)
-        rivals: list[Beacon] = []
+        me = Announcement(
+            self._me.group, self._me.identity, self._multicast.announced_host, store.port
+        )
+        rivals: list[Announcement] = []
 
-        def take(beacon: Beacon) -> bool:
-            if beacon.port and beacon.identity < me.identity:
-                rivals.append(beacon)
+        def take(announcement: Announcement) -> bool:
+            if announcement.port and announcement.identity < me.identity:
+                rivals.append(announcement)
             return bool(rivals)
 
         enrolled = False
         try:
             mine = self._enroll(store)
-            # Ranks that are there before all members are are what is wrong with those.
+            # If ranks exist before all members have come, they carry an error.
             while not store.check([_RANKS]):
                 if store.check([f"{_MEMBER}/{self._world_size}"]):
                     self._assign(store)
                     break
                 self._check_deadline(f"{self._world_size} processes", store)
-                self._beacons.send(me)
-                self._beacons.receive(_BEACON_SECONDS, take)
+                self._multicast.send(me)
+                self._multicast.receive(_ANNOUNCE_SECONDS, take)
                 if rivals:
                     return None
             rank = self._read_rank(store, mine)
             enrolled = True
             return store, rank
         except _MisfitError:
-            # The others learn of it from this store.
+            # The others read the error in this store.
             with contextlib.suppress(DistStoreError):
                 store.tail(_HEARD, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
             raise
@@ -138,8 +140,8 @@ class _Search:
             if not enrolled:
                 store.close()
 
-    def _join(self, host: Beacon) -> tuple[Store, int] | None:
-        """Join the store of another; return None when it went away before all had come."""
+    def _join(self, host: Announcement) -> tuple[Store, int] | None:
+        """Join another process's store; return None when it ended before all had come."""
         store: TCPStore | None = None
         enrolled = False
         try:
@@ -171,7 +173,7 @@ class _Search:
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)
-        # In the order of the numbers, so that the last one's key means that all are there.
+        # In the order of the numbers: the last one's key means that all have come.
         if mine > 1:
             store.wait([f"{_MEMBER}/{mine - 1}"])
         size = str(self._world_size).encode()
@@ -203,11 +205,11 @@ class _Search:
 
 
 class _MisfitError(DistStoreError):
-    """Processes that do not fit together: by their ranks, their world sizes, or their number."""
+    """Processes whose ranks, world sizes or number do not fit together."""
 
 
 def _fill(ranks: Sequence[int]) -> dict[str, object]:
-    """Return the ranks, with -1 replaced by those that are left, or what is wrong with them."""
+    """Return the ranks, with each -1 replaced by a free rank, or the error in them."""
     given = [rank for rank in ranks if rank >= 0]
     twice = sorted({rank for rank in given if given.count(rank) > 1})
     if twice:

@@ -1,4 +1,4 @@
-"""``tcp://host:port``, ``file:///path`` and ``solo://``: where to meet is in the URL."""
+"""``tcp://host:port``, ``file:///path`` and ``solo://``: the URL names the meeting point."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ipaddress
 import logging
 
 from transport._deadline import Deadline
+from transport._rendezvous.rank_claims import claim_rank, in_group
 from transport._rendezvous.request import Request
-from transport._rendezvous.seats import in_group, take_seat
 from transport._store.base import Store
 from transport._store.file.store import FileStore
 from transport._store.hash_store import HashStore
@@ -25,7 +25,7 @@ def tcp_rendezvous(request: Request) -> tuple[Store, int, int]:
     if not host or port <= 0:
         raise ValueError(f"init_method must be tcp://host:port, got {request.url!r}")
     if is_multicast(host):
-        # Few meet like this, and datagrams are not for those who do not.
+        # Few jobs use multicast; the others do not import its code.
         from transport._rendezvous.multicast import multicast_rendezvous
 
         return multicast_rendezvous(request)
@@ -62,14 +62,14 @@ def static_store(request: Request, host: str, port: int, rank: int, world_size: 
         store.set_timeout(deadline.seconds)
         return in_group(store, request.group_name)
 
-    return take_seat(connect, rank, world_size, request.deadline())[0]
+    return claim_rank(connect, rank, world_size, request.deadline())[0]
 
 
 def file_rendezvous(request: Request) -> tuple[Store, int, int]:
     """Return a store in the URL's file, the rank and the world size.
 
-    Without a rank (on all processes, or on none) ranks go in the order of arrival. The last
-    process removes the file; what a crashed job left there is thrown away.
+    Without ranks (on all processes, or on none) they are assigned in the order of arrival. The last
+    process removes the file. The remains of a crashed job in it are discarded.
     """
     if request.host not in ("", "localhost") or not request.path.startswith("/"):
         raise ValueError(f"init_method must be file:///absolute/path, got {request.url!r}")
@@ -81,15 +81,15 @@ def file_rendezvous(request: Request) -> tuple[Store, int, int]:
         store.set_timeout(deadline.seconds)
         return in_group(store, request.group_name)
 
-    store, rank = take_seat(connect, request.rank, world_size, request.deadline())
+    store, rank = claim_rank(connect, request.rank, world_size, request.deadline())
     return store, rank, world_size
 
 
 def solo_rendezvous(request: Request, why: str | None = None) -> tuple[Store, int, int]:
-    """Return a store of this process's own, rank 0 and world size 1, and say in the log ``why``.
+    """Return a store in this process, rank 0 and world size 1; log ``why``.
 
-    For debuggers, notebooks and tests of a program by itself. It is a warning: a launcher that was
-    forgotten on a cluster looks the same. Raises ValueError for another rank or world size in the
+    For debuggers, notebooks and tests of a single process. It logs a warning, because a forgotten
+    launcher on a cluster looks the same. Raises ValueError for another rank or world size in the
     URL.
     """
     why = why or repr(request.url)

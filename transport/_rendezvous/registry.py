@@ -1,4 +1,4 @@
-"""The registry of rendezvous methods: a URL's scheme and what serves it."""
+"""The registry of rendezvous methods: URL schemes and their handlers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def _handler(meet: Callable[[Request], tuple[Store, int, int]]) -> RendezvousHandler:
-    """Return the handler for a method of our own: it has one rendezvous to give."""
+    """Return the handler for one of our own methods, which yields once."""
 
     def handle(
         url: str, *, timeout: float, group_name: str, secret: Secret, **_: Any
@@ -70,22 +70,22 @@ def rendezvous(
     secret: Secret = ...,
     **others: Any,
 ) -> Iterator[tuple[Store, int, int]]:
-    """Return an iterator over (store, rank, world size), of which the first is what to use.
+    """Return an iterator over (store, rank, world size); use its first item.
 
     Args:
-        url: how the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``,
+        url: How the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``,
             ``solo://`` (alone), or a registered scheme.
-        rank: this process' rank; -1: from the URL, the environment, or assigned.
-        world_size: the number of ranks; -1: from the URL or the environment.
-        timeout: how long to wait for the others, and the store's timeout; seconds or a timedelta.
-        group_name: tells apart jobs that meet at the same place.
-        secret: the job's secret; default: from the environment.
-        others: handed to the handler of a registered scheme.
+        rank: This process' rank; -1: from the URL, the environment, or assigned.
+        world_size: The number of ranks; -1: from the URL or the environment.
+        timeout: How long to wait for the others, and the store's timeout; seconds or a timedelta.
+        group_name: Tells apart jobs that meet at the same place.
+        secret: The job's secret; default: from the environment.
+        others: Handed to the handler of a registered scheme.
 
-    Raises ValueError for an unknown scheme, TypeError for a URL that is no ``str`` and numbers that
-    are none. What the handlers raise comes at the first ``next``: ValueError for a URL that lacks
-    something, ``DistStoreError`` when not all ranks come in time, ``DistNetworkError`` when the
-    store cannot be reached.
+    Raises ValueError for an unknown scheme, TypeError for a URL that is no ``str`` or a number that
+    is none. The first ``next`` raises the handlers' errors: ValueError for an incomplete URL,
+    ``DistStoreError`` when ranks are missing at the deadline, ``DistNetworkError`` when the store
+    cannot be reached.
     """
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"url must be a str, got {type(url).__name__}: {url!r}")

@@ -1,4 +1,4 @@
-"""What a process asks a rendezvous for: a URL, read and checked once, and whose it is."""
+"""A process's request to a rendezvous: a URL, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def known_secret(secret: Secret) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The parts of ``scheme://host:port/path?rank=R&world_size=N`` (-1: not given), the seconds
-    that others are waited for, and whose the rendezvous is.
+    """The parts of ``scheme://host:port/path?rank=R&world_size=N`` (-1: not given), the timeout in
+    seconds, and the name of the job.
 
     ``host`` is without brackets, ``path`` decoded.
     """
@@ -40,9 +40,7 @@ class Request:
 
     @classmethod
     def parse(cls, url: str, timeout: float, group_name: str, secret: Secret) -> Request:
-        """Return the request with the parts of ``url``; raise ValueError that names what is wrong
-        in it.
-        """
+        """Return the request with the parts of ``url``; raise ValueError for a wrong one."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -69,7 +67,7 @@ class Request:
         return known_secret(self.given)
 
     def deadline(self) -> Deadline:
-        """Return the moment until which others are waited for, from now on."""
+        """Return the deadline for the other ranks, from now on."""
         return Deadline.after(self.timeout)
 
     def check_place(self, *, rank_needed: bool = True) -> None:
@@ -87,7 +85,9 @@ class Request:
             )
 
     def check_found(self, rank: int, world_size: int, why: str) -> None:
-        """Raise ValueError when the URL has another rank or world size than there are: ``why``."""
+        """Raise ValueError when the URL contradicts the real rank or world size; ``why`` says how
+        these are known.
+        """
         for name, given, real in (
             ("rank", self.rank, rank),
             ("world_size", self.world_size, world_size),
@@ -99,7 +99,7 @@ class Request:
 def with_place(url: str, rank: int, world_size: int) -> str:
     """Return ``url`` with rank and world size (-1: not given) in its query.
 
-    Raises ValueError when the query says something else already, TypeError for what is no number.
+    Raises ValueError when the query contradicts them, TypeError for a value that is no number.
     """
     base, _, text = url.partition("?")
     query = dict(parse_qsl(text))

@@ -1,7 +1,8 @@
 """The store: a small key-value service through which ranks find each other.
 
-Keys are ``str``, values ``bytes``. The names and their meaning are c10d's. Here is what all stores
-have in common; what is behind one only carries out commands (``transport._store.commands``).
+Keys are ``str``, values ``bytes``. The names and their meaning are c10d's. ``Store`` is the part
+that all stores share: it turns methods into commands (``transport._store.commands``), and a
+subclass carries them out.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ class Store(ABC):
 
     Keys are ``str``; values ``bytes``, or ``str``, of which the UTF-8 is kept. All methods may be
     called from several threads. A blocking method ends by its own ``timeout`` (seconds or a
-    timedelta), else the store's, with a ``StoreTimeoutError`` that names the keys that did not
-    come and the store. Methods raise ``DistStoreError`` when the store cannot be reached or is
-    closed, TypeError and ValueError for arguments.
+    timedelta), else the store's. It then raises a ``StoreTimeoutError`` that names the store and
+    the missing keys. Methods raise ``DistStoreError`` when the store cannot be reached or is
+    closed, TypeError and ValueError for wrong arguments.
     """
 
     def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
-        # What ends waits now, by who said so, and what did last: of this object and all that are
-        # the same store (``with_patience``).
+        # Errors that end all waits now, by the party that set them (``end_waits``), and the last
+        # one set. Shared by all objects that are the same store (``with_patience``).
         self._ends: dict[object, DistError] = {}
         self._last_end: list[DistError] = []
 
-    # What is behind the store.
+    # Implemented by each kind of store.
 
     @abstractmethod
     def _ask(self, op: Op, fields: Fields) -> Fields:
@@ -57,9 +58,9 @@ class Store(ABC):
 
     @abstractmethod
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
-        """Return the answer to a command that may have to wait for one.
+        """Return the answer to a command, waiting for it if necessary.
 
-        Raises what ``_waited_in_vain`` returns when it has not come in time.
+        Raises the error of ``_waited_in_vain`` at the deadline.
         """
 
     def _key(self, key: str) -> bytes:
@@ -70,24 +71,25 @@ class Store(ABC):
         return [self._key(key) for key in list_keys(keys)]
 
     def _tell(self, op: Op, fields: Fields) -> None:
-        """Carry out a command whose answer nobody waits for, before all later ones of this client.
+        """Carry out a command without waiting for its answer, before all later ones of this client.
 
-        That it could not be carried out is an error of the next one.
+        If it fails, the next command raises.
         """
         self._ask(op, fields)
 
     def _will(self, key: bytes, value: bytes) -> bool:
-        """Take the will, if there is somebody to notice that this client is gone."""
+        """Register the will; return False if no server can notice the loss of this client."""
         del key, value
         return False
 
     def _seconds(self, timeout: Timeout | None) -> float:
-        """Return how long a call waits that was given ``timeout``."""
+        """Return the seconds that a call waits when given ``timeout``."""
         return self._timeout if timeout is None else to_seconds(timeout)
 
     def _waited_in_vain(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
-        """Return the error of a wait that has ended without the keys that are ``missing``."""
-        # One that ended early was ended, though whoever did so may have taken it back since.
+        """Return the error of a wait that ended while the keys ``missing`` do not exist."""
+        # A wait that ended before its deadline was ended by ``end_waits``, even if that was taken
+        # back since.
         if self._last_end and (self._ends or not deadline.expired):
             # A copy, because each thread that raises it adds a traceback of its own.
             return copy(self._last_end[0])
@@ -101,15 +103,15 @@ class Store(ABC):
     # Values.
 
     def set(self, key: str, value: Value) -> None:
-        """Write ``value`` under ``key``, over whatever was there."""
+        """Write ``value`` under ``key``, replacing an earlier value."""
         self._ask(Op.SET, (self._key(key), to_bytes(value)))
 
     def post(self, key: str, value: Value, *, once: bool = False) -> None:
-        """Write ``value`` under ``key`` like ``set``, without waiting until that is done; ``once``:
-        unless there is something already.
+        """Write ``value`` under ``key`` like ``set``, without waiting for the server. With
+        ``once``, keep a value that is already there.
 
-        It is done before any later call on this object; a server that cannot be reached is an error
-        of that call.
+        It takes effect before any later call on this object. If the server cannot be reached, the
+        later call raises.
         """
         if once:
             self._tell(Op.COMPARE_SET, (self._key(key), b"", to_bytes(value)))
@@ -129,7 +131,7 @@ class Store(ABC):
         return int(self._ask(Op.ADD, (self._key(key), b"%d" % number))[0])
 
     def append(self, key: str, value: Value) -> None:
-        """Add ``value`` behind the value of ``key``; create it when missing."""
+        """Append ``value`` to the value of ``key``; create the key when missing."""
         self._ask(Op.APPEND, (self._key(key), to_bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -179,7 +181,8 @@ class Store(ABC):
         self._await(Op.WAIT, self._keys(keys), timeout)
 
     def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
-        """Wait until the value of ``key`` is longer than ``offset`` bytes; return what is behind.
+        """Wait until the value of ``key`` is longer than ``offset`` bytes; return the bytes from
+        there.
 
         With ``append`` this makes a key a log that every rank can follow.
         """
@@ -231,19 +234,19 @@ class Store(ABC):
         return False
 
     def set_will(self, key: str, value: Value) -> bool:
-        """Have ``value`` appended to ``key`` when this client is gone without ``close``.
+        """Have the server append ``value`` to ``key`` if this client disappears without ``close``.
 
-        Return False where the store has nobody to notice: in one process, and in a file. A
-        TCPStore's server notices within milliseconds. One will a client: the last one holds.
+        Return False for stores without a server: in one process, and in a file. A TCPStore's server
+        notices within milliseconds. A client has one will; a later one replaces it.
         """
         return self._will(self._key(key), to_bytes(value))
 
     def with_patience(self, seconds: float) -> Store:
-        """Return this store for whoever cannot wait for a server that is silent.
+        """Return this store for callers that cannot wait for a silent server.
 
-        Its calls raise ``DistStoreError`` when the server is late by more than ``seconds`` with its
-        answer (that nothing came is owed at a wait's own timeout). It is no clone: one closes the
-        object that it was made from.
+        Its calls raise ``DistStoreError`` when the server's answer is late by more than
+        ``seconds``. (A wait's answer is due at the wait's own timeout.) It is no clone: close only
+        the original object.
         """
         del seconds
         return self
@@ -258,18 +261,20 @@ class Store(ABC):
     def aside(self) -> Store:
         """Return a store over the same data whose ``hang_up`` ends its own waits alone.
 
-        Like a ``clone``, which costs some round trips to a server and this does not. To be closed,
-        like a clone; waits under way when the object that it was made from is closed end with it.
+        It is cheaper than a ``clone``, which costs round trips to a server. Close it like a clone.
+        Waits under way also end when the original object is closed.
         """
         return self.clone()
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """Have the waits on this object that are under way, and later ones for what is not there,
-        raise ``error``: whoever should write it is known to be gone. None: wait again.
+        """Make waits for missing keys on this object raise ``error``, those under way and later
+        ones.
 
-        Ranks that are threads may share the object: each takes back, as the hashable ``by``, only
-        what it said itself. Any thread. Clones, what it has ``aside``, and other users of the data
-        are not concerned.
+        Used when the writer is known to be lost. None lifts it again. Any thread.
+
+        Ranks that are threads may share the object: each lifts only the error that it set as the
+        hashable ``by``. Clones, stores made by ``aside``, and other users of the data are not
+        affected.
         """
         if error is None:
             self._ends.pop(by, None)
@@ -278,18 +283,19 @@ class Store(ABC):
             self._last_end[:] = [error]
 
     def hang_up(self) -> None:
-        """Have this object's waits under way, and all its later calls, end with ``DistStoreError``,
-        without a word to whoever serves. Any thread; never blocks. ``close`` is still due.
+        """End this object's waits under way, and all later calls, with ``DistStoreError``.
+
+        It sends nothing to the server. Any thread; never blocks. Call ``close`` afterwards.
         """
         self.close()
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections and files; waits under way end with ``DistStoreError``."""
+        """Close connections and files; waits under way end with ``DistStoreError``."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what a person calls this store, for messages: ``TCPStore(host:port)``."""
+        """Return the store's name for messages: ``TCPStore(host:port)``."""
 
     @property
     def in_one_process(self) -> bool:
@@ -299,8 +305,8 @@ class Store(ABC):
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object that all users of this store in this process share under ``key``.
 
-        ``factory()`` makes it when there is none. Only a store that lives in one process has such;
-        the others raise ``DistStoreError``.
+        ``factory()`` makes it when missing. Only a store that lives in one process has such
+        objects; the others raise ``DistStoreError``.
         """
         raise DistStoreError(
             f"{self.describe()} cannot share {key!r} inside a process; expected a HashStore"

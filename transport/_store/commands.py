@@ -1,6 +1,7 @@
-"""What may be asked of a store's data: commands with fields of bytes, answered with fields.
+"""The commands on a store's data: fields of bytes in, fields of bytes out.
 
-A ``HashStore`` has them behind a lock, a ``FileStore`` in a log, a ``TCPStore`` on a wire.
+A ``HashStore`` runs them under a lock, a ``FileStore`` from a log, a ``TCPStore`` over a
+connection.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CHANGES = frozenset(
 
 
 def wanted(op: Op) -> str:
-    """Return what a command waits for, before the names of the keys."""
+    """Return the words for the awaited thing, which stand before the keys in a message."""
     if op == Op.POP:
         return "a value in queue"
     return "more at the end of key" if op == Op.TAIL else "key"
@@ -63,7 +64,7 @@ MakeWaiter = Callable[[Fields, Deliver], tuple[Table, Waiter]]
 
 
 def _nothing(method: Callable[..., None]) -> Answer:
-    """Return the command that does ``method`` with its fields, and answers that it is done."""
+    """Return the command that calls ``method`` with its fields and answers with no field."""
 
     def answer(fields: Fields) -> Fields:
         method(*fields)
@@ -73,7 +74,7 @@ def _nothing(method: Callable[..., None]) -> Answer:
 
 
 def _found(method: Callable[..., bytes | None]) -> Answer:
-    """Return the command that answers with the value that ``method`` returns, if there is one."""
+    """Return the command that answers with the value of ``method``, or has no answer yet."""
 
     def answer(fields: Fields) -> Fields | None:
         value = method(*fields)
@@ -83,12 +84,12 @@ def _found(method: Callable[..., bytes | None]) -> Answer:
 
 
 def _number(method: Callable[..., int]) -> Answer:
-    """Return the command that answers with the number, or the truth, that ``method`` returns."""
+    """Return the command that answers with the number or truth value of ``method``."""
     return lambda fields: (b"%d" % method(*fields),)
 
 
 class Commands:
-    """The commands over one table. Fields that are wrong raise ValueError or TypeError.
+    """The commands over one table. Wrong fields raise ValueError or TypeError.
 
     One thread at a time.
     """
@@ -153,13 +154,13 @@ class Commands:
         }
 
     def answer(self, op: int, fields: Fields) -> Fields | None:
-        """Return the answer to a command that has one now, else None: then ``waiter`` has it."""
+        """Return the answer to a command; None if it must wait (then call ``waiter``)."""
         run = self._at_once.get(op)
         return None if run is None else run(fields)
 
     def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
-        """Return who waits for the answer to a command, for ``deliver``, and the table to submit
-        it to. Raises ValueError for numbers that are no such command's.
+        """Return the waiter for a command's answer, and the table that it must be submitted to. It
+        calls ``deliver`` once. Raises ValueError for an opcode that never waits.
         """
         if op not in self._waits:
             raise ValueError(f"opcode {op} is none of ours")

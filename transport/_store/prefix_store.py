@@ -1,4 +1,4 @@
-"""A part of another store, apart from its other users' keys."""
+"""A namespace inside another store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def underlying(store: Any) -> Any:
-    """Return the store below all prefixes, which may be another library's, as ``store`` may."""
+    """Return the store below all prefixes. Both may be another library's."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
@@ -25,8 +25,8 @@ def underlying(store: Any) -> Any:
 class PrefixStore(Store):
     """Wraps ``store`` and puts ``prefix/`` before every key.
 
-    The timeout is the wrapped store's, and so is ``num_keys`` (keys of all prefixes). ``close``
-    closes the wrapped store: call it on what a ``clone`` returned, or when nobody shares it.
+    Timeout and ``num_keys`` (keys of all prefixes) are those of the wrapped store. Closing it
+    closes the wrapped store: close a ``clone``, or make sure that no other user shares the store.
     Raises TypeError for a ``prefix`` that is no ``str`` and a ``store`` that is no ``Store``.
     """
 
@@ -40,12 +40,12 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Store:
-        """The store that is wrapped."""
+        """The wrapped store."""
         return self._store
 
     @property
     def prefix(self) -> str:
-        """What is put, with a slash, before every key."""
+        """The prefix of every key, without its slash."""
         return self._prefix
 
     # The prefix.
@@ -61,15 +61,13 @@ class PrefixStore(Store):
         return [from_key(key[len(start) :]) for key in keys if key.startswith(start)]
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
-        """Return the wrapped store's object under the key with the prefix, made by ``factory()``
-        when there is none.
+        """Return the wrapped store's object under the prefixed key; ``factory()`` makes it when
+        missing.
         """
         return self._store.in_process(f"{self._prefix}/{key}", factory)
 
     def with_patience(self, seconds: float) -> PrefixStore:
-        """Return the same prefix over the wrapped store for whoever cannot wait, when its server is
-        silent, for longer than ``seconds``.
-        """
+        """Return the same prefix over the wrapped store ``with_patience(seconds)``."""
         return PrefixStore(self._prefix, self._store.with_patience(seconds))
 
     def clone(self) -> PrefixStore:
@@ -77,14 +75,14 @@ class PrefixStore(Store):
         return PrefixStore(self._prefix, self._store.clone())
 
     def aside(self) -> PrefixStore:
-        """Return the same prefix over what the wrapped store has aside."""
+        """Return the same prefix over the wrapped store's ``aside()``."""
         return PrefixStore(self._prefix, self._store.aside())
 
     def describe(self) -> str:
-        """Return what a person calls this store: its prefix, and the store that is wrapped."""
+        """Return the name for messages: the prefix and the wrapped store."""
         return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
 
-    # All else is the wrapped store's.
+    # Everything else goes to the wrapped store.
 
     def _ask(self, op: Op, fields: Fields) -> Fields:
         return self._store._ask(op, fields)
@@ -118,11 +116,11 @@ class PrefixStore(Store):
         self._store.set_timeout(timeout)
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """Have the waits of all who use the wrapped object raise ``error``, on behalf of ``by``."""
+        """Make the waits of all users of the wrapped object raise ``error``, as ``by``."""
         self._store.end_waits(error, by)
 
     def hang_up(self) -> None:
-        """Have the wrapped store's waits under way, and its later calls, end at once."""
+        """End the wrapped store's waits under way, and its later calls, at once."""
         self._store.hang_up()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The data of a store and those who wait for it, without threads, locks or input and output.
+"""The data of a store and its waiters, without threads, locks, input or output.
 
-A ``HashStore`` keeps one behind a lock, a server one in its loop, a ``FileStore`` one as its copy
-of the file.
+A ``HashStore`` keeps one under a lock, a server in its event loop, a ``FileStore`` as its copy of
+the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Table:
         self._waiting_for_value: dict[bytes, dict[Waiter, None]] = {}
         self._waiting_for_queue: dict[bytes, dict[Waiter, None]] = {}
         self.changes = 0
-        """How often anything was written or taken."""
+        """The number of writes and removals so far."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -53,11 +53,11 @@ class Table:
         return len(self._values.get(key, b""))
 
     def get_from(self, key: bytes, offset: int) -> bytes:
-        """Return what is behind ``offset`` in the value of ``key``."""
+        """Return the value of ``key`` from ``offset`` on."""
         return bytes(self._values.get(key, b"")[offset:])
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return those of ``keys`` that do not exist."""
+        """Return the ``keys`` that do not exist."""
         return [key for key in keys if key not in self._values]
 
     def first_missing(self, keys: Sequence[bytes], begin: int) -> int:
@@ -82,7 +82,7 @@ class Table:
         return total
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Add ``value`` behind the value of ``key``."""
+        """Append ``value`` to the value of ``key``."""
         held = self._values.get(key)
         if held is None:
             self.set(key, value)
@@ -95,7 +95,7 @@ class Table:
             self._wake(self._waiting_for_value, key)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Write ``desired`` over ``expected``, a missing key counting as an empty value."""
+        """Replace ``expected`` by ``desired``; a missing key counts as an empty value."""
         held = self.get(key)
         if held is None and expected:
             return expected
@@ -134,7 +134,7 @@ class Table:
         return len(self._queues.get(key, ()))
 
     def submit(self, waiter: Waiter) -> bool:
-        """Complete ``waiter`` now and return True, or keep it and complete it once it can be."""
+        """Complete ``waiter`` now and return True, or keep it until it can be completed."""
         key = waiter.advance(self)
         if key is None:
             waiter.parked_at = None
@@ -187,7 +187,7 @@ class Waiter(ABC):
 
 
 class KeysWaiter(Waiter):
-    """Waits until all ``keys`` exist at once; wants their values, or not."""
+    """Waits until all ``keys`` exist at once; ``values``: returns their values."""
 
     def __init__(
         self, keys: Sequence[bytes], deliver: Callable[[Waiter], None], *, values: bool
@@ -197,7 +197,7 @@ class KeysWaiter(Waiter):
         self._position = 0
 
     def advance(self, table: Table) -> bytes | None:
-        """See the base. Each key is looked at a constant number of times, unless one is deleted."""
+        """See the base. Each key is checked a constant number of times, unless one is deleted."""
         keys = self.keys
         begin = self._position
         self._position = table.first_missing(keys, begin)
@@ -215,7 +215,7 @@ class KeysWaiter(Waiter):
 
 
 class PopWaiter(Waiter):
-    """Waits for a value in a queue and takes it; who waits longest is served first."""
+    """Waits for a value in a queue and takes it; the longest waiter is served first."""
 
     wants_queue = True
 

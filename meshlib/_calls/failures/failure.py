@@ -51,11 +51,12 @@ class Failure:
     # ------------------------------------------------------------------ breaking
 
     def fail(self, error: DistError) -> None:
-        """Break the group here: whoever is in a call of it, and every later call, raises it."""
+        """Break the group on this rank: calls under way and later calls raise the error."""
         state = self._state
         with state.lock:
             communicators = state.open_communicators()
-            # What was aborted before has its own reason, which others may have told first.
+            # A communicator aborted earlier has its own reason, which others may have reported
+            # first.
             for communicator in communicators:
                 if communicator.abort_reason is not None:
                     error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
@@ -80,12 +81,12 @@ class Failure:
             self.fail(error)
 
     def note_told(self) -> None:
-        """Note that whoever makes the calls was told what broke the group, if it is broken."""
+        """Note that the program has seen the failure, if the group is broken."""
         if self._state.error is not None:
             self._state.retire()
 
     def told(self, record: Record, error: BaseException) -> BaseException:
-        """Return ``error``, of which whoever waits for ``record``'s end is told now."""
+        """Return ``error``; if ``record`` is synchronous, note that the program sees it now."""
         if record.sync:
             self.note_told()
         return error

@@ -1,20 +1,20 @@
-"""Turning one rank's trouble into one report that every rank raises.
+"""Turns one rank's error into one report that every rank raises.
 
 The protocol, over the job's store, whose log of events (``events``) each rank's watcher follows.
 
-1. A rank whose call fails tries to become the reporter of its group: the first to write
-   ``failure/<group>`` is. The others wait for its report.
+1. A rank whose call fails tries to become the reporter of its group, by being the first to
+   write ``failure/<group>``. The others wait for its report.
 2. The reporter appends a ``Query``. Each watcher answers with a statement: the rank's last calls
-   in the group and the Python stack of its main thread. Who does not answer is silent.
+   in the group and the Python stack of its main thread. A rank without an answer is silent.
 3. The reporter writes an ``Abort`` with the full message. Each watcher marks the group as broken
-   and aborts its communicators, which wakes whoever is blocked; all raise the same message.
+   and aborts its communicators, which wakes blocked threads. All raise the same message.
 
-A rank that disappears is announced by a ``RankLost`` event: by the store's server (a will) or by
-the launcher's agent. It breaks every group that the rank was a member of.
+A ``RankLost`` event announces a rank that disappears: from the store's server (a will) or from the
+launcher's agent. It breaks every group of that rank.
 
-A rank that leaves in good order says in a ``Leave`` event which groups it has made calls on. There
-its channels close, which tells who still waits for it. The other groups go on without it, and
-break when a call needs it: nobody would ever open a channel.
+A rank that leaves in good order lists in a ``Leave`` event the groups on which it has made calls.
+Its channels there close, which wakes the peers that wait for it. The other groups go on without it,
+and break when a call needs it, because it would never open a channel.
 """
 
 from __future__ import annotations

@@ -114,9 +114,10 @@ class Granted(Record):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Record):
-    """The leader's answer to a ``Hello``: the agent takes part in an attempt, as its node number
-    ``node``, with the ranks from ``first`` on. ``nodes`` and ``world_size`` are what the attempt
-    begins, or has begun, with.
+    """The leader's answer to a ``Hello``: the agent's place in an attempt.
+
+    It is node number ``node``, with the ranks from ``first`` on. The attempt begins, or has begun,
+    with ``nodes`` and ``world_size``.
     """
 
     agent: str

@@ -1,8 +1,8 @@
-"""What is known of several nodes: where they meet, and which is which.
+"""Options of several nodes: the meeting point, and this node's number.
 
 The command line comes first, then torchrun's ``PET_`` variables, then the engine that started
-meshrun. A node's number and the address at which nodes meet are one answer and are taken from one
-source: node 0 is at that address.
+meshrun. A node's number and the meeting point must come from one source, because node 0 is at that
+address.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
     secret = _secret(given.secret_file)
     if secret is None and not is_loopback(host):
         raise ValueError(
-            f"nodes that meet at {host} need a secret that all of them know: run `meshlib secret`"
-            " once where they share a home, or give all of them the same"
-            f" {environment.SECRET}, or --secret-file FILE"
+            f"nodes that meet at {host} need a common secret. Run `meshlib secret` once if they"
+            f" share a home. Otherwise give all of them the same {environment.SECRET}, or"
+            " --secret-file FILE"
         )
     meeting = NodeOptions(
         least=least,
@@ -160,10 +160,10 @@ _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
 def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Fill in what the parsed command line leaves open; return what was filled in, and by whom.
+    """Fill in the options that the command line leaves open; return these and their sources.
 
-    Raises ValueError (LaunchEnvironmentError) when an engine speaks of several nodes and not of
-    how they meet, and when what it says would make wrong worlds.
+    Raises ValueError (LaunchEnvironmentError) when an engine announces several nodes without a
+    meeting point, and when its values would make wrong worlds.
     """
     notes: list[str] = []
     inside = bool(variables.get(environment.RUN_ID))

@@ -1,10 +1,9 @@
 """The checkpoints in a folder: ``step-100``, each complete or not there.
 
-A checkpoint is complete when the ``zarr.json`` at its top is there, which is written last. What has
-none is still being written, or is what a job left that was killed. The newest checkpoint is the one
-that was begun last. Where that is not the one of the highest step, because a run went back or saved
-a step again, its name says so: ``step-100.1`` is newer than ``step-300``, and ``step-200.1`` is
-newer than both.
+A checkpoint is complete when the ``zarr.json`` at its top exists, which is written last. Without
+it, the save is under way, or its job was killed. The newest checkpoint is the one whose save began
+last. If another one has a higher step, because a run went back or saved a step again, the name
+shows it. So ``step-100.1`` is newer than ``step-300``, and ``step-200.1`` is newer than both.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Entry:
 
 
 class Entries(NamedTuple):
-    """What is in a folder, each from the oldest to the newest."""
+    """The entries of a folder, each kind from the oldest to the newest."""
 
     complete: list[Entry]
     """The checkpoints, of each step the newest one."""

@@ -1,12 +1,12 @@
-"""In which chunks an array is kept, and which rank writes each: a plan that all ranks know.
+"""The chunks of an array and the rank that writes each: a plan that all ranks compute alike.
 
-Chunks lie along the shards, so that a rank writes what it has and each chunk has one writer. Where
-several ranks have the same values (replicas), their part is cut into chunks for each, and these are
-dealt out by bytes: to whoever has the fewest so far.
+Chunks lie along the shards, so a rank writes its own data and each chunk has one writer. If several
+ranks have the same values (replicas), their part is cut into chunks. Each chunk goes to the replica
+with the fewest bytes so far.
 
-A grid's chunks are all of one size. The parts of a dim that one mesh dim splits are so, but for the
-last; those of a dim that several split unevenly are not, and are first gathered along all but the
-outermost of them.
+All chunks of a grid have one size. One mesh dim splits an array dim into equal parts, except for
+the last. Several mesh dims may split it unevenly; such parts are first gathered to the split of the
+outermost mesh dim.
 """
 
 from __future__ import annotations

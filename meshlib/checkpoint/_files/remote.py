@@ -106,7 +106,7 @@ class FsspecStorage(Storage):
         return FsspecStorage(f"{self.location.rstrip('/')}/{folder}")
 
     def sync(self) -> None:
-        """Nothing: what was written is there."""
+        """Do nothing: written files are durable already."""
 
     def forget(self) -> None:
         """Nothing: there is no sync."""

@@ -32,12 +32,12 @@ class Reader(Protocol):
 
 
 class Storage(ABC):
-    """A folder, ``location``, and what lies in it by name (``step-5/model/weight/c.0.0``).
+    """A folder, ``location``, and its files by name (``step-5/model/weight/c.0.0``).
 
     Files are written once and never changed; ``write`` makes the folders above. ``sync`` returns
-    when all that this object has written would outlive a loss of power. What is read must be a
-    regular file in ``location``: ``size`` and ``open`` raise CheckpointError, naming it, for a link
-    that leads out of it, a pipe, a device.
+    when all files of this object would survive power loss. Only regular files in ``location`` are
+    read: for a link that leads out of it, a pipe or a device, ``size`` and ``open`` raise a
+    CheckpointError with its name.
     """
 
     location: str
@@ -113,7 +113,7 @@ class Storage(ABC):
 
     @property
     def place(self) -> str:
-        """What is the same only where the same ``location`` leads to the same folder."""
+        """An identity: equal only if the same ``location`` leads to the same folder."""
         return self.location
 
     def path(self, name: str) -> str:

@@ -184,7 +184,7 @@ def test_groups_end_without_a_call_too_many(
     before = set(threading.enumerate())
     run(body)
     left = {thread.name for thread in set(threading.enumerate()) - before}
-    assert not [name for name in left if "ledger" in name], left
+    assert not [name for name in left if "comparer" in name], left
 
 
 @pytest.fixture

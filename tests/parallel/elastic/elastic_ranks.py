@@ -13,7 +13,7 @@ from meshlib._job.world import World
 from parallel import DistributedDataParallel, fully_shard, nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
 from transport._communicators.runtime import Runtime
-from transport._rendezvous.seats import take_turn
+from transport._rendezvous.rank_claims import next_job_part
 from transport._store.hash_store import HashStore
 
 WAIT = 60.0
@@ -70,7 +70,7 @@ class ThreadJob:
         world = None
         try:
             world = World(
-                take_turn(self._store.clone(), rank),
+                next_job_part(self._store.clone(), rank),
                 rank,
                 self.size,
                 runtime=Runtime(),

@@ -274,8 +274,8 @@ class FakeNccl:
 
 def channel(membership: Membership) -> Callable[[], Communicator]:
     """What the members compare their calls by."""
-    store = PrefixStore("ledger", membership.store)
-    beside = replace(membership, group=f"{membership.group}/ledger", store=store)
+    store = PrefixStore("comparer", membership.store)
+    beside = replace(membership, group=f"{membership.group}/comparer", store=store)
     return lambda: lookup("inproc").make(beside)
 
 

@@ -158,7 +158,7 @@ def test_master_addr_and_port_are_stronger_than_what_is_implied() -> None:
 def test_what_is_no_task_of_a_step_is_no_rank(variables: dict[str, str]) -> None:
     """A batch script waited for ranks 1 to 3."""
     assert detect(variables).launcher == "no launcher"
-    assert "expected srun python" in hints(variables)
+    assert "Expected srun python" in hints(variables)
 
 
 @pytest.mark.parametrize(

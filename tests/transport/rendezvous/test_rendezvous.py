@@ -164,12 +164,12 @@ class TestTcp:
     def test_two_processes_with_one_rank(
         self, monkeypatch: pytest.MonkeyPatch, free_port: int
     ) -> None:
-        monkeypatch.setattr("transport._rendezvous.seats._STRANGER_SECONDS", 0.2)
+        monkeypatch.setattr("transport._rendezvous.rank_claims._STRANGER_SECONDS", 0.2)
         url = f"tcp://127.0.0.1:{free_port}"
         with meeting(url, range(2)):
             monkeypatch.setattr("os.getpid", lambda real=threading.get_native_id: real() + 10**6)
             with pytest.raises(
-                DistStoreError, match=r"no seat within .* rank 1 has joined already"
+                DistStoreError, match=r"no rank within .* rank 1 has joined already"
             ):
                 meet(url, 1, 2)
             monkeypatch.undo()
@@ -228,7 +228,7 @@ class TestFile:
     def test_a_stale_file(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         crashed = FileStore(path, 2)
-        crashed.set("rendezvous/seat/0", "crashed")
+        crashed.set("rendezvous/rank/0", "crashed")
         crashed.set("old", "")
         crashed._log.close()  # as the end of its process does
         with meeting(f"file://{path}", [0, 1]) as met:

@@ -129,7 +129,10 @@ class TestImpliedAddress:
     def test_rank_0_has_to_be_there(self, env: pytest.MonkeyPatch) -> None:
         env.setenv("MESHLIB_SECRET", "ab" * 32)
         env.setenv("SLURM_PROCID", "0")
-        with pytest.raises(LaunchEnvironmentError, match=r"192.0.2.1, which is no address of this"):
+        with pytest.raises(
+            LaunchEnvironmentError,
+            match=r"lists 192.0.2.1 as its first node, but started rank 0 on",
+        ):
             meet("env://")
 
 

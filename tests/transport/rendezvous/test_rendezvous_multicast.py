@@ -21,8 +21,8 @@ from transport._errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from transport._rendezvous.beacon import Beacon, BeaconSocket, new_identity
-from transport._rendezvous.multicast import _Search
+from transport._rendezvous.announcements import Announcement, MulticastSocket, new_identity
+from transport._rendezvous.multicast import _StoreSearch
 from transport._rendezvous.plain import is_multicast
 
 GROUPS = ["224.66.55.44", "ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7"]
@@ -37,13 +37,13 @@ def url_of(group: str, port: int) -> str:
 def url(request: pytest.FixtureRequest, free_port: int) -> str:
     """Return the URL of a group; skip where this machine does not carry its datagrams."""
     try:
-        one = BeaconSocket(request.param, free_port, "probe", None, None)
-        other = BeaconSocket(request.param, free_port, "probe", None, None)
+        one = MulticastSocket(request.param, free_port, "probe", None, None)
+        other = MulticastSocket(request.param, free_port, "probe", None, None)
     except DistNetworkError as error:
         pytest.skip(str(error))
-    heard: list[Beacon] = []
-    one.send(Beacon("probe", new_identity()))
-    other.receive(2.0, lambda beacon: heard.append(beacon) is None)
+    heard: list[Announcement] = []
+    one.send(Announcement("probe", new_identity()))
+    other.receive(2.0, lambda announcement: heard.append(announcement) is None)
     one.close()
     other.close()
     if not heard:
@@ -134,14 +134,14 @@ def test_processes(url: str) -> None:
     assert run_processes([(url, -1, 3)] * 3) == ["0 3", "1 3", "2 3"]
 
 
-class TestBeacons:
+class TestAnnouncements:
     def test_only_with_the_jobs_secret(self) -> None:
-        beacon = Beacon("job", new_identity(), "host", 80)
-        data = beacon.pack(b"s")
-        assert Beacon.unpack(data, b"s") == beacon
-        assert Beacon.unpack(data, b"other") is None
-        assert Beacon.unpack(data, None) is None
-        assert Beacon.unpack(data[:-1] + b"]", b"s") is None
+        announcement = Announcement("job", new_identity(), "host", 80)
+        data = announcement.pack(b"s")
+        assert Announcement.unpack(data, b"s") == announcement
+        assert Announcement.unpack(data, b"other") is None
+        assert Announcement.unpack(data, None) is None
+        assert Announcement.unpack(data[:-1] + b"]", b"s") is None
 
     @pytest.mark.parametrize(
         "change",
@@ -149,19 +149,19 @@ class TestBeacons:
     )
     def test_wrong_fields(self, change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
         fields = {"group": "g", "identity": "i", "host": "h", "port": 1, **change}
-        monkeypatch.setattr("transport._rendezvous.beacon.asdict", lambda _: fields)
-        assert Beacon.unpack(Beacon("g", "i").pack(b"s"), b"s") is None
+        monkeypatch.setattr("transport._rendezvous.announcements.asdict", lambda _: fields)
+        assert Announcement.unpack(Announcement("g", "i").pack(b"s"), b"s") is None
 
     @given(body=st.binary(max_size=100) | st.recursive(st.none(), st.lists).map(json.dumps))
     def test_any_body(self, body: bytes | str) -> None:
-        from transport._rendezvous.beacon import _MAGIC, _proof
+        from transport._rendezvous.announcements import _MAGIC, _proof
 
         data = body.encode() if isinstance(body, str) else body
-        assert Beacon.unpack(data, b"s") is None
-        assert Beacon.unpack(_MAGIC + _proof(b"s", data) + data, b"s") is None
+        assert Announcement.unpack(data, b"s") is None
+        assert Announcement.unpack(_MAGIC + _proof(b"s", data) + data, b"s") is None
 
     def test_too_long_a_datagram(self) -> None:
-        assert Beacon.unpack(Beacon("x" * 2000, "i").pack(b"s"), b"s") is None
+        assert Announcement.unpack(Announcement("x" * 2000, "i").pack(b"s"), b"s") is None
 
 
 @pytest.mark.parametrize(
@@ -184,21 +184,21 @@ def test_no_way_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "setsockopt", fail)
     with pytest.raises(DistNetworkError, match=r"no way to the multicast group 224.1.1.1:80"):
-        BeaconSocket("224.1.1.1", 80, "g", None, None)
+        MulticastSocket("224.1.1.1", 80, "g", None, None)
 
 
 def test_of_two_who_serve_one_gives_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where datagrams were lost; also who had joined the other comes over."""
-    real = _Search._find_host
-    serving: list[_Search] = []
+    real = _StoreSearch._find_host
+    serving: list[_StoreSearch] = []
 
-    def find_host(search: _Search) -> Beacon | None:
+    def find_host(search: _StoreSearch) -> Announcement | None:
         if len(serving) < 2 and search not in serving:
             serving.append(search)
             return None
         return real(search)
 
-    monkeypatch.setattr(_Search, "_find_host", find_host)
+    monkeypatch.setattr(_StoreSearch, "_find_host", find_host)
     with meeting(url, [-1] * 4) as met:
         check_together(met, range(4))
     assert len(serving) == 2

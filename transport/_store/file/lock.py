@@ -1,8 +1,8 @@
 """Locks on ranges of a file, held by an open file description.
 
-These (``F_OFD_*``) are the locks that work between threads that opened the file each for itself,
-between processes in different containers, and over NFS. The kernel lets go of them when their
-holder dies, so that they also tell who is alive.
+These locks (``F_OFD_*``) work between threads that opened the file separately, between processes in
+different containers, and over NFS. The kernel releases them when their holder dies, so they also
+tell which users are alive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def acquire(fd: int, begin: int, length: int, deadline: Deadline, *, shared: boo
 
 
 def release(fd: int, begin: int, length: int) -> None:
-    """Let go of a range; what was not locked is left alone."""
+    """Release a range; bytes without a lock are left alone."""
     _set(fd, fcntl.F_UNLCK, begin, length)
 
 

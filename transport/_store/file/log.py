@@ -1,9 +1,10 @@
-"""The file behind a FileStore: a log of commands that every user runs, and who its users are.
+"""The file behind a FileStore: a log of commands that every user replays, and the list of its
+users.
 
-The file begins with a magic line. Each record is a length, a command's number and fields. Beyond
-any real offset lie the bytes that are locked: one for whoever reads or writes, and one for each
-user, held as long as the user lives. A file whose users did not all leave, with none of them
-alive, is what a crashed job left, and is emptied for the next one.
+The file begins with a magic line. Each record is a length, a command's number and fields. Locks are
+on bytes far beyond the data. One byte is locked for reading and writing, and one for each user as
+long as that user lives. A file is the remains of a crashed job if a user did not leave and none is
+alive. The next job empties it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _JOIN, _LEAVE = 254, 255
 
 
 class FileLog:
-    """One user's handle of the file at ``path``, and its replay of it in ``commands``.
+    """One user's handle of the file at ``path``, with the replayed data in ``commands``.
 
-    A member counts towards ``members``, the number of those that will join; the last user alive
-    removes the file at ``leave``, once so many have joined. -1: unknown, any number will do. With
-    ``beside``, this is a handle of that one's file, whatever is at its path by now, for a user that
-    does not count as a member. One thread at a time.
+    ``members`` is the number of members that will join, -1 if unknown. Once so many have joined,
+    the last user alive removes the file when it leaves. (With -1, the last user always does.)
+
+    ``beside`` is another handle: this one then opens the same file, even if its path now leads
+    elsewhere, and does not count as a member. One thread at a time.
     """
 
     def __init__(
@@ -58,18 +60,19 @@ class FileLog:
         close_in_forked_children(self)
 
     def _reset(self) -> None:
-        """Forget what was read."""
+        """Forget the replayed data."""
         self.commands = Commands()
         self._joined = self._left = self._users = self._offset = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither left nor closed."""
+        """Whether this user has neither left nor closed the file."""
         return self._fd >= 0
 
     @contextlib.contextmanager
     def locked(self, deadline: Deadline, *, shared: bool = False) -> Generator[None]:
-        """Hold the file for a block (``shared``: with other readers), ``commands`` up to date.
+        """Hold the file's lock for a block (``shared``: with other readers), with ``commands`` up
+        to date.
 
         Raises DistStoreError when it stays locked until the deadline.
         """
@@ -88,8 +91,9 @@ class FileLog:
         return os.fstat(self._fd).st_size
 
     def run(self, op: Op, fields: Fields) -> Fields | None:
-        """Return the answer to a command, written down if it has changed anything; None where
-        there is none yet. The caller holds the file.
+        """Return the answer to a command, None if it must wait. The caller holds the lock.
+
+        A command that changed the data is appended to the file.
         """
         before = self.commands.table.changes
         answer = self.commands.answer(op, fields)
@@ -112,11 +116,11 @@ class FileLog:
         self._offset += len(data)
 
     def leave(self, deadline: Deadline) -> None:
-        """Stop using the file, and remove it when nobody is left who needs it."""
+        """Stop using the file; remove it if no other user needs it."""
         try:
             with self.locked(deadline):
                 self._write(_LEAVE, ())
-                # While the file is held: who leaves next must see that we are gone.
+                # While the lock is held: the next leaving user must see that this one is gone.
                 lock.release(self._fd, _USER_LOCKS, 0)
                 complete = self._members < 0 or self._joined >= self._members
                 if complete and not self._others_alive() and self._is_at_path():
@@ -125,7 +129,7 @@ class FileLog:
             self.close()
 
     def close(self) -> None:
-        """Let go of the file as a process does that dies. Idempotent."""
+        """Close the file as a dying process does. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""A store in a file that all its users can open: on one host, or on a shared file system."""
+"""A store in a file: on one host, or on a shared file system."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from transport._store.file.log import FileLog
 from transport._store.table import Waiter
 from transport._waiting import Pauses
 
-# A waiting user looks at the file's size so often, and, because a network file system may show
-# an old size to one who does not lock, under the lock every now and then.
+# Pauses between two looks at the file's size. A network file system may show an old size to a
+# process without the lock, so every now and then a look takes the lock.
 _PAUSES = 0.0005, 0.005, 1.5
 _LOCKED_LOOK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
@@ -31,11 +31,11 @@ class FileStore(Store):
     """A store whose users share the file ``file_name``.
 
     Args:
-        file_name: the file; it is made when missing, and its directory must exist. What a crashed
-            job left in it is noticed and thrown away.
-        world_size: how many stores will be made on the file; the last to close removes it once so
-            many were there. -1: unknown, and the last one removes it always.
-        timeout: the longest of every wait, seconds or a timedelta.
+        file_name: the file; it is made when missing, and its directory must exist. The remains of a
+            crashed job in it are detected and discarded.
+        world_size: the number of stores on the file. Once so many were opened, the last one to
+            close removes the file. With -1 (unknown) the last one always removes it.
+        timeout: the limit of every wait, seconds or a timedelta.
 
     Raises DistStoreError when the file cannot be used, ValueError and TypeError for arguments.
     """
@@ -90,7 +90,7 @@ class FileStore(Store):
         self._closing.set()
         with self._lock:
             if self._log.is_open:
-                # A stopped process may hold the file: then it is left to the next job to notice.
+                # A stopped process may hold the lock; then the next job cleans up.
                 with suppress(DistStoreError):
                     self._log.leave(Deadline.after(_CLOSE_SECONDS))
 
@@ -105,7 +105,7 @@ class FileStore(Store):
 
     @contextmanager
     def _open(self) -> Generator[None]:
-        """Hold the lock for a block in which this store is open, and this process its own."""
+        """Hold the thread lock for a block; raise if this store is closed or another process's."""
         # Before the lock, which a thread of the parent's may have held.
         if why := refusal(self.describe(), self._pid, "a new one made there"):
             raise DistStoreError(why)
@@ -116,7 +116,7 @@ class FileStore(Store):
 
     @contextmanager
     def _held(self, *, shared: bool) -> Generator[FileLog]:
-        """Hold the file for a block, up to date; ``shared``: with other readers."""
+        """Hold the file's lock for a block, up to date; ``shared``: with other readers."""
         with self._open(), self._log.locked(Deadline.after(self._timeout), shared=shared):
             yield self._log
 
@@ -148,7 +148,7 @@ class FileStore(Store):
             return self._log.size()
 
     def _try(self, op: Op, fields: Fields, waiter: Waiter) -> Fields | None:
-        """Return the answer to a command that waits, None if it has to wait on."""
+        """Return the answer to a waiting command, None if it must go on waiting."""
         if op == Op.POP:
             with self._held(shared=False) as log:
                 return log.run(Op.TRY_POP, fields) or None
@@ -157,4 +157,4 @@ class FileStore(Store):
 
 
 def _nobody(_waiter: Waiter) -> None:
-    """Nobody is told: this store asks its waiters itself."""
+    """Do nothing: this store polls its waiters itself."""

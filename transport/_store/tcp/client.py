@@ -1,12 +1,12 @@
 """The client's end of a connection to a store server, shared by any number of threads.
 
-There is no thread here. Requests carry ids; of the threads that wait for replies one reads, and
-hands the others theirs, so that a wait of one thread does not hold up the calls of another.
+This module has no thread. Requests carry ids. One of the threads that wait for replies reads, and
+hands the others their replies. So one thread's wait does not delay another thread's call.
 
-A signal's handler may make a request between any two steps of another one of its thread. So the
-handler can go on from any step: a byte is noted as sent or received by the C function that moves it
-(``extend`` over ``map``), a frame is handed out, possibly twice, before it is dropped, and both
-locks belong to their threads (``RLock``).
+A signal handler may make a request in the middle of another one of its thread. So the handler can
+go on from any step. The C function that moves a byte also notes it as sent or received (``extend``
+over ``map``). A frame is handed out, possibly twice, before it is dropped. Both locks belong to
+their threads (``RLock``).
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ Reply = tuple[Status, list[bytes]]
 
 
 class _Request:
-    """One that waits for its reply, with the ``breaker`` that it was given. ``news`` wakes its
-    thread.
-    """
+    """A request under way, with its ``breaker``. ``news`` wakes its thread."""
 
     __slots__ = ("breaker", "news", "reply")
 
@@ -62,7 +60,7 @@ class _Request:
 
 
 class _Outgoing:
-    """Bytes that are to be sent, and how many each system call has taken of them."""
+    """Bytes to send, and the number of bytes that each system call took."""
 
     __slots__ = ("data", "taken")
 
@@ -72,7 +70,7 @@ class _Outgoing:
 
 
 class Breaker:
-    """By which waits are broken off that are one user's of a connection that others use, too."""
+    """Ends the waits of one user of a shared connection."""
 
     def __init__(self) -> None:
         self.broken: bool = False
@@ -114,8 +112,10 @@ class StoreConnection:
         patience: float | None = None,
         breaker: Breaker | None = None,
     ) -> Reply:
-        """Send a request and return its reply, which the server owes within ``seconds``, and may be
-        late with for ``patience`` more (default: ``GRACE_SECONDS``).
+        """Send a request and return its reply.
+
+        The server owes the reply within ``seconds``; it may be late by ``patience`` (default:
+        ``GRACE_SECONDS``).
 
         Raises DistStoreError when the connection is closed or lost, the server silent, the request
         broken off by way of ``breaker``, or this process a fork of the one that connected.
@@ -142,7 +142,7 @@ class StoreConnection:
         return status, answer
 
     def tell(self, op: Op, fields: Sequence[bytes]) -> None:
-        """Send a request whose reply nobody waits for: it is read, and dropped, by later ones.
+        """Send a request without waiting for its reply, which a later request reads and drops.
 
         Raises DistStoreError as ``request`` does.
         """
@@ -152,7 +152,7 @@ class StoreConnection:
         self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
-        """Have the requests that were given ``breaker`` end with a DistStoreError, now and later.
+        """End the requests with this ``breaker`` with a DistStoreError, now and later.
 
         Any thread; never blocks.
         """
@@ -174,8 +174,9 @@ class StoreConnection:
             raise DistStoreError(why)
 
     def end_waits(self, end: bool, breaker: Breaker | None = None) -> None:
-        """Have the waits that are under way, and later ones, time out at once; or no longer. Those
-        with this ``breaker`` alone, or without one.
+        """Make waits under way and later ones time out at once, or (``end`` False) no longer.
+
+        Only those with this ``breaker``, or without one.
         """
         (self._waits_end.add if end else self._waits_end.discard)(breaker)
         if not end or self._failure is not None:
@@ -192,7 +193,7 @@ class StoreConnection:
                 self._send_lock.release()
 
     def hang_up(self) -> None:
-        """End the connection without a word: threads that wait here get a DistStoreError.
+        """End the connection without a goodbye: threads that wait here get a DistStoreError.
 
         Any thread; never blocks. ``close`` is still due.
         """
@@ -223,14 +224,15 @@ class StoreConnection:
                 self._send_lock.release()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        # Whoever reads is woken by the shutdown; a descriptor must not be closed under it.
+        # The shutdown wakes a reading thread, whose descriptor must not be closed under it.
         if self._turn.acquire(timeout=GRACE_SECONDS):
             self._turn.release()
         self._sock.close()
 
     def _say_goodbye(self) -> None:
-        """Withdraw the will, and wait until the server has hung up: closing before would take back
-        the goodbye, if there are answers that nobody read. Under the send lock.
+        """Withdraw the will, and wait until the server has hung up. Under the send lock.
+
+        Closing earlier, with unread answers, would discard the goodbye.
         """
         self._outbox.append(_Outgoing(pack_request(0, Op.GOODBYE, 0.0, ())))
         with contextlib.suppress(OSError, DistStoreError):
@@ -260,7 +262,7 @@ class StoreConnection:
         self._flush_soon(seconds)
 
     def _flush_soon(self, seconds: float = _SEND_SECONDS) -> None:
-        """Send what is in the outbox, within ``seconds``."""
+        """Send all queued bytes within ``seconds``."""
         if not sliced(partial(self._send_lock.acquire, True), seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
@@ -269,8 +271,10 @@ class StoreConnection:
             self._send_lock.release()
 
     def _flush(self, seconds: float | None = None) -> None:
-        """Send what is in the outbox, within ``seconds``; by default what goes at once. A server
-        that takes nothing for ``_SEND_SECONDS`` is lost. Under the send lock.
+        """Send the queued bytes within ``seconds``; by default only those that go at once. Under
+        the send lock.
+
+        A server that takes nothing for ``_SEND_SECONDS`` is lost.
 
         Raises DistStoreError when the connection is lost, or not all was sent in time.
         """
@@ -306,8 +310,8 @@ class StoreConnection:
     # Receiving.
 
     def _flush_if_free(self) -> None:
-        """Send what goes at once of the outbox, unless another thread sends, who sends it, too, or
-        the next one does.
+        """Send the queued bytes that go at once, unless another thread sends: it sends these, too,
+        or the next sender does.
         """
         if self._send_lock.acquire(blocking=False):
             try:
@@ -338,7 +342,7 @@ class StoreConnection:
         return request.reply
 
     def _read_for(self, request: _Request, until: float) -> None:
-        """Read and hand out what comes, until the request has its reply or nothing came in time."""
+        """Read and hand out replies until this request has its own, or until the deadline."""
         breaker = request.breaker
         if self._received:
             self._hand_out()  # what a thread that gave up has left
@@ -364,7 +368,7 @@ class StoreConnection:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give the requests their replies, as far as those have come. Under the turn."""
+        """Give the requests the replies received so far. Under the turn."""
         received = self._received
         if sum(map(len, received)) >= self._needed:
             data = b"".join(received)
@@ -381,7 +385,9 @@ class StoreConnection:
             raise self._error()
 
     def _hand_out_from(self, data: bytes) -> tuple[int, int]:
-        """Return behind the last whole reply in ``data``, and of how many bytes the next one is."""
+        """Return the offset behind the last whole reply in ``data``, and the next one's size in
+        bytes.
+        """
         begin = 0
         while len(data) - begin >= LENGTH_BYTES:
             size = frame_size(data, begin, REPLY.size)
@@ -399,7 +405,7 @@ class StoreConnection:
     # The end of a request, and of all.
 
     def _cancel(self, number: int) -> None:
-        """Withdraw a request: a wait that nobody waits for could still take a value of a queue."""
+        """Withdraw a request: an abandoned wait could still take a value from a queue."""
         request = self._expected.get(number)
         if request is not None and request.reply is None and self._failure is None:
             self._outbox.append(_cancel(number))
@@ -407,7 +413,7 @@ class StoreConnection:
                 self._flush_if_free()
 
     def _wake(self) -> None:
-        """Have all who wait look again: one of them has to read."""
+        """Wake all waiting threads: one of them has to read."""
         for request in list(self._expected.values()):
             request.news.put(None)
 

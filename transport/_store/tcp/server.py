@@ -1,7 +1,8 @@
-"""The server of TCPStores: one thread, one selector, no blocking.
+"""The server of TCPStores: one thread, one selector, no blocking calls.
 
-Waits are kept here, so a client that waits costs nothing until its key comes, and hears of it at
-once. A client that is gone without a goodbye has its will appended for all who follow that key.
+The server keeps the waits, so a waiting client costs nothing until its key comes, and is answered
+at once. When a client disappears without a goodbye, the server appends its will to the log that it
+names.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18
-# A client that does not read its answers is not listened to until it has read some.
+# Until a client with so many unread bytes reads, the server reads nothing from it.
 _MAX_UNSENT = 1 << 26
 
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """An authenticated connection, and what the server owes it."""
+    """An authenticated connection with its unsent answers, waits and will."""
 
     sock: socket.socket
     frames: Frames = field(default_factory=lambda: Frames(REQUEST))
@@ -55,7 +56,7 @@ class _Client:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A request that is answered later: by its table, at ``expires``, or never."""
+    """A request whose answer comes later: from its table, at ``expires``, or never."""
 
     client: _Client
     number: int
@@ -66,10 +67,10 @@ class _Wait:
 class TCPStoreServer:
     """Serves a store from a daemon thread of its own until ``close``.
 
-    ``host`` None is the loopback, or, with a ``secret``, all interfaces; ``""`` is all
-    interfaces. ``port`` 0 lets the kernel choose; ``.port`` tells. ``listener`` is a listening
-    socket to use instead of both. ``tls`` is by default the environment's. Raises DistNetworkError
-    when the port cannot be had.
+    Without a ``secret``, ``host`` None is the loopback; with one, it is all interfaces, like
+    ``""``. If ``port`` is 0, the kernel chooses one; read ``.port`` then. A listening socket as
+    ``listener`` replaces both. ``tls`` defaults to the environment's. Raises DistNetworkError when
+    the port is taken.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class TCPStoreServer:
                 self._dismiss(client)
 
     def _dismiss(self, client: _Client) -> None:
-        """Let go of a client whom to serve has failed, so that the others are served on."""
+        """Drop a client after an unexpected error, so that the others are served on."""
         _LOGGER.exception("%r dropped a client", self)
         if not client.closed:
             self._drop(client)
@@ -268,7 +269,7 @@ class TCPStoreServer:
             self._forget(wait)
 
     def _end_wait(self, client: _Client, number: int) -> None:
-        """Answer that what the wait waits for has not come."""
+        """Answer a wait with a timeout and its missing keys."""
         wait = client.waits.get(number)
         if wait is not None and wait.pending is not None:
             table, waiter = wait.pending
@@ -295,7 +296,7 @@ class TCPStoreServer:
         self._flush_all()
 
     def _prune(self) -> None:
-        """Keep the heap within a constant factor of the waits that there are."""
+        """Keep the heap within a constant factor of the number of waits."""
         if len(self._timers) > 64 + 2 * self._parked:
             self._timers = [entry for entry in self._timers if entry[2].pending is not None]
             heapq.heapify(self._timers)

@@ -1,4 +1,4 @@
-"""Who serves: where a master listens, and masters of one process that share a server."""
+"""Where a master serves a store, and servers that masters of one process share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerLease:
-    """The right to use a server of this process, at ``address``, until ``close`` gives it back; the
-    server ends with its last lease.
+    """The right to use a server of this process, at ``address``, until ``close``. The server ends
+    with its last lease.
     """
 
     address: tuple[str, int]
@@ -29,7 +29,7 @@ class ServerLease:
 
 
 class _Tenants:
-    """Servers that masters share. Inherently one a process, like the ports it is about."""
+    """Servers shared by masters, one for each port of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,9 +97,9 @@ def lease_server(
 def listen_host(host: str, secret: bytes | None) -> str:
     """Return the address on which the master that others call ``host`` should listen.
 
-    An address literal and the loopback's names are meant as they are. Another name may stand for
-    another address here than elsewhere (many systems map their own name to a loopback address),
-    so with a secret it means all interfaces; without one only what the name stands for.
+    An address literal and the loopback's names are used as they are. Another name may stand for
+    another address here than elsewhere: many systems map their own name to a loopback address. So
+    with a secret it means all interfaces, and without one only the name's own address.
     """
     if not secret:
         return host

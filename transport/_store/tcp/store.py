@@ -43,28 +43,27 @@ _PAUSE_SECONDS = 0.05
 
 
 class TCPStore(Store):
-    """A client of a store server, and, with ``is_master``, the server too.
+    """A client of a store server; with ``is_master`` also the server.
 
     Args:
-        host_name: where the server is. The master listens on this address (an address literal, or
-            a name; a name that is not the loopback's means all interfaces when there is a secret).
-        port: the server's port; 0, for the master only, lets the kernel choose (see ``port``).
-        world_size: the number of stores that will connect, the master included; None: unknown.
-        is_master: whether to serve.
-        timeout: how long to wait for the connection, and the longest of every later wait; seconds
-            or a timedelta.
-        wait_for_workers: whether the master waits until ``world_size`` stores have connected.
-        multi_tenant: masters of this process with the same port share one server.
-        master_listen_fd: a listening socket's descriptor for the master to serve, which it owns
-            from then on; the port is the socket's.
-        use_libuv: accepted for c10d's sake; there is one kind of server here.
-        secret: the job's secret; default: from the environment, see ``transport._environment``.
-        tls: what to speak TLS with; default: from the environment.
+        host_name: The server's host. The master listens on this address. If it is a name other than
+            the loopback's, and there is a secret, the master listens on all interfaces.
+        port: The server's port; 0, for the master only, lets the kernel choose (see ``port``).
+        world_size: The number of stores that will connect, including the master; None: unknown.
+        is_master: Whether to serve.
+        timeout: The limit for the connection and for every later wait; seconds or a timedelta.
+        wait_for_workers: Whether the master waits until ``world_size`` stores have connected.
+        multi_tenant: Masters of this process with the same port share one server.
+        master_listen_fd: A listening socket's descriptor for the master to serve and own; the port
+            is the socket's.
+        use_libuv: Accepted for c10d's sake and ignored.
+        secret: The job's secret; default: from the environment, see ``transport._environment``.
+        tls: The TLS configuration; default: from the environment.
 
-    One object may be used by several threads; their waits do not hold each other up. Raises
-    DistNetworkError when the server cannot be reached or the port is taken, AuthenticationError
-    when the secrets differ, StoreTimeoutError when workers do not come, ValueError and TypeError
-    for arguments.
+    Several threads may use one object; their waits do not delay each other. Raises DistNetworkError
+    when the server cannot be reached or the port is taken, AuthenticationError when the secrets
+    differ, StoreTimeoutError when workers are missing, ValueError and TypeError for wrong
+    arguments.
     """
 
     def __init__(
@@ -119,12 +118,12 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """The host that the store was made with."""
+        """The host name that the store was given."""
         return self._host
 
     @property
     def serves(self) -> bool:
-        """Whether this is the master, with whose end other ranks' stores end."""
+        """Whether this is the master: other ranks' stores end with it."""
         return self._lease is not None
 
     @property
@@ -134,12 +133,14 @@ class TCPStore(Store):
 
     @property
     def world_size(self) -> int | None:
-        """The number of stores that were said to connect."""
+        """The ``world_size`` that the store was given."""
         return self._world_size
 
     def with_patience(self, seconds: float) -> TCPStore:
-        """Return this store, over the same connection, for whoever cannot wait, when the server is
-        silent, for longer than ``seconds``: its calls raise ``DistStoreError`` then.
+        """Return this store over the same connection, for callers that cannot wait for a silent
+        server.
+
+        Its calls raise ``DistStoreError`` when an answer is late by more than ``seconds``.
         """
         other = copy(self)
         other._closed = True  # that is, not to be closed
@@ -147,8 +148,9 @@ class TCPStore(Store):
         return other
 
     def aside(self) -> TCPStore:
-        """Return this store, over the same connection, for waits that its ``hang_up`` ends, and
-        nobody else's. Where the server says nothing any more, that may take a second.
+        """Return this store over the same connection. Its ``hang_up`` ends its own waits only.
+
+        If the server is silent, that may take a second.
         """
         other = copy(self)
         other._closed = True  # that is, not to be closed
@@ -163,7 +165,7 @@ class TCPStore(Store):
         """
         if self._closed:
             raise DistStoreError(f"{self.describe()} is closed")
-        # The server is known to listen: a refused connection is soon an error.
+        # The server is known to listen, so a refused connection soon becomes an error.
         seconds = min(self._timeout, _CLONE_SECONDS)
         other = TCPStore(*self._address, timeout=seconds, secret=self._secret, tls=self._tls)
         other.set_timeout(self._timeout)
@@ -181,12 +183,12 @@ class TCPStore(Store):
             self._connection.end_waits_of(self._breaker)
 
     def close(self) -> None:
-        """End the connection and the waits on it; and a master's server, unless others share it."""
+        """End the connection and its waits; a master also ends an unshared server."""
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
-        # All a goodbye does is to withdraw the will, and it may take a moment.
+        # A goodbye only withdraws the will, and may take a moment.
         self._connection.close(goodbye=self._has_will)
         if self._lease is not None:
             self._lease.close()
@@ -199,7 +201,7 @@ class TCPStore(Store):
             return
         _warn(f"unclosed {self.describe()}", ResourceWarning, source=self)
         self._closed = True
-        # Not a goodbye: a process that dies of an exception may come past here, too.
+        # No goodbye: a process that dies of an exception may come here, too.
         self._connection.close(goodbye=False)
         if self._lease is not None:
             self._lease.close()
@@ -208,7 +210,7 @@ class TCPStore(Store):
         hung_up = False
         while True:
             sock = connect(*self._address, deadline)
-            # Whoever accepts and then says nothing for so long is no store.
+            # A listener that accepts and then stays silent for so long is no store.
             handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
             connected = False
             try:
@@ -225,8 +227,8 @@ class TCPStore(Store):
                         f" job's store has the address {where}",
                         refused=False,
                     ) from error.__cause__
-                # Strangers crowded us out, or the server before ours is just closing: it may hang
-                # up as one does that refuses our proof. Who does so twice refuses it.
+                # Too many strangers, or a closing earlier server, look like a refused proof: both
+                # hang up. A second hang-up counts as a refusal.
                 unclear = not hung_up and isinstance(error.__cause__, ConnectionError)
                 if not isinstance(error, HandshakeInterruptedError) and not unclear:
                     raise

@@ -1,4 +1,4 @@
-"""Calls on a device that are under way: a thread sees that they end in time.
+"""A thread that checks the deadlines and errors of calls under way on a device.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 """
@@ -24,32 +24,32 @@ _SECONDS = 0.02
 _IDLE_SECONDS = 5.0
 
 
-class Watch:
-    """Looks after the calls of one communicator that a device carries out.
+class DeviceWatchdog:
+    """Checks the calls of one communicator that a device carries out.
 
-    A call that is not done at its deadline, or about which ``check()`` returns a trouble, ends the
-    watch: ``on_trouble(error)`` is called once, in the watch's thread, and every call under way
-    raises the error for whoever asks for its end. The thread lives while there are calls.
+    It ends when a call passes its deadline or ``check()`` returns an error text. It then calls
+    ``on_error(error)`` once, in its own thread. Every call under way raises the error when it is
+    waited for. The thread lives while calls are under way.
     """
 
     def __init__(
-        self, name: str, check: Callable[[], str | None], on_trouble: Callable[[DistError], None]
+        self, name: str, check: Callable[[], str | None], on_error: Callable[[DistError], None]
     ) -> None:
         self._name = name
         self._check = check
-        self._on_trouble = on_trouble
+        self._on_error = on_error
         self._changed = Condition()
         self._calls: deque[tuple[Call, Completion]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.trouble: DistError | None = None
+        self.error: DistError | None = None
         self._at_fault: CallHeader | None = None
 
     def add(self, call: Call, completion: Completion) -> None:
-        """Look after ``call`` until ``completion``."""
+        """Check ``call`` until ``completion``."""
         with self._changed:
-            if self.trouble is not None:
-                completion.fail(self.trouble, self._at_fault)
+            if self.error is not None:
+                completion.fail(self.error, self._at_fault)
                 return
             completion.verify = self._verify
             self._calls.append((call, completion))
@@ -61,31 +61,29 @@ class Watch:
                 self._changed.notify_all()
 
     def check_for(self, call: Call) -> None:
-        """Raise the trouble if there is one; for another call than the one that went wrong,
-        CommunicatorAbortedError that says it.
-        """
-        if self.trouble is not None:
+        """Raise the error, if any; for other calls than the failed one CommunicatorAbortedError."""
+        if self.error is not None:
             if self._at_fault is None or self._at_fault == call.header:
-                raise self.trouble
-            raise CommunicatorAbortedError(str(self.trouble))
+                raise self.error
+            raise CommunicatorAbortedError(str(self.error))
 
     def fail(self, error: DistError, at_fault: CallHeader | None = None) -> list[Completion]:
-        """Make all calls under way raise ``error``, without ``on_trouble``. Idempotent.
+        """Make all calls under way raise ``error``, without ``on_error``. Idempotent.
 
-        ``at_fault`` is the call that went wrong, if one did. Returns the ends of those calls.
+        ``at_fault`` is the call that failed, if one did. Returns the completions of those calls.
         """
         with self._changed:
-            if self.trouble is None:
-                self.trouble, self._at_fault = error, at_fault
+            if self.error is None:
+                self.error, self._at_fault = error, at_fault
             failed = [completion for _, completion in self._calls]
             for completion in failed:
-                completion.fail(self.trouble, self._at_fault)
+                completion.fail(self.error, self._at_fault)
             self._calls.clear()
             self._changed.notify_all()
             return failed
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing is under way; return whether that came in time."""
+        """Wait until no call is under way; return False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._calls, seconds)
 
@@ -108,22 +106,22 @@ class Watch:
             found = self._look()
             if found is not None:
                 failed = self.fail(*found)
-                with suppress(DistError):  # the trouble itself is what everybody gets to see
-                    self._on_trouble(found[0])
+                with suppress(DistError):  # every call raises the first error
+                    self._on_error(found[0])
                 tell_one(failed)
             with self._changed:
                 if self._calls and not self._closed:
                     self._changed.wait(_SECONDS)
 
     def _verify(self) -> DistError | None:
-        # Work that was given up ends like work that was done: only the library knows.
-        if self.trouble is not None:
-            return self.trouble
-        trouble = self._check()
-        return None if trouble is None else DistBackendError(trouble)
+        # Abandoned work ends like completed work: only the library knows the difference.
+        if self.error is not None:
+            return self.error
+        found = self._check()
+        return None if found is None else DistBackendError(found)
 
     def _look(self) -> tuple[DistError, CallHeader | None] | None:
-        """Return what is wrong, and with which call."""
+        """Return the error and the header of its call, if there is one."""
         header: CallHeader | None = None
         try:
             with self._changed:
@@ -142,9 +140,9 @@ class Watch:
                         None,
                     ), header
                 break  # they end in order
-            trouble = self._verify()
-            if trouble is not None:
-                return trouble, header
+            found = self._verify()
+            if found is not None:
+                return found, header
             with self._changed:
                 for _ in range(min(done, len(self._calls))):
                     self._calls.popleft()
@@ -155,7 +153,7 @@ class Watch:
 
 
 def tell_one(completions: Iterable[Completion]) -> None:
-    """Have the failure of the first call explained: that breaks its group on all members."""
+    """Explain the failure of the first call: that breaks its group on all members."""
     first = next(iter(completions), None)
     if first is not None:
         first.tell()

@@ -1,7 +1,7 @@
-"""Seats: each rank takes its own, once a job, so that two jobs never meet in one store.
+"""Claims of ranks: each process claims its rank once in a job, so two jobs never meet in one store.
 
 A process that initialises again at the same place may find the former job's store, which is about
-to end. It notices that its own seat is taken there.
+to end. There its own rank is already claimed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 
 _PAUSE_SECONDS = 0.05
-# Another process in this rank's seat is a mistake, or the end of a former job.
+# Another process with this rank is a mistake, or belongs to a former job that is ending.
 _STRANGER_SECONDS = 15.0
-_SEAT = "rendezvous/seat"
+_RANK = "rendezvous/rank"
 _NEXT = "rendezvous/next"
 
 Connect = Callable[[Deadline], Store]
@@ -31,47 +31,47 @@ def in_group(store: Store, group_name: str) -> Store:
     return PrefixStore(group_name, store) if group_name else store
 
 
-def take_turn(store: Store, rank: int) -> Store:
-    """Return the part of a store that outlives jobs for this rank's next job in it.
+def next_job_part(store: Store, rank: int) -> Store:
+    """Return this rank's part for its next job in a store that outlives jobs.
 
     The n-th call of each rank gets the same part.
     """
-    turn = store.add(f"{_SEAT}/{rank}", 1)
+    turn = store.add(f"{_RANK}/{rank}", 1)
     return PrefixStore(f"turn{turn}", store)
 
 
-def join_turn(store: Store) -> Store:
-    """Return the part of a store that outlives jobs for the job in it that is under way."""
-    turn = max(store.add(f"{_SEAT}/0", 0), 1)
+def current_job_part(store: Store) -> Store:
+    """Return the part of the current job in a store that outlives jobs."""
+    turn = max(store.add(f"{_RANK}/0", 0), 1)
     return PrefixStore(f"turn{turn}", store)
 
 
-def take_seat(
+def claim_rank(
     connect: Connect, rank: int, world_size: int, deadline: Deadline
 ) -> tuple[Store, int]:
-    """Return the store of ``connect`` with a free seat for ``rank``, which is this process' now.
+    """Claim ``rank`` in the store of ``connect``; return the store and the rank.
 
-    Rank -1 takes the next free one; the rank is returned. Raises DistStoreError when there is no
-    seat: by the deadline, or sooner when another process holds it; StorePlaceError at once.
+    Rank -1 claims the next free rank. Raises DistStoreError at the deadline, or sooner when another
+    process holds the rank; StorePlaceError at once.
     """
     me = f"{socket.gethostname()} process {os.getpid()}"
     token = f"{me} {os.urandom(8).hex()}".encode()
     begin = time.monotonic()
     while True:
         limit = deadline.seconds
-        # A store that breaks here was a former job's, which has just ended.
+        # A store that breaks here was a former job's that has just ended.
         store: Store | None = None
-        seated = False
+        succeeded = False
         try:
             store = connect(deadline)
-            seat = rank if rank >= 0 else store.add(_NEXT, 1) - 1
+            claimed = rank if rank >= 0 else store.add(_NEXT, 1) - 1
             holder = token
-            if seat < world_size:
-                holder = store.compare_set(f"{_SEAT}/{seat}", b"", token)
+            if claimed < world_size:
+                holder = store.compare_set(f"{_RANK}/{claimed}", b"", token)
                 if holder == token:
-                    seated = True
-                    return store, seat
-            where, reason = store.describe(), _explain(seat, world_size, holder)
+                    succeeded = True
+                    return store, claimed
+            where, reason = store.describe(), _explain(claimed, world_size, holder)
             if me.encode() not in holder:
                 limit = min(limit, _STRANGER_SECONDS)
         except StorePlaceError:
@@ -80,16 +80,16 @@ def take_seat(
             where = store.describe() if store is not None else "store"
             reason = str(error)
         finally:
-            if store is not None and not seated:
+            if store is not None and not succeeded:
                 store.close()
         spent = time.monotonic() - begin
         if spent + _PAUSE_SECONDS >= limit:
-            raise DistStoreError(f"{where}: no seat within {spent:.1f} s: {reason}")
+            raise DistStoreError(f"{where}: no rank within {spent:.1f} s: {reason}")
         time.sleep(next_slice(_PAUSE_SECONDS))
 
 
-def _explain(seat: int, world_size: int, holder: bytes) -> str:
-    if seat >= world_size:
+def _explain(rank: int, world_size: int, holder: bytes) -> str:
+    if rank >= world_size:
         return f"world_size={world_size} processes have joined already; this one is too many"
     name = holder.decode(errors="replace").rpartition(" ")[0]
-    return f"rank {seat} has joined already, as {name}; or an earlier job has not ended here"
+    return f"rank {rank} has joined already, as {name}; or an earlier job has not ended here"

@@ -1,4 +1,6 @@
-"""Datagrams to a multicast group: who is looking for the job, and who serves its store."""
+"""Announcements to a multicast group: processes that look for the job, and the one that serves its
+store.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.sockets import format_address
 
-_MAGIC = b"meshlib beacon 1"
+_MAGIC = b"meshlib announcement 1"
 _PROOF_BYTES = hashlib.sha256().digest_size
 _MAX_BYTES = 1200
 _LOOPBACK_6 = "::1"
 
 
 @dataclass(frozen=True, slots=True)
-class Beacon:
-    """What a process says of itself. ``port`` 0: it serves no store.
+class Announcement:
+    """A process's announcement. ``port`` 0: it serves no store.
 
-    ``host`` is where its store is; empty: where the datagram came from.
+    ``host`` is its store's host; empty: the sender of the datagram.
     """
 
     group: str
@@ -46,8 +48,8 @@ class Beacon:
         return _MAGIC + _proof(secret, body) + body
 
     @classmethod
-    def unpack(cls, data: bytes, secret: bytes | None) -> Beacon | None:
-        """Return the beacon in a datagram, or None when it is none of this job's."""
+    def unpack(cls, data: bytes, secret: bytes | None) -> Announcement | None:
+        """Return the announcement in a datagram, or None if it is not of this job."""
         size = len(_MAGIC) + _PROOF_BYTES
         body = data[size:]
         if data[: len(_MAGIC)] != _MAGIC or len(data) > _MAX_BYTES:
@@ -67,16 +69,16 @@ class Beacon:
 
 
 def new_identity() -> str:
-    """Return an identity that no other process has."""
+    """Return a unique identity."""
     return os.urandom(16).hex()
 
 
-class BeaconSocket:
-    """Sends and receives the beacons of one job in the multicast group ``host:port``.
+class MulticastSocket:
+    """Sends and receives the announcements of one job in the multicast group ``host:port``.
 
-    Without a ``secret`` and without ``interface`` (an address of this machine) the datagrams do
-    not leave this host, nor does the store listen to others: ``listen_host`` is the loopback.
-    Raises DistNetworkError when this machine has no way to the group.
+    Without ``secret`` and ``interface`` (an address of this machine), datagrams stay on this host,
+    and ``listen_host``, where the store listens, is the loopback. Raises DistNetworkError when this
+    machine cannot reach the group.
     """
 
     def __init__(
@@ -108,24 +110,26 @@ class BeaconSocket:
             f"no way to the multicast group {format_address(host, port)}: {failure}"
         ) from failure
 
-    def send(self, beacon: Beacon) -> None:
-        """Send a beacon. A datagram that cannot go now is lost, as any may be."""
+    def send(self, announcement: Announcement) -> None:
+        """Send an announcement. A datagram that cannot go now is lost, as any may be."""
         with contextlib.suppress(OSError):
-            self._sock.sendto(beacon.pack(self._secret), self._address)
+            self._sock.sendto(announcement.pack(self._secret), self._address)
 
-    def receive(self, seconds: float, take: Callable[[Beacon], bool]) -> None:
-        """Hand arriving beacons of the job to ``take`` for so long, or until it returns True."""
+    def receive(self, seconds: float, take: Callable[[Announcement], bool]) -> None:
+        """Pass arriving announcements to ``take`` for ``seconds``, or until it returns True."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if not select.select([self._sock], [], [], next_slice(left))[0]:
                 continue
             with contextlib.suppress(OSError):
                 data, address = self._sock.recvfrom(_MAX_BYTES + 1)
-                beacon = Beacon.unpack(data, self._secret)
-                if beacon is None or beacon.group != self._group:
+                announcement = Announcement.unpack(data, self._secret)
+                if announcement is None or announcement.group != self._group:
                     continue
-                host = beacon.host or str(address[0])
-                if take(Beacon(beacon.group, beacon.identity, host, beacon.port)):
+                host = announcement.host or str(address[0])
+                if take(
+                    Announcement(announcement.group, announcement.identity, host, announcement.port)
+                ):
                     return
 
     def close(self) -> None:

@@ -1,16 +1,15 @@
-"""Whether all members make the same calls: compared on the host, behind the calls.
+"""Compares the members' calls on the host, behind the calls.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-NCCL compares nothing: members that disagree hang, or write where they should not. Here each member
-posts the header of each call as it makes it, and a thread exchanges what was posted, by a
-communicator for the CPU of its own. Nobody waits for that: calls go on to the device, and a
-member may be many calls ahead. A dispute comes out once the last member has made the call.
+NCCL compares nothing: members that disagree hang, or write to wrong places. Here each member posts
+the header of each call as it makes it. A thread exchanges the posted headers over a CPU
+communicator of its own. No call waits for this, so a member may be many calls ahead. A mismatch is
+found when the last member has made the call.
 
-A round is one all-gather of what each has posted since the last one. Whoever has posted something
-that not all have answered begins or joins a round; a member with nothing open stays out, and the
-others wait for it in the round. So every round that ends compares at least one call, and no rounds
-are made while nobody calls.
+A round is one all-gather of the headers posted since the last round. A member with unanswered
+headers begins or joins a round. A member without any stays out, and the others wait for it in the
+round. So every completed round compares at least one call, and no round begins without a call.
 """
 
 from __future__ import annotations
@@ -41,48 +40,47 @@ _IDLE_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PostedCall:
     """One posted call. ``gives[i]`` bytes go to member i, ``wants[i]`` are expected from it."""
 
     call: Call
     gives: Sequence[int]
     wants: Sequence[int]
     completion: Completion | None = None
-    """The end of the call on the device, once it is there."""
+    """The call's completion on the device, once it exists."""
     compared: bool = False
     """Whether all members have made this call, and it was the same one."""
 
 
-Dispute = Callable[[Entry, DistError], None]
+OnMismatch = Callable[[PostedCall, DistError], None]
 
 
-class Ledger:
+class CallComparer:
     """One member's side of the comparison.
 
-    ``channel`` has the same members and belongs to the ledger. ``on_dispute(entry, error)`` is
-    called once, in the ledger's thread: ``HeaderMismatchError`` when members disagree in a call,
-    another DistError when one of them has not made it by its deadline, or is gone. The thread
-    lives while there is something to compare.
+    ``channel`` has the same members and belongs to this object. ``on_mismatch(entry, error)`` is
+    called once, in this object's thread. The error is a ``HeaderMismatchError`` if members disagree
+    in a call. It is another DistError if a member is gone or has not made the call by its deadline.
+    The thread lives while calls are uncompared.
     """
 
-    def __init__(self, channel: Communicator, on_dispute: Dispute) -> None:
+    def __init__(self, channel: Communicator, on_mismatch: OnMismatch) -> None:
         self._channel = channel
-        self._on_dispute = on_dispute
+        self._on_mismatch = on_mismatch
         self._changed = Condition()
-        self._open: deque[Entry] = deque()
+        self._open: deque[PostedCall] = deque()
         self._sent = 0
         self._theirs: list[deque[bytes]] = [deque() for _ in range(channel.size)]
         self._rounds = 0
         self._thread: threading.Thread | None = None
         self._ended = False
 
-    def post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
-        """Have ``call`` compared with what the other members call in its place.
+    def post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> PostedCall:
+        """Have ``call`` compared with the other members' call of the same number.
 
-        ``gives`` and ``wants`` are for kinds whose sizes are not in the header; all members
-        give them for these kinds.
+        For kinds whose header has no sizes, all members pass ``gives`` and ``wants``.
         """
-        entry = Entry(call, gives, wants)
+        entry = PostedCall(call, gives, wants)
         if self._channel.size == 1:
             entry.compared = True
             return entry
@@ -91,7 +89,7 @@ class Ledger:
                 return entry
             self._open.append(entry)
             if self._thread is None:
-                name = f"meshlib-nccl-ledger-{self._channel.rank}"
+                name = f"meshlib-nccl-comparer-{self._channel.rank}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
                 self._thread = thread
@@ -100,12 +98,12 @@ class Ledger:
         return entry
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all that was posted is compared; return whether that came in time."""
+        """Wait until all posted calls are compared; return False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open or self._ended, seconds)
 
     def abort(self, reason: str) -> None:
-        """Compare nothing any more. Any thread; idempotent; never blocks."""
+        """Stop comparing. Any thread; idempotent; never blocks."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -153,11 +151,11 @@ class Ledger:
                     self._thread = None
                     self._changed.notify_all()
                 if not (given_up and isinstance(error, CommunicatorAbortedError)):
-                    self._on_dispute(current, _in_terms_of(current.call, error))
+                    self._on_mismatch(current, _in_terms_of(current.call, error))
                 return
 
     def _exchange(self, fresh: Sequence[bytes], deadline: Deadline) -> None:
-        """Bring the members' newly posted headers into ``_theirs``, this one's as well."""
+        """Exchange newly posted headers; append those of every member to ``_theirs``."""
         text = len(fresh).to_bytes(8, "little") + b"".join(fresh)
         mine = np.frombuffer(text.ljust(_BLOCK_BYTES, b"\0"), np.uint8)
         for theirs, block in zip(self._theirs, self._all_gather(mine, deadline), strict=True):
@@ -166,7 +164,7 @@ class Ledger:
                 start = 8 + i * HEADER_BYTES
                 theirs.append(data[start : start + HEADER_BYTES])
 
-    def _compare(self, entry: Entry, headers: list[bytes]) -> None:
+    def _compare(self, entry: PostedCall, headers: list[bytes]) -> None:
         mine, membership = entry.call.header, self._channel.membership
         for peer, packed in enumerate(headers):
             if packed != entry.call.packed:
@@ -176,8 +174,8 @@ class Ledger:
         if entry.gives:
             self._compare_sizes(entry)
 
-    def _compare_sizes(self, entry: Entry) -> None:
-        """Look at all pairs, so that all members come to the same conclusion."""
+    def _compare_sizes(self, entry: PostedCall) -> None:
+        """Compare all pairs, so that all members find the same error."""
         mine = np.array([entry.gives, entry.wants], np.int64)
         rows = self._all_gather(mine.reshape(-1).view(np.uint8), entry.call.deadline)
         table = np.stack([row.view(np.int64).reshape(mine.shape) for row in rows])
@@ -207,9 +205,9 @@ class Ledger:
 
 
 def _in_terms_of(call: Call, error: DistError) -> DistError:
-    """Return ``error`` as one of the call that was to be compared."""
+    """Return ``error`` in terms of the call that was to be compared."""
     if isinstance(error, CommunicatorTimeoutError):
-        # Whom a link waited for may itself have waited for somebody else.
+        # The awaited peer may itself be blocked.
         waited = f"{call.header}: after {call.deadline.seconds:g} s not all members have come to it"
         return CommunicatorTimeoutError(waited, error.peer)
     return error
