@@ -193,6 +193,8 @@ class AllReduce(SameShape):
 
     kind = Kind.ALL_REDUCE
     op: ReduceOp
+    of_one_loss: bool = False
+    """Whether all members compute one loss: the transpose is the identity, not a sum of losses."""
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op
@@ -201,6 +203,8 @@ class AllReduce(SameShape):
         return ARRAYS, (output, self.op)
 
     def transposed(self) -> InJit | None:
+        if self.of_one_loss:
+            return _Identity(self.group)
         return self if self.op.kind in _LINEAR else None
 
     def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
@@ -217,6 +221,19 @@ class AllReduce(SameShape):
         holds = (x == y).astype(t.dtype)
         total = AllReduce(self.group, ReduceOp.SUM)
         return bind(total, t * holds) / bind(total, holds)
+
+
+@dataclass(frozen=True)
+class _Identity(InJit):
+    """The transpose of an ``AllReduce`` of one loss: every member has the whole cotangent."""
+
+    makes_call = False
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        raise AssertionError("it makes no call")
+
+    def transposed(self) -> InJit:
+        return AllReduce(self.group, ReduceOp.SUM, of_one_loss=True)
 
 
 @dataclass(frozen=True)
@@ -390,3 +407,14 @@ class AllToAll(Issuing):
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
         return jnp.moveaxis(x, dim, 1), 1
+
+
+@dataclass(frozen=True)
+class ScanExchange(AllToAll):
+    """Either half of a ``scan``, whose members agree on its op and size."""
+
+    agreed: ClassVar[bool] = True
+    op: ReduceOp
+
+    def usual(self, output: HostArray, x: HostArray) -> None:
+        return None
