@@ -17,7 +17,6 @@ import numpy as np
 
 from meshlib._arrays.on_gpu import device_flat
 from meshlib._calls.spec import CallSpec
-from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, make_fast
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
@@ -69,10 +68,6 @@ class Issuing(InJit):
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         """Return what the communicator's method of this kind is given, but for the call."""
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]] | None:
-        """Return whether parts are lists, and the arguments of the group's method; None: none."""
-        return None
 
     @property
     def has_result(self) -> bool:
@@ -130,12 +125,9 @@ class Issuing(InJit):
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
         spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
-        kind, carrier, usual = self.kind, self.carrier, self.usual
 
         def call(output: HostArray, x: HostArray) -> None:
-            given = usual(output, x) if type(output) is np.ndarray else None
-            if given is None or make_fast(carrier, kind, *given) is NotImplemented:
-                issue(spec(output, x))
+            issue(spec(output, x))
             if not has_result:
                 output.fill(0)
 
@@ -199,9 +191,6 @@ class AllReduce(SameShape):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, self.op)
-
     def transposed(self) -> InJit | None:
         if self.of_one_loss:
             return _Identity(self.group)
@@ -246,9 +235,6 @@ class Broadcast(SameShape):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.root
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, None, self.root)
-
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root, ReduceOp.SUM)
 
@@ -263,9 +249,6 @@ class Reduce(SameShape):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op, self.root
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, None, self.op, self.root)
 
     @property
     def has_result(self) -> bool:
@@ -293,9 +276,6 @@ class AllGather(_OneToMembers):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return _rows(output), flat_of(x)
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, x)
-
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
 
@@ -309,9 +289,6 @@ class ReduceScatter(_MembersToOne):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), _rows(x), self.op
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, x, self.op)
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -356,9 +333,6 @@ class Gather(_OneToMembers):
         outputs = _rows(output) if self.has_result else None
         return outputs, flat_of(x), self.root
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return LISTS, (x, list(output) if self.has_result else None, None, self.root)
-
     @property
     def has_result(self) -> bool:
         return self.group.rank() == self.root
@@ -380,10 +354,6 @@ class Scatter(_MembersToOne):
         inputs = _rows(x) if self.group.rank() == self.root else None
         return flat_of(output), inputs, self.root
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        is_source = self.group.rank() == self.root
-        return LISTS, (output, list(x) if is_source else None, None, self.root)
-
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
 
@@ -399,9 +369,6 @@ class AllToAll(Issuing):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return _rows(output), _rows(x)
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, x, None, None)
-
     def transposed(self) -> InJit:
         return self
 
@@ -415,6 +382,3 @@ class ScanExchange(AllToAll):
 
     agreed: ClassVar[bool] = True
     op: ReduceOp
-
-    def usual(self, output: HostArray, x: HostArray) -> None:
-        return None
