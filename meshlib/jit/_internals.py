@@ -42,6 +42,8 @@ for _allowed in (
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,
+    # Other ranks wait for this one in a call, even if this one needs nothing of it.
+    effects.partial_eval_kept_effects,
 ):
     _allowed.add_type(_CallEffect)
 

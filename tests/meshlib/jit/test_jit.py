@@ -441,7 +441,17 @@ def test_send_and_recv_with_derivatives():
     np.testing.assert_array_equal(other, 0)
 
 
-def test_a_rank_whose_loss_ignores_the_result_still_takes_part_in_the_backward_pass():
+def in_a_scan(f):
+    """Return ``f``, run by a ``lax.scan`` of one step."""
+    return lambda x: jax.lax.scan(lambda carry, _: (carry, f(x)), 0, length=1)[1].sum()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [lambda f: f, jax.jit, jax.checkpoint, in_a_scan, lambda f: in_a_scan(jax.checkpoint(f))],
+    ids=["plain", "jit", "checkpoint", "scan", "checkpoint in scan"],
+)
+def test_a_rank_whose_loss_ignores_the_result_still_takes_part_in_the_backward_pass(around):
     def rank():
         me = dist.get_rank()
 
@@ -449,11 +459,26 @@ def test_a_rank_whose_loss_ignores_the_result_still_takes_part_in_the_backward_p
             y = mj.all_reduce(x)
             return y.sum() if me == 0 else x.sum()
 
-        return jax.jit(jax.grad(loss))(jnp.ones(2))
+        return jax.jit(jax.grad(around(loss)))(jnp.ones(2))
 
     first, second = run_ranks(rank, 2)
     np.testing.assert_array_equal(first, 1)
     np.testing.assert_array_equal(second, 2)
+
+
+@pytest.mark.parametrize("policy", ["nothing_saveable", "everything_saveable"])
+def test_checkpoint_keeps_the_result_of_a_call_and_does_not_repeat_it(policy):
+    def rank():
+        policies = jax.checkpoint_policies
+        loss = jax.checkpoint(
+            lambda x: jnp.sin(mj.all_reduce(jnp.sin(x))).sum(), policy=getattr(policies, policy)
+        )
+        gradient = jax.jit(jax.grad(loss))(jnp.ones(2))
+        return gradient, [r.kind for r in current_world().recorder.records()]
+
+    for gradient, calls in run_ranks(rank, 2):
+        assert calls == ["all_reduce"] * 2  # one forward, one of the derivative
+        np.testing.assert_allclose(gradient, 2 * np.cos(2 * np.sin(1)) * np.cos(1))
 
 
 def test_ranks_that_compiled_different_calls_get_an_error_and_no_values():
