@@ -1,8 +1,7 @@
 """What ``meshlib.jit`` uses of JAX's private modules: all of it, and nothing else does.
 
-JAX promises nothing about them. So it is tested with the versions from ``_host_calls.OLDEST`` on, up
-to before ``_host_calls.BEYOND``, and this is imported at the first call, not before
-(``_host_calls.internals``).
+JAX promises nothing about them. So they are tested with the versions from ``_host_calls.OLDEST`` on,
+and before ``_host_calls.BEYOND``. The first call imports this file (``_host_calls.internals``).
 """
 
 from __future__ import annotations
