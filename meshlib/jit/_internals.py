@@ -1,6 +1,6 @@
 """What ``meshlib.jit`` uses of JAX's private modules: all of it, and nothing else does.
 
-JAX promises nothing about them. So they are tested with the versions from ``_host_calls.OLDEST`` on,
+JAX promises nothing about them. They are tested with the versions from ``_host_calls.OLDEST`` on,
 and before ``_host_calls.BEYOND``. The first call imports this file (``_host_calls.internals``).
 """
 
