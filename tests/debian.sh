@@ -32,6 +32,8 @@ export INSIDE='
     cd /src
     test -x /venv/bin/python || python3 -m venv /venv
     /venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+    # Again, now that jaxlib is there, whose header the core is compiled with.
+    /venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
     /venv/bin/python --version
     /venv/bin/python -m pytest "$@"
     exit $?'

@@ -5,23 +5,19 @@ kept in order. ``meshlib.extend.jit`` has what they are made of.
 """
 
 from meshlib.jit._functions import (
-    Passing,
     all_gather,
     all_reduce,
     all_to_all,
     barrier,
     broadcast,
     gather,
-    permute,
-    permute_done,
-    permute_start,
-    recv,
     reduce,
     reduce_scatter,
+    scan,
     scatter,
-    send,
-    sendrecv,
 )
+from meshlib.jit._messages import recv, recv_anysource, send, sendrecv
+from meshlib.jit._permuting import Passing, permute, permute_done, permute_start
 from meshlib.jit._starting import jit
 
 __all__ = [
@@ -37,8 +33,10 @@ __all__ = [
     "permute_done",
     "permute_start",
     "recv",
+    "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "scan",
     "scatter",
     "send",
     "sendrecv",

@@ -31,6 +31,9 @@ class InJit(ABC):
 
     group: ProcessGroup
 
+    makes_call = True
+    """Whether there is anything to call: if not, its result is its operand."""
+
     in_place = False
     """Whether the result begins as the operand, in the same memory."""
 
@@ -124,6 +127,8 @@ def host_struct(x: jax.ShapeDtypeStruct, has_rows: bool) -> jax.ShapeDtypeStruct
 def _compiled(
     x: jax.Array, *anchors: jax.Array, collective: InJit, site: CallSite | None = None
 ) -> jax.Array:
+    if not collective.makes_call:
+        return x
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
     function = collective.function(operand)
@@ -150,7 +155,8 @@ def _compiled(
 def _abstract_eval(x: Any, *_: Any, collective: InJit, site: CallSite) -> Any:
     del site
     result = collective.result(jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return jax.core.ShapedArray(result.shape, result.dtype), {internals().ORDERED}
+    effects = {internals().ORDERED} if collective.makes_call else set[Any]()
+    return jax.core.ShapedArray(result.shape, result.dtype), effects
 
 
 def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> tuple[Any, Any]:

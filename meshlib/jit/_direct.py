@@ -1,4 +1,4 @@
-"""Calls that compiled programs make without the interpreter: ``native/jit`` of meshlib makes them.
+"""Calls that compiled programs make without the interpreter: ``meshlib/_native/jit`` makes them.
 
 What a call is, is said once, by its ``CallSpec``: here it is asked which arrays a communicator over
 shared memory would hand to the engine for it, and where in the program's buffers they lie. Python

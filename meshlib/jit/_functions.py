@@ -13,38 +13,39 @@ shapes and ranks, and for a group that this rank is not in. When the program run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib._arrays.checks import check_op
 from meshlib._collectives.group_of_ranks import resolve_rank
-from meshlib._collectives.point_to_point import check_tag
-from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import (
-    Group,
-    find_world,
-    is_thread_world,
-    resolve_group,
-    resolve_process_group,
-)
+from meshlib._job.current import Group, resolve_group
 from meshlib.jit import _kinds as kinds
-from meshlib.jit import _messages as messages
+from meshlib.jit._arguments import (
+    calls_group,
+    check_axis,
+    check_sizes,
+    in_one_call,
+    is_tree,
+    multiplied,
+    prepare,
+    split_rows,
+)
 from meshlib.jit._collective import bind
-from meshlib.jit._host_calls import host_call, internals
-from meshlib.jit._permuting import Permute, PermuteDone, PermuteStart
+from meshlib.jit._host_calls import host_call
 from meshlib.jit._uneven import UnevenAllGather
-from transport._call import dtype_code
-from transport._checks import to_whole_number
 from transport._operands.reduce_op import RedOpType, ReduceOp
 
 
-def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> Any:
+def all_reduce(
+    x: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    *,
+    transpose: Literal["all_reduce", "identity"] = "all_reduce",
+) -> Any:
     """Return the reduction of the members' ``x``, any shape, the same bits on all members.
 
     ``x`` may be a pytree of arrays, equal in structure and shapes on all members: it goes in one
@@ -53,33 +54,21 @@ def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> Any:
     The derivative of SUM is SUM (that of AVG is AVG): cotangents are summed over the members, as
     if the loss were the sum of all members' losses. MIN and MAX pass cotangents to the members
     that hold the value, in equal shares. PRODUCT and PREMUL_SUM have derivatives, too.
+
+    ``transpose="identity"`` is for members that all compute one loss from the result: the
+    transpose of SUM then passes each member's own cotangent, without a call. ValueError for
+    another op.
     """
-    if _is_tree(x):
-        return _together(lambda flat: all_reduce(flat, op, group), x, group)
-    x, calls = _prepare(x, group)
-    x, op = _multiplied(x, op)
-    return x if calls.size() == 1 else bind(kinds.AllReduce(calls, op), x)
-
-
-def _is_tree(x: Any) -> bool:
-    leaves, structure = jax.tree_util.tree_flatten(x)
-    return bool(leaves) and not jax.tree_util.treedef_is_leaf(structure)
-
-
-def _together(call: Callable[[jax.Array], jax.Array], tree: Any, group: Group) -> Any:
-    """Return ``call`` of the tree's leaves, those of one dtype joined, in their places."""
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-    arrays = [_prepare(leaf, group)[0] for leaf in leaves]
-    by_dtype: dict[Any, list[int]] = {}
-    for number, array in enumerate(arrays):
-        by_dtype.setdefault(array.dtype, []).append(number)
-    for numbers in by_dtype.values():
-        flat = jnp.concatenate([arrays[number].reshape(-1) for number in numbers])
-        ends = np.cumsum([arrays[number].size for number in numbers])[:-1]
-        parts = jnp.split(call(flat), ends)
-        for number, part in zip(numbers, parts, strict=True):
-            arrays[number] = part.reshape(arrays[number].shape)
-    return jax.tree_util.tree_unflatten(structure, arrays)
+    if is_tree(x):
+        return in_one_call(lambda flat: all_reduce(flat, op, group, transpose=transpose), x, group)
+    x, calls = prepare(x, group)
+    x, op = multiplied(x, op)
+    if transpose not in ("all_reduce", "identity"):
+        raise ValueError(f"transpose is {transpose!r}; expected 'all_reduce' or 'identity'")
+    of_one_loss = transpose == "identity"
+    if of_one_loss and op.kind is not RedOpType.SUM:
+        raise ValueError(f"transpose='identity' goes with ReduceOp.SUM only, got {op}")
+    return x if calls.size() == 1 else bind(kinds.AllReduce(calls, op, of_one_loss), x)
 
 
 def broadcast(
@@ -90,9 +79,9 @@ def broadcast(
     ``x`` has the same shape everywhere; it may be a pytree, as for ``all_reduce``. The transpose is
     ``reduce``.
     """
-    if _is_tree(x):
-        return _together(lambda flat: broadcast(flat, src, group, group_src=group_src), x, group)
-    x, calls = _prepare(x, group)
+    if is_tree(x):
+        return in_one_call(lambda flat: broadcast(flat, src, group, group_src=group_src), x, group)
+    x, calls = prepare(x, group)
     root = resolve_rank(resolve_group(group), src, group_src, "src")
     return x if calls.size() == 1 else bind(kinds.Broadcast(calls, root), x)
 
@@ -110,10 +99,10 @@ def reduce(
     ``x`` may be a pytree, as for ``all_reduce``. The transpose of SUM is ``broadcast``; the other
     ops have the derivatives of ``all_reduce``.
     """
-    if _is_tree(x):
-        return _together(lambda flat: reduce(flat, dst, op, group, group_dst=group_dst), x, group)
-    x, calls = _prepare(x, group)
-    x, op = _multiplied(x, op)
+    if is_tree(x):
+        return in_one_call(lambda flat: reduce(flat, dst, op, group, group_dst=group_dst), x, group)
+    x, calls = prepare(x, group)
+    x, op = multiplied(x, op)
     root = resolve_rank(resolve_group(group), dst, group_dst, "dst")
     return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
@@ -134,11 +123,11 @@ def all_gather(
     padded. That goes with ``tiled``. The call is not made before
     ``after``, an array of any shape, has been computed: what is gathered takes memory from then on.
     """
-    x, calls = _prepare(x, group)
-    axis = _check_axis(axis, x.ndim + (not tiled), "axis")
+    x, calls = prepare(x, group)
+    axis = check_axis(axis, x.ndim + (not tiled), "axis")
     anchors = () if after is None else (after.reshape(-1)[:1],)
     if sizes is not None:
-        lengths = _check_sizes(sizes, x, axis, calls, tiled)
+        lengths = check_sizes(sizes, x, axis, calls, tiled)
         if calls.size() == 1:
             return x
         gather = UnevenAllGather(calls, lengths)
@@ -165,10 +154,10 @@ def reduce_scatter(
     ``axis`` has one entry for each member and goes away; if ``tiled``, it is divided by their
     number. As ``jax.lax.psum_scatter``. The transpose is ``all_gather``.
     """
-    x, calls = _prepare(x, group)
-    x, op = _multiplied(x, op)
-    axis = _check_axis(axis, x.ndim, "axis")
-    rows = _split(x, axis, calls.size(), tiled)
+    x, calls = prepare(x, group)
+    x, op = multiplied(x, op)
+    axis = check_axis(axis, x.ndim, "axis")
+    rows = split_rows(x, axis, calls.size(), tiled)
     return rows[0] if calls.size() == 1 else bind(kinds.ReduceScatter(calls, op), rows)
 
 
@@ -186,10 +175,10 @@ def all_to_all(
     if ``tiled``, the one is divided and the other multiplied by their number. As
     ``jax.lax.all_to_all``. The transpose is another ``all_to_all``.
     """
-    x, calls = _prepare(x, group)
-    split_axis = _check_axis(split_axis, x.ndim, "split_axis")
-    concat_axis = _check_axis(concat_axis, x.ndim, "concat_axis")
-    rows = _split(x, split_axis, calls.size(), tiled)
+    x, calls = prepare(x, group)
+    split_axis = check_axis(split_axis, x.ndim, "split_axis")
+    concat_axis = check_axis(concat_axis, x.ndim, "concat_axis")
+    rows = split_rows(x, split_axis, calls.size(), tiled)
     if calls.size() > 1:
         rows = bind(kinds.AllToAll(calls), rows)
     if not tiled:
@@ -199,6 +188,50 @@ def all_to_all(
     return jnp.moveaxis(rows, 0, concat_axis).reshape(shape)
 
 
+_COMBINE: dict[RedOpType, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    RedOpType.SUM: jnp.add,
+    RedOpType.PRODUCT: jnp.multiply,
+    RedOpType.MIN: jnp.minimum,
+    RedOpType.MAX: jnp.maximum,
+    RedOpType.BAND: jnp.bitwise_and,
+    RedOpType.BOR: jnp.bitwise_or,
+    RedOpType.BXOR: jnp.bitwise_xor,
+}
+
+
+def scan(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
+    """Return the reduction of the ``x`` of the members 0 to this one: a prefix, as ``MPI_Scan``.
+
+    ``x`` has any shape, the same on all members. Contributions are combined one by one in the order
+    of group ranks, wherever these are placed; floats of 8 and 16 bits in float32, rounded once.
+    Each member sends and receives twice the bytes of ``x`` at most, however many members there are.
+    Raises ValueError for AVG.
+    """
+    x, calls = prepare(x, group)
+    x, op = multiplied(x, op)
+    combine = _COMBINE.get(op.kind)
+    if combine is None:
+        raise ValueError(f"op is {op}; expected one that a prefix has, such as ReduceOp.SUM")
+    size = calls.size()
+    if size == 1:
+        return x
+    # Each member gets everybody's part of some of the elements, and returns everybody's prefixes.
+    width = -(-x.size // size)
+    exchange = kinds.ScanExchange(calls, op)
+    rows = jnp.pad(x.reshape(-1), (0, width * size - x.size)).reshape(size, width)
+    rows = bind(exchange, rows)
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < np.dtype(np.float32).itemsize:
+        rows = rows.astype(np.float32)
+
+    def step(prefix: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        prefix = combine(prefix, row)
+        return prefix, prefix
+
+    prefixes = jnp.concatenate([rows[:1], jax.lax.scan(step, rows[0], rows[1:])[1]])
+    rows = bind(exchange, prefixes.astype(x.dtype))
+    return rows.reshape(-1)[: x.size].reshape(x.shape)
+
+
 def gather(
     x: Any, dst: int | None = None, group: Group = None, *, group_dst: int | None = None
 ) -> jax.Array:
@@ -206,7 +239,7 @@ def gather(
 
     The other members get zeros of the same shape. The transpose is ``scatter``.
     """
-    x, calls = _prepare(x, group)
+    x, calls = prepare(x, group)
     root = resolve_rank(resolve_group(group), dst, group_dst, "dst")
     return x[None] if calls.size() == 1 else bind(kinds.Gather(calls, root), x)
 
@@ -219,143 +252,10 @@ def scatter(
     ``x`` has one row for each member and the same shape everywhere; only the source's values
     matter. The transpose is ``gather``.
     """
-    x, calls = _prepare(x, group)
+    x, calls = prepare(x, group)
     root = resolve_rank(resolve_group(group), src, group_src, "src")
-    rows = _split(x, 0, calls.size(), tiled=False)
+    rows = split_rows(x, 0, calls.size(), tiled=False)
     return rows[0] if calls.size() == 1 else bind(kinds.Scatter(calls, root), rows)
-
-
-def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any:
-    """Return the ``x`` of the member that ``perm`` pairs with this one; zeros if there is none.
-
-    ``perm`` has pairs (source, destination) of *group* ranks, each rank at most once as either,
-    equal on all members. ``x`` may be a pytree, as for ``all_reduce``. As ``jax.lax.ppermute``. The
-    transpose is the inverse ``permute``.
-    """
-    perm = list(perm)
-    if _is_tree(x):
-        return _together(lambda flat: permute(flat, perm, group), x, group)
-    x, calls = _prepare(x, group)
-    pairs = _pairs(perm, calls.size())
-    if calls.size() == 1:
-        return x if pairs else jnp.zeros_like(x)
-    return bind(Permute(calls, pairs), x)
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["halves"])
-@dataclass(frozen=True)
-class Passing:
-    """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
-
-    x: jax.Array
-    """What was given, once it is on its way: what is computed with this comes after the start."""
-    halves: tuple[PermuteStart, PermuteDone]
-
-
-def permute_start(
-    x: Any, perm: Iterable[tuple[int, int]], group: Group = None, *, tag: int = 0
-) -> Passing:
-    """Begin a ``permute``, and compute meanwhile: ``permute_done`` waits for it.
-
-        passing = mj.permute_start(x, perm, group)
-        y = f(passing.x)                            # x, and computed after the start
-        x = mj.permute_done(passing, after=y)       # not waited for before y is there
-
-    ``tag``, 0 to 2**32 - 1, tells apart what is under way at the same time: one for each tag. What
-    is sent is a copy of ``x``, and what comes has memory of its own: a rank has two arrays more
-    meanwhile. On a GPU all of it happens at the end. The derivative is that of ``permute``, whole.
-
-    If a program ends between the two, by an error of another call in it, the permute is broken off
-    on all members, and says by what.
-    """
-    x, calls = _prepare(x, group)
-    pairs = _pairs(perm, calls.size())
-    check_tag(tag)
-    whole = Permute(calls, pairs)
-    halves = PermuteStart(calls, whole, tag), PermuteDone(calls, whole, tag)
-    return Passing(x if calls.size() == 1 else bind(halves[0], x), halves)
-
-
-def permute_done(passing: Passing, after: Any = None) -> jax.Array:
-    """Return what ``permute`` would have returned where ``passing`` was begun.
-
-    Waits for it when the arrays of ``after``, a pytree, have been computed.
-    """
-    half = passing.halves[1]
-    if half.group.size() == 1:
-        return passing.x if half.whole.pairs else jnp.zeros_like(passing.x)
-    return bind(half, passing.x, anchors=jax.tree_util.tree_leaves(after))
-
-
-def send(
-    x: Any,
-    dst: int | None = None,
-    group: Group = None,
-    *,
-    tag: int = 0,
-    group_dst: int | None = None,
-) -> jax.Array:
-    """Send ``x`` to ``dst`` (global) or ``group_dst``, which calls ``recv``; return ``x``.
-
-    For programs that differ by rank; where all ranks run the same one, ``permute`` cannot
-    deadlock. Two ranks that send large arrays to each other before either receives wait until
-    the deadline. For derivatives, use what is returned: its cotangent is joined with the one that
-    comes back from the receiver.
-    """
-    x, calls = _prepare(x, group)
-    peer = resolve_rank(resolve_group(group), dst, group_dst, "dst")
-    check_tag(tag)
-    return bind(messages.Send(calls, peer, tag), x)
-
-
-def recv(
-    like: Any,
-    src: int | None = None,
-    group: Group = None,
-    *,
-    tag: int = 0,
-    group_src: int | None = None,
-) -> jax.Array:
-    """Return what ``src`` (global) or ``group_src`` sends, of the shape and dtype of ``like``.
-
-    The transpose sends the cotangent back. For that, ``like`` has to depend on what one
-    differentiates by (its values do not matter): otherwise JAX sees a constant.
-    """
-    like, calls = _prepare(like, group)
-    peer = resolve_rank(resolve_group(group), src, group_src, "src")
-    check_tag(tag)
-    return bind(messages.Receive(calls, peer, tag), like)
-
-
-def sendrecv(
-    x: Any,
-    dst: int | None = None,
-    src: int | None = None,
-    group: Group = None,
-    *,
-    like: Any = None,
-    tag: int = 0,
-    group_dst: int | None = None,
-    group_src: int | None = None,
-) -> jax.Array:
-    """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
-
-    Neither waits for the other, so that members may exchange arrays of any size; only those that
-    take part call it, or ``send`` and ``recv``. What comes has the shape and dtype of ``like``, by
-    default of ``x``. The transpose sends the cotangent to ``src`` and receives one from ``dst``.
-    """
-    x, calls = _prepare(x, group)
-    base = resolve_group(group)
-    to, origin = (
-        resolve_rank(base, dst, group_dst, "dst"),
-        resolve_rank(base, src, group_src, "src"),
-    )
-    check_tag(tag)
-    comes = goes = None
-    if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
-        dtype_code(like.dtype)
-        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
-    return bind(messages.Exchange(calls, to, origin, tag, comes, goes), x)
 
 
 def barrier(group: Group = None) -> None:
@@ -363,98 +263,6 @@ def barrier(group: Group = None) -> None:
 
     Only collectives are ordered: XLA may move computation across a barrier.
     """
-    calls = _calls_group(group)
+    calls = calls_group(group)
     if calls.size() > 1:
         host_call(lambda _, __, ___: calls.barrier(), [], ordered=True, on_gpu=True, group=calls)
-
-
-def _calls_group(group: Group) -> ProcessGroup:
-    """Return the group that carries the calls of jitted programs on ``group``.
-
-    They have one of their own: they happen when XLA gets to them, whatever the main thread calls
-    meanwhile, and would otherwise mix with its calls.
-    """
-    internals()  # says, if need be, that this JAX is not tested
-    base = resolve_process_group(group)
-    if base.rank() < 0:
-        raise ValueError(f"group: this rank is not a member of {base}")
-    world = find_world()
-    if world is not None and is_thread_world(world) and not internals().traces_are_own():
-        raise RuntimeError(
-            "this rank is a thread that shares its traces with other ranks; "
-            "import jax before run_ranks is called"
-        )
-    return base.companion("jit", f"{base.group_desc or base.id} in jit")
-
-
-def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
-    x = jnp.asarray(x)
-    if not isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"x has dtype {x.dtype}, which cannot be communicated")
-    dtype_code(x.dtype)
-    return x, _calls_group(group)
-
-
-def _multiplied(x: jax.Array, op: Any) -> tuple[jax.Array, ReduceOp]:
-    """Return what is to be reduced, and how, checked: a PREMUL_SUM is the SUM of products."""
-    op = check_op(op, np.dtype(x.dtype))
-    if op.kind is not RedOpType.PREMUL_SUM:
-        return x, op
-    return (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape), ReduceOp.SUM
-
-
-def _check_axis(axis: int, ndim: int, name: str) -> int:
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"{name} is {axis}; expected {-ndim} to {ndim - 1}")
-    return axis % ndim
-
-
-def _check_sizes(
-    sizes: Sequence[int], x: jax.Array, axis: int, calls: ProcessGroup, tiled: bool
-) -> tuple[int, ...]:
-    """Return ``sizes`` as a tuple, which has this member's length of ``x`` in its place."""
-    lengths = tuple(to_whole_number(size, f"sizes[{i}]") for i, size in enumerate(sizes))
-    if not tiled:
-        raise ValueError(f"sizes is {list(lengths)}, which goes with tiled=True only")
-    if len(lengths) != calls.size() or min(lengths) < 0:
-        raise ValueError(
-            f"sizes is {list(lengths)}; expected a length >= 0 for each of {calls.size()} members"
-        )
-    if x.shape[axis] != lengths[calls.rank()]:
-        raise ValueError(
-            f"x has shape {x.shape}; expected {lengths[calls.rank()]} entries along dim {axis}, as"
-            f" sizes {list(lengths)} say for member {calls.rank()}"
-        )
-    return lengths
-
-
-def _split(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
-    """Return ``x`` with the members' parts along ``axis`` as dim 0."""
-    if x.ndim == 0:
-        raise ValueError(f"x has no dims; expected one with a part for each of {size} members")
-    length = x.shape[axis]
-    if not tiled:
-        if length != size:
-            raise ValueError(
-                f"x has shape {x.shape}; expected {size} entries along dim {axis}, one for each "
-                "member"
-            )
-        return jnp.moveaxis(x, axis, 0)
-    if length % size:
-        raise ValueError(f"x has shape {x.shape}; dim {axis} does not divide by the {size} members")
-    shape = (*x.shape[:axis], size, length // size, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-
-def _pairs(perm: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
-    pairs = tuple((int(source), int(destination)) for source, destination in perm)
-    for name, ranks in (
-        ("sources", [source for source, _ in pairs]),
-        ("destinations", [destination for _, destination in pairs]),
-    ):
-        strange = [rank for rank in ranks if not 0 <= rank < size]
-        if strange:
-            raise ValueError(f"perm has {name} {strange}; expected group ranks 0 to {size - 1}")
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"perm has {name} more than once: {ranks}")
-    return pairs

@@ -293,12 +293,19 @@ _untransformed_p.def_abstract_eval(_same)
 mlir.register_lowering(_untransformed_p, _lower_same)
 
 
-def untransformed(tree: Any, what: str) -> Any:
+_AVERAGE = (
+    "Average the result instead, outside of them: ddp.average(...), or meshlib.jit.all_reduce,"
+    " which has derivatives of any order"
+)
+
+
+def untransformed(tree: Any, what: str, instead: str = _AVERAGE) -> Any:
     """Return ``tree``, whose arrays may not be differentiated or batched (``vmap``) from outside.
 
     Args:
         tree: A pytree.
         what: What cannot be differentiated or batched, for the error.
+        instead: What to do in the place of differentiating it, a sentence of the error.
 
     Returns:
         ``tree``, guarded.
@@ -308,16 +315,16 @@ def untransformed(tree: Any, what: str) -> Any:
     """
 
     def guard(leaf: Any) -> Any:
-        return _untransformed_p.bind(leaf, what=what) if isinstance(leaf, jax.core.Tracer) else leaf
+        if not isinstance(leaf, jax.core.Tracer):
+            return leaf
+        return _untransformed_p.bind(leaf, what=what, instead=instead)
 
     return jax.tree_util.tree_map(guard, tree)
 
 
-def _no_derivative(*_: Any, what: str = "this call", **__: Any) -> Any:
+def _no_derivative(*_: Any, what: str = "this call", instead: str = _AVERAGE, **__: Any) -> Any:
     raise NotImplementedError(
-        f"{what} has no derivative: it cannot be inside of jax.grad, jvp, vjp or hessian. Average"
-        " the result instead, outside of them: ddp.average(...), or meshlib.jit.all_reduce, which"
-        " has derivatives of any order"
+        f"{what} has no derivative: it cannot be inside of jax.grad, jvp, vjp or hessian. {instead}"
     )
 
 

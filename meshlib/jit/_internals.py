@@ -1,8 +1,7 @@
 """What ``meshlib.jit`` uses of JAX's private modules: all of it, and nothing else does.
 
-JAX promises nothing about them. So it is tested with the versions from ``host_calls.OLDEST`` on, up
-to before ``host_calls.BEYOND``, and this is imported at the first call, not before
-(``host_calls.internals``).
+JAX promises nothing about them. They are tested with the versions from ``_host_calls.OLDEST`` on,
+and before ``_host_calls.BEYOND``. The first call imports this file (``_host_calls.internals``).
 """
 
 from __future__ import annotations
@@ -42,6 +41,8 @@ for _allowed in (
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,
+    # Other ranks wait for this one in a call, even if this one needs nothing of it.
+    effects.partial_eval_kept_effects,
 ):
     _allowed.add_type(_CallEffect)
 

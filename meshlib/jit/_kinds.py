@@ -17,7 +17,6 @@ import numpy as np
 
 from meshlib._arrays.on_gpu import device_flat
 from meshlib._calls.spec import CallSpec
-from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, make_fast
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
@@ -69,10 +68,6 @@ class Issuing(InJit):
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         """Return what the communicator's method of this kind is given, but for the call."""
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]] | None:
-        """Return whether parts are lists, and the arguments of the group's method; None: none."""
-        return None
 
     @property
     def has_result(self) -> bool:
@@ -130,12 +125,9 @@ class Issuing(InJit):
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
         spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
-        kind, carrier, usual = self.kind, self.carrier, self.usual
 
         def call(output: HostArray, x: HostArray) -> None:
-            given = usual(output, x) if type(output) is np.ndarray else None
-            if given is None or make_fast(carrier, kind, *given) is NotImplemented:
-                issue(spec(output, x))
+            issue(spec(output, x))
             if not has_result:
                 output.fill(0)
 
@@ -193,14 +185,15 @@ class AllReduce(SameShape):
 
     kind = Kind.ALL_REDUCE
     op: ReduceOp
+    of_one_loss: bool = False
+    """Whether all members compute one loss: the transpose is the identity, not a sum of losses."""
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, self.op)
-
     def transposed(self) -> InJit | None:
+        if self.of_one_loss:
+            return _Identity(self.group)
         return self if self.op.kind in _LINEAR else None
 
     def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
@@ -220,6 +213,19 @@ class AllReduce(SameShape):
 
 
 @dataclass(frozen=True)
+class _Identity(InJit):
+    """The transpose of an ``AllReduce`` of one loss: every member has the whole cotangent."""
+
+    makes_call = False
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        raise AssertionError("it makes no call")
+
+    def transposed(self) -> InJit:
+        return AllReduce(self.group, ReduceOp.SUM, of_one_loss=True)
+
+
+@dataclass(frozen=True)
 class Broadcast(SameShape):
     """All members get the root's."""
 
@@ -228,9 +234,6 @@ class Broadcast(SameShape):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.root
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, None, self.root)
 
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root, ReduceOp.SUM)
@@ -246,9 +249,6 @@ class Reduce(SameShape):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op, self.root
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, None, self.op, self.root)
 
     @property
     def has_result(self) -> bool:
@@ -276,9 +276,6 @@ class AllGather(_OneToMembers):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return _rows(output), flat_of(x)
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, x)
-
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
 
@@ -292,9 +289,6 @@ class ReduceScatter(_MembersToOne):
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), _rows(x), self.op
-
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, x, self.op)
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -339,9 +333,6 @@ class Gather(_OneToMembers):
         outputs = _rows(output) if self.has_result else None
         return outputs, flat_of(x), self.root
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return LISTS, (x, list(output) if self.has_result else None, None, self.root)
-
     @property
     def has_result(self) -> bool:
         return self.group.rank() == self.root
@@ -363,10 +354,6 @@ class Scatter(_MembersToOne):
         inputs = _rows(x) if self.group.rank() == self.root else None
         return flat_of(output), inputs, self.root
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        is_source = self.group.rank() == self.root
-        return LISTS, (output, list(x) if is_source else None, None, self.root)
-
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
 
@@ -382,11 +369,16 @@ class AllToAll(Issuing):
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return _rows(output), _rows(x)
 
-    def usual(self, output: HostArray, x: HostArray) -> tuple[bool, tuple[object, ...]]:
-        return ARRAYS, (output, x, None, None)
-
     def transposed(self) -> InJit:
         return self
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
         return jnp.moveaxis(x, dim, 1), 1
+
+
+@dataclass(frozen=True)
+class ScanExchange(AllToAll):
+    """Either half of a ``scan``, whose members agree on its op and size."""
+
+    agreed: ClassVar[bool] = True
+    op: ReduceOp

@@ -6,19 +6,25 @@ is sent back and forth for them depends on what *both* members compute.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshlib._collectives.group_of_ranks import resolve_rank
+from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
-from meshlib.jit._collective import InJit
+from meshlib._job.current import Group, resolve_group
+from meshlib.jit._arguments import prepare
+from meshlib.jit._collective import InJit, bind
 from meshlib.jit._direct import DirectCall
+from meshlib.jit._host_calls import host_call, untransformed
 from meshlib.jit._kinds import HostSide, SameShape, flat_of
 from meshlib.jit._program import HostArray, HostFunction
-from transport._call import Kind
+from transport._call import Kind, dtype_code
 
 
 @dataclass(frozen=True)
@@ -172,3 +178,98 @@ _TRANSPOSED: dict[type[_OneToOne], type[_OneToOne]] = {
     Receive: _SendAndForget,
     _SendAndForget: Receive,
 }
+
+
+def send(
+    x: Any,
+    dst: int | None = None,
+    group: Group = None,
+    *,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> jax.Array:
+    """Send ``x`` to ``dst`` (global) or ``group_dst``, which calls ``recv``; return ``x``.
+
+    For programs that differ by rank; where all ranks run the same one, ``permute`` cannot
+    deadlock. Two ranks that send large arrays to each other before either receives wait until
+    the deadline. For derivatives, use what is returned: its cotangent is joined with the one that
+    comes back from the receiver.
+    """
+    x, calls = prepare(x, group)
+    peer = resolve_rank(resolve_group(group), dst, group_dst, "dst")
+    check_tag(tag)
+    return bind(Send(calls, peer, tag), x)
+
+
+def recv(
+    like: Any,
+    src: int | None = None,
+    group: Group = None,
+    *,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> jax.Array:
+    """Return what ``src`` (global) or ``group_src`` sends, of the shape and dtype of ``like``.
+
+    The transpose sends the cotangent back. For that, ``like`` has to depend on what one
+    differentiates by (its values do not matter): otherwise JAX sees a constant.
+    """
+    like, calls = prepare(like, group)
+    peer = resolve_rank(resolve_group(group), src, group_src, "src")
+    check_tag(tag)
+    return bind(Receive(calls, peer, tag), like)
+
+
+def recv_anysource(like: Any, group: Group = None, *, tag: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Return what any member sends, of the shape and dtype of ``like``, and its global rank.
+
+    The rank is an int32 of shape (). ``send`` is the other end. Where several messages are there,
+    which one comes first may differ from run to run. It has no derivative and no batches
+    (NotImplementedError): name the source with ``recv``.
+    """
+    what = "meshlib.jit.recv_anysource"
+    like = untransformed(like, what, "Name the source: meshlib.jit.recv has derivatives")
+    like, calls = prepare(like, group)
+    check_tag(tag)
+
+    def receive(outputs: Sequence[HostArray], *_: object) -> None:
+        array, source = outputs
+        source[...] = calls.recv(array, tag=tag)
+
+    results = [jax.ShapeDtypeStruct(like.shape, like.dtype), jax.ShapeDtypeStruct((), np.int32)]
+    # The template is an operand, so that whatever is done to it is done to the call.
+    array, source = host_call(
+        receive, results, like.reshape(-1)[:1], ordered=True, reads=False, on_gpu=True, group=calls
+    )
+    return array, source
+
+
+def sendrecv(
+    x: Any,
+    dst: int | None = None,
+    src: int | None = None,
+    group: Group = None,
+    *,
+    like: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    group_src: int | None = None,
+) -> jax.Array:
+    """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
+
+    Neither waits for the other, so that members may exchange arrays of any size; only those that
+    take part call it, or ``send`` and ``recv``. What comes has the shape and dtype of ``like``, by
+    default of ``x``. The transpose sends the cotangent to ``src`` and receives one from ``dst``.
+    """
+    x, calls = prepare(x, group)
+    base = resolve_group(group)
+    to, origin = (
+        resolve_rank(base, dst, group_dst, "dst"),
+        resolve_rank(base, src, group_src, "src"),
+    )
+    check_tag(tag)
+    comes = goes = None
+    if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
+        dtype_code(like.dtype)
+        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(Exchange(calls, to, origin, tag, comes, goes), x)

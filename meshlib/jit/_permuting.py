@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshlib._calls.work import Work
+from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
+from meshlib._job.current import Group
+from meshlib.jit._arguments import in_one_call, is_tree, prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._kinds import Issuing, flat_of
 from meshlib.jit._program import HostArray, HostFunction, Program
@@ -156,3 +160,79 @@ def _taken(group: ProcessGroup, tag: int) -> _UnderWay:
         raise RuntimeError(f"permute_done with tag {tag}, but no permute_start before it: {group}")
     under_way.program.unguard(under_way.break_off)
     return under_way
+
+
+def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any:
+    """Return the ``x`` of the member that ``perm`` pairs with this one; zeros if there is none.
+
+    ``perm`` has pairs (source, destination) of *group* ranks, each rank at most once as either,
+    equal on all members. ``x`` may be a pytree, as for ``all_reduce``. As ``jax.lax.ppermute``. The
+    transpose is the inverse ``permute``.
+    """
+    perm = list(perm)
+    if is_tree(x):
+        return in_one_call(lambda flat: permute(flat, perm, group), x, group)
+    x, calls = prepare(x, group)
+    pairs = _pairs(perm, calls.size())
+    if calls.size() == 1:
+        return x if pairs else jnp.zeros_like(x)
+    return bind(Permute(calls, pairs), x)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["halves"])
+@dataclass(frozen=True)
+class Passing:
+    """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
+
+    x: jax.Array
+    """What was given, once it is on its way: what is computed with this comes after the start."""
+    halves: tuple[PermuteStart, PermuteDone]
+
+
+def permute_start(
+    x: Any, perm: Iterable[tuple[int, int]], group: Group = None, *, tag: int = 0
+) -> Passing:
+    """Begin a ``permute``, and compute meanwhile: ``permute_done`` waits for it.
+
+        passing = mj.permute_start(x, perm, group)
+        y = f(passing.x)                            # x, and computed after the start
+        x = mj.permute_done(passing, after=y)       # not waited for before y is there
+
+    ``tag``, 0 to 2**32 - 1, tells apart what is under way at the same time: one for each tag. What
+    is sent is a copy of ``x``, and what comes has memory of its own: a rank has two arrays more
+    meanwhile. On a GPU all of it happens at the end. The derivative is that of ``permute``, whole.
+
+    If a program ends between the two, by an error of another call in it, the permute is broken off
+    on all members, and says by what.
+    """
+    x, calls = prepare(x, group)
+    pairs = _pairs(perm, calls.size())
+    check_tag(tag)
+    whole = Permute(calls, pairs)
+    halves = PermuteStart(calls, whole, tag), PermuteDone(calls, whole, tag)
+    return Passing(x if calls.size() == 1 else bind(halves[0], x), halves)
+
+
+def permute_done(passing: Passing, after: Any = None) -> jax.Array:
+    """Return what ``permute`` would have returned where ``passing`` was begun.
+
+    Waits for it when the arrays of ``after``, a pytree, have been computed.
+    """
+    half = passing.halves[1]
+    if half.group.size() == 1:
+        return passing.x if half.whole.pairs else jnp.zeros_like(passing.x)
+    return bind(half, passing.x, anchors=jax.tree_util.tree_leaves(after))
+
+
+def _pairs(perm: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
+    pairs = tuple((int(source), int(destination)) for source, destination in perm)
+    for name, ranks in (
+        ("sources", [source for source, _ in pairs]),
+        ("destinations", [destination for _, destination in pairs]),
+    ):
+        strange = [rank for rank in ranks if not 0 <= rank < size]
+        if strange:
+            raise ValueError(f"perm has {name} {strange}; expected group ranks 0 to {size - 1}")
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"perm has {name} more than once: {ranks}")
+    return pairs

@@ -7,6 +7,7 @@ members' losses.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -127,6 +128,16 @@ CASES = {
     "gather": Case(lambda x: mj.gather(x, 1), lambda x: only_at(1, x), (4,)),
     "scatter": Case(lambda x: mj.scatter(x, 1), lambda x: x[1], (SIZE, 2)),
     "permute": Case(lambda x: mj.permute(x, PAIRS), permuted, (4,)),
+    "scan": Case(mj.scan, lambda x: jnp.cumsum(x, axis=0), (2, 2)),
+    "scan_scalar_product": Case(
+        lambda x: mj.scan(x, dist.ReduceOp.PRODUCT), lambda x: jnp.cumprod(x, axis=0), ()
+    ),
+    "scan_max": Case(
+        lambda x: mj.scan(x, dist.ReduceOp.MAX), lambda x: jax.lax.cummax(x, axis=0), (5,)
+    ),
+    "scan_premul": Case(
+        lambda x: mj.scan(x, dist.premul_sum(0.5)), lambda x: 0.5 * jnp.cumsum(x, axis=0), (0, 2)
+    ),
 }
 
 
@@ -272,6 +283,61 @@ def test_dtypes(dtype):
         assert (full == (1 if dtype == "bool" else 2)).all()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
+def test_a_prefix_is_combined_in_the_order_of_ranks_and_small_floats_are_rounded_once(dtype):
+    """The order matters to each of these sums, and so does rounding in between."""
+    size = 4
+    x = np.random.default_rng(0).normal(size=(size, 7)) * 10.0 ** np.arange(size)[:, None] % 99
+    x = np.asarray(jnp.asarray(x).astype(dtype))
+    wide = x.astype(np.float32) if dtype != "int8" else x
+    expected = np.stack([*itertools.accumulate(wide, lambda a, b: a + b)]).astype(x.dtype)
+    got = run_ranks(lambda: jax.jit(mj.scan)(x[dist.get_rank()]), size)
+    np.testing.assert_array_equal(np.stack([np.asarray(row) for row in got]), expected)
+
+
+def test_a_prefix_of_which_the_members_disagree_about_the_op_is_an_error():
+    def rank():
+        op = dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM
+        with pytest.raises(jax.errors.JaxRuntimeError, match="CollectiveMismatchError"):
+            jax.jit(lambda x: mj.scan(x, op))(jnp.ones(4)).block_until_ready()
+
+    run_ranks(rank, 2)
+
+
+def test_an_all_reduce_of_one_loss_is_transposed_without_a_call():
+    """Where all members compute the same loss, each has the gradient of that loss."""
+
+    def loss(x):
+        return jnp.sin(mj.all_reduce({"a": x * x}, transpose="identity")["a"]).sum()
+
+    def rank():
+        x = jnp.arange(1.0, 4.0) + dist.get_rank()
+        gradient = jax.jit(jax.grad(loss))(x)
+        calls = [r.kind for r in current_world().recorder.records()]
+        _, tangent = jax.jvp(loss, (x,), (jnp.ones(3),))
+        second = jax.jit(jax.jvp, static_argnums=0)(jax.grad(loss), (x,), (jnp.ones(3),))[1]
+
+        def once(y):
+            return jax.linear_transpose(lambda x: mj.all_reduce(x, transpose="identity"), x)(y)[0]
+
+        batches = jax.vmap(jax.grad(loss))(jnp.stack([x, 2 * x]))[0]
+        twice = jax.linear_transpose(once, x)(x)[0]
+        return gradient, calls, tangent, second, once(x), twice, batches
+
+    x = np.arange(1.0, 4.0) + np.arange(2)[:, None]
+    total, slope = (x * x).sum(0), (2 * x).sum(0)
+    for me, results in enumerate(run_ranks(rank, 2)):
+        gradient, calls, tangent, second, same, summed, batches = results
+        assert calls == ["all_reduce"]
+        np.testing.assert_allclose(gradient, np.cos(total) * 2 * x[me], rtol=1e-12)
+        np.testing.assert_allclose(batches, gradient, rtol=1e-12)
+        np.testing.assert_allclose(tangent, (np.cos(total) * slope).sum(), rtol=1e-12)
+        expected = 2 * np.cos(total) - np.sin(total) * slope * 2 * x[me]
+        np.testing.assert_allclose(second, expected, rtol=1e-12)
+        np.testing.assert_array_equal(same, x[me])
+        np.testing.assert_array_equal(summed, x.sum(0))
+
+
 def late(x, seconds):
     """Return ``x``, available to XLA only after a while."""
 
@@ -375,7 +441,17 @@ def test_send_and_recv_with_derivatives():
     np.testing.assert_array_equal(other, 0)
 
 
-def test_a_rank_whose_loss_ignores_the_result_still_takes_part_in_the_backward_pass():
+def in_a_scan(f):
+    """Return ``f``, run by a ``lax.scan`` of one step."""
+    return lambda x: jax.lax.scan(lambda carry, _: (carry, f(x)), 0, length=1)[1].sum()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [lambda f: f, jax.jit, jax.checkpoint, in_a_scan, lambda f: in_a_scan(jax.checkpoint(f))],
+    ids=["plain", "jit", "checkpoint", "scan", "checkpoint in scan"],
+)
+def test_a_rank_whose_loss_ignores_the_result_still_takes_part_in_the_backward_pass(around):
     def rank():
         me = dist.get_rank()
 
@@ -383,11 +459,26 @@ def test_a_rank_whose_loss_ignores_the_result_still_takes_part_in_the_backward_p
             y = mj.all_reduce(x)
             return y.sum() if me == 0 else x.sum()
 
-        return jax.jit(jax.grad(loss))(jnp.ones(2))
+        return jax.jit(jax.grad(around(loss)))(jnp.ones(2))
 
     first, second = run_ranks(rank, 2)
     np.testing.assert_array_equal(first, 1)
     np.testing.assert_array_equal(second, 2)
+
+
+@pytest.mark.parametrize("policy", ["nothing_saveable", "everything_saveable"])
+def test_checkpoint_keeps_the_result_of_a_call_and_does_not_repeat_it(policy):
+    def rank():
+        policies = jax.checkpoint_policies
+        loss = jax.checkpoint(
+            lambda x: jnp.sin(mj.all_reduce(jnp.sin(x))).sum(), policy=getattr(policies, policy)
+        )
+        gradient = jax.jit(jax.grad(loss))(jnp.ones(2))
+        return gradient, [r.kind for r in current_world().recorder.records()]
+
+    for gradient, calls in run_ranks(rank, 2):
+        assert calls == ["all_reduce"] * 2  # one forward, one of the derivative
+        np.testing.assert_allclose(gradient, 2 * np.cos(2 * np.sin(1)) * np.cos(1))
 
 
 def test_ranks_that_compiled_different_calls_get_an_error_and_no_values():
@@ -432,6 +523,14 @@ BAD_ARGUMENTS = [
     (lambda x: mj.reduce_scatter(x, tiled=True), ValueError, "dim 0 does not divide by the 2"),
     (lambda x: mj.permute(x, [(0, 2)]), ValueError, "destinations [2]"),
     (lambda x: mj.permute(x, [(0, 1), (0, 0)]), ValueError, "sources more than once"),
+    (lambda x: mj.scan(x, dist.ReduceOp.AVG), ValueError, "one that a prefix has"),
+    (lambda x: mj.all_reduce(x, transpose="none"), ValueError, "transpose is 'none'; expected"),
+    (
+        lambda x: mj.all_reduce(x, dist.ReduceOp.MAX, transpose="identity"),
+        ValueError,
+        "goes with ReduceOp.SUM only",
+    ),
+    (lambda x: mj.recv_anysource(x, tag=-1), ValueError, "tag is -1"),
     (lambda x: mj.send(x, 1, tag=-1), ValueError, "tag is -1"),
     (lambda x: mj.all_reduce(x.astype("int4")), TypeError, "cannot be communicated"),
 ]

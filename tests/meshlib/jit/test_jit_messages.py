@@ -109,3 +109,47 @@ def test_messages_of_derivatives_that_nobody_receives_are_apart_and_reported(cap
     assert run_ranks(rank, 2) == [[1, 5, 1, 7]] * 2
     assert "'default in jit, derivative t'" in caplog.text
     assert "messages left: 1 from rank 0 under tag 0" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])
+def test_messages_from_any_member_say_whose_they_are(backend):
+    def rank():
+        me, size = dist.get_rank(), dist.get_world_size()
+        group = dist.new_group([2, 1, 0])
+        x = jnp.full((2, 3), 10.0 * me, jnp.float32)
+        if me:
+            for _ in range(3):  # beside other messages, some of which compiled code makes
+                jax.jit(lambda x: mj.send(x, 0, tag=me))(x)
+            return jax.jit(lambda x: mj.send(mj.send(x, 0, group, tag=9), 0, tag=9))(x + 1)
+
+        @jax.jit
+        def all_of_them(like):
+            def step(carry, _):
+                return carry, mj.recv_anysource(like, tag=9)
+
+            return jax.lax.scan(step, 0, length=size - 1)[1]
+
+        named = [jax.jit(lambda x, i=i: mj.recv(x, i, tag=i))(x) for _ in range(3) for i in (1, 2)]
+        other = [jax.jit(lambda x: mj.recv_anysource(x, group, tag=9))(x) for _ in (1, 2)]
+        arrays, sources = all_of_them(x)
+        assert sources.dtype == np.int32
+        assert [float(a[0, 0]) for a in named] == [10.0, 20.0] * 3
+        return [(int(s), np.asarray(a)) for a, s in (*zip(arrays, sources, strict=True), *other)]
+
+    received, *_ = run_ranks(rank, 3, backend=backend)
+    assert sorted(source for source, _ in received) == [1, 1, 2, 2]
+    for source, array in received:
+        np.testing.assert_array_equal(array, np.full((2, 3), 10.0 * source + 1, np.float32))
+
+
+def test_a_message_from_any_member_has_no_derivative_and_no_batches():
+    def rank():
+        def received(x):
+            return mj.recv_anysource(x)[0].sum()
+
+        x = jnp.ones((2, 3))
+        for transformed in (jax.grad(received), jax.jit(jax.grad(received)), jax.vmap(received)):
+            with pytest.raises(NotImplementedError, match=r"recv_anysource (has|cannot)"):
+                transformed(x)
+
+    run_ranks(rank, 2)
