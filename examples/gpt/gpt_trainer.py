@@ -20,7 +20,7 @@ import meshlib as dist
 from meshlib import DeviceMesh
 from meshlib import jit as mj
 from parallel.jax import PipelineStage, StageStates, vocab_parallel_cross_entropy
-from parallel.jax._stage_states import is_split, split_of
+from parallel.jax._pipeline import is_split, split_of
 from parallel.pipeline import get_schedule_class
 
 Tree = Any

@@ -7,11 +7,8 @@ from typing import Any
 
 from meshlib import Future, ProcessGroup, WaitTimeoutError
 from parallel._arrays import Array
-from parallel._core.bucket_set import BucketSet, ReducerOptions
-from parallel._core.buckets import Bucket
-from parallel._core.comm_hooks import allreduce_hook, only
-from parallel._core.grad_bucket import GradBucket, check_like
-from parallel._core.gradients import GradientOwner, GradientSpec
+from parallel._core.buckets import Bucket, BucketSet, GradientOwner, GradientSpec, ReducerOptions
+from parallel._core.comm_hooks import GradBucket, allreduce_hook, check_like, only
 from parallel._core.replicas import check_same
 from parallel._core.statistics import Stopwatch
 from parallel._core.unused import UnusedParameters

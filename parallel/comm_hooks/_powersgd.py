@@ -29,8 +29,7 @@ from meshlib import Future, ProcessGroup
 from meshlib.extend import derived_group
 from parallel._arrays import Array, namespace, pieces
 from parallel._checks import check_number, check_state_dict, to_count
-from parallel._core.comm_hooks import allreduce_hook, check_state
-from parallel._core.grad_bucket import GradBucket
+from parallel._core.comm_hooks import GradBucket, allreduce_hook, check_state
 from parallel._groups import Ranks, resolve
 
 

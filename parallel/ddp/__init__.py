@@ -1,7 +1,6 @@
 """Distributed data parallel training."""
 
-from parallel._core.comm_hooks import CommHook, allreduce_hook, noop_hook
-from parallel._core.grad_bucket import GradBucket
+from parallel._core.comm_hooks import CommHook, GradBucket, allreduce_hook, noop_hook
 from parallel._core.statistics import PassStatistics
 from parallel.ddp._data_parallel import DistributedDataParallel
 from parallel.nn._precision import MixedPrecision

@@ -22,7 +22,7 @@ from parallel._groups import Ranks, resolve, same_dims
 from parallel.elastic._step import Step
 from parallel.nn._module import Module
 from parallel.optim._optimizer import Optimizer
-from parallel.optim._sgd import SGD
+from parallel.optim._updates import SGD
 
 
 class DiLoCo:

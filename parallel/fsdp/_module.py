@@ -9,7 +9,7 @@ from typing import Any
 from meshlib import DeviceMesh
 from parallel._checks import check_instance
 from parallel.fsdp._group import ParameterGroup
-from parallel.fsdp._state import ModuleState
+from parallel.fsdp._schedule import ModuleState
 from parallel.nn._module import Module
 
 

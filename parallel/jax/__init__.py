@@ -13,8 +13,7 @@ from parallel.jax._experts import (
 )
 from parallel.jax._local_devices import DataParallel
 from parallel.jax._parallelize import SplitWeight, SummedParameter, parallelize, share_input
-from parallel.jax._pipeline import PipelineStage
-from parallel.jax._stage_states import StageStates
+from parallel.jax._pipeline import PipelineStage, StageStates
 from parallel.jax._tensor_parallel import (
     copy_to_region,
     gather_from_region,

@@ -32,8 +32,14 @@ from parallel._checks import to_floating
 from parallel._core.replicas import told_to_all
 from parallel._groups import check_shard_mesh
 from parallel.jax._gathering import Split, gather_arrays, save_results
-from parallel.jax._paths import leaves_below, map_nodes, path_of
-from parallel.jax._trees import TreeOfParameters, check_same_tree, is_trained
+from parallel.jax._trees import (
+    TreeOfParameters,
+    check_same_tree,
+    is_trained,
+    leaves_below,
+    map_nodes,
+    path_of,
+)
 
 __all__ = [
     "Part",

@@ -28,8 +28,7 @@ import numpy as np
 from meshlib import ProcessGroup
 from meshlib.extend.jit import HostArray, HostFunction, Program
 from parallel._arrays import Array, address
-from parallel._core.bucket_set import ReducerOptions
-from parallel._core.gradients import GradientSpec
+from parallel._core.buckets import GradientSpec, ReducerOptions
 from parallel._core.reducer import Reducer
 from parallel._core.statistics import PassStatistics
 

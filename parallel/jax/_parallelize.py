@@ -20,7 +20,6 @@ from meshlib import DeviceMesh, get_rank, get_world_size
 from meshlib.sharding import Replicate, Shard
 from parallel._checks import check_instance
 from parallel._nested import matches
-from parallel.jax._paths import path_of
 from parallel.jax._tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -28,7 +27,7 @@ from parallel.jax._tensor_parallel import (
     scatter_to_region,
     vocab_parallel_embedding,
 )
-from parallel.jax._trees import is_trained
+from parallel.jax._trees import is_trained, path_of
 from parallel.tensor_parallel._styles import (
     ColwiseParallel,
     ParallelStyle,

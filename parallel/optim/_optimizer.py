@@ -8,8 +8,7 @@ from typing import Any
 
 from parallel._arrays import Array, namespace
 from parallel._checks import check_instance, check_state_dict, describe
-from parallel.nn._global_part import as_kept, from_kept
-from parallel.nn._parameter import Parameter
+from parallel.nn._parameter import Parameter, as_kept, from_kept
 
 ParamGroup = dict[str, Any]
 """``"params"``, a list of parameters, and a value for each option, such as ``"lr"``."""

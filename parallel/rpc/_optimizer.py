@@ -9,10 +9,10 @@ from typing import Any
 from meshlib import rpc
 from parallel._checks import describe
 from parallel.nn._parameter import Parameter
-from parallel.optim._from_optax import OptaxOptimizer
+from parallel.optim._optax import OptaxOptimizer
 from parallel.optim._optimizer import Optimizer
 from parallel.rpc._contexts import Keeper, keeper
-from parallel.rpc._weights import Weights
+from parallel.rpc._forward import Weights
 
 
 class DistributedOptimizer:
@@ -135,7 +135,7 @@ class _OfWeights:
     def __init__(self, transformation: Any, weights: list[Weights]) -> None:
         import jax
 
-        from parallel.optim._optax_state import check_transformation
+        from parallel.optim._optax import check_transformation
 
         check_transformation(transformation)
         self._weights = weights

@@ -22,8 +22,8 @@ from parallel._arrays import Array
 from parallel._checks import check_instance, to_count
 from parallel._groups import Ranks
 from parallel.nn._layers.linear import Linear, check_input, check_last
-from parallel.tensor_parallel._parts import Parts
-from parallel.tensor_parallel._regions import (
+from parallel.tensor_parallel._parts import (
+    Parts,
     Placement,
     features_split,
     gather,

@@ -11,9 +11,8 @@ from parallel._groups import Ranks
 from parallel._nested import matches
 from parallel.nn._layers.attention import MultiHeadAttention
 from parallel.nn._module import Module
-from parallel.tensor_parallel._parts import Parts
+from parallel.tensor_parallel._parts import Parts, part_size
 from parallel.tensor_parallel._prepare import prepares_whole_input
-from parallel.tensor_parallel._regions import part_size
 from parallel.tensor_parallel._styles import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 _M = TypeVar("_M", bound=Module)

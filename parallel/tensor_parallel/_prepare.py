@@ -13,8 +13,7 @@ from meshlib.sharding import Partial, Replicate, Shard
 from parallel._arrays import Array, namespace
 from parallel._checks import describe
 from parallel.nn._module import Module
-from parallel.tensor_parallel._parts import Parts
-from parallel.tensor_parallel._regions import Placement, gather, reduce, split
+from parallel.tensor_parallel._parts import Parts, Placement, gather, reduce, split
 from parallel.tensor_parallel._styles import ParallelStyle
 
 Layouts = Placement | None | tuple[Placement | None, ...]

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from parallel.nn._layers.attention import DotProductAttention
-from parallel.nn._layers.embedding import Embedding
-from parallel.nn._layers.linear import Linear
+from parallel.nn._layers.linear import Embedding, Linear
 from parallel.nn._module import Module
-from parallel.tensor_parallel._embedding import VocabParallelEmbedding
 from parallel.tensor_parallel._linear import ColumnParallelLinear, RowParallelLinear
-from parallel.tensor_parallel._parts import Parts
-from parallel.tensor_parallel._regions import Placement, features_split, sequence_dim
+from parallel.tensor_parallel._parts import Parts, Placement, features_split, sequence_dim
+from parallel.tensor_parallel._vocab import VocabParallelEmbedding
 
 
 class ParallelStyle(ABC):

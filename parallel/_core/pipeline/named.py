@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from parallel._checks import check_instance, to_count
-from parallel._core.pipeline.halves import dual_pipe_v, zbv, zero_bubble
-from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
-from parallel._core.pipeline.stage import Stage
-from parallel._core.pipeline.table import Table
-from parallel._core.pipeline.whole import (
+from parallel._core.pipeline.orders import (
+    dual_pipe_v,
     eager_1f1b,
     gpipe,
     interleaved_1f1b,
     one_f_one_b,
+    zbv,
+    zero_bubble,
 )
+from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
+from parallel._core.pipeline.stage import Stage
+from parallel._core.pipeline.table import Table
 
 
 class NamedSchedule(PipelineSchedule):
