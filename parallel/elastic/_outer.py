@@ -85,16 +85,16 @@ class DiLoCo:
         Raises what calls on the replicas' group raise; the elastic loop deals with that.
         """
         parameters = list(self._model.parameters())
-        begun = [parameter.master.copy() for parameter in parameters]
+        begun = [parameter.data.copy() for parameter in parameters]
         before = copy.deepcopy(self._inner.state_dict())
         moved: list[Any] = []
         try:
             yield
-            moved = [old - p.master for old, p in zip(begun, parameters, strict=True)]
+            moved = [old - p.data for old, p in zip(begun, parameters, strict=True)]
         finally:
             after = self._inner.state_dict()
             for parameter, old in zip(parameters, begun, strict=True):
-                parameter.master[...] = old
+                parameter.data[...] = old
                 parameter.zero_grad()
             self._inner.load_state_dict(before)
         residuals = self._feedback(moved)

@@ -29,7 +29,7 @@ class Part(GlobalPart):
     def __init__(self, parameter: Parameter, mesh: DeviceMesh, group: ParameterGroup) -> None:
         self.parameter = parameter
         self.group = group
-        whole = parameter.master
+        whole = parameter.data
         self.whole_shape: tuple[int, ...] = tuple(whole.shape)
         self._split = parameter.global_part
         self._lend_from: Array | None = None
@@ -42,7 +42,6 @@ class Part(GlobalPart):
         self.pending: Array | None = None
         parameter = self.parameter
         parameter.grad_home = parameter.grad = None
-        parameter.substitute(None)
         parameter.data = array
         parameter.global_part = self
 
@@ -80,7 +79,7 @@ class Part(GlobalPart):
     @property
     def array(self) -> Array:
         """The part."""
-        return self.parameter.master if self._lend_from is None else self._lend_from
+        return self.parameter.data if self._lend_from is None else self._lend_from
 
     @property
     def lent(self) -> bool:
@@ -90,17 +89,15 @@ class Part(GlobalPart):
     def lend(self, whole: Array) -> None:
         """Let modules compute with ``whole``, and add to its gradient."""
         parameter = self.parameter
-        part = self._lend_from = parameter.master
-        parameter.substitute(None)
-        parameter.data, parameter.trained_dtype = whole, part.dtype
+        part = self._lend_from = parameter.data
+        parameter.data, parameter.other_grad_dtype = whole, part.dtype
         self.part_grad, parameter.grad = parameter.grad, self.pending
         self.pending = None
 
     def take_back(self) -> None:
         """Let ``parameter`` be the part again."""
         parameter = self.parameter
-        parameter.substitute(None)
-        parameter.data, parameter.trained_dtype = self._lend_from, None
+        parameter.data, parameter.other_grad_dtype = self._lend_from, None
         self._lend_from = parameter.grad_home = None
         self.pending, parameter.grad = parameter.grad, self.part_grad
         self.part_grad = None

@@ -265,7 +265,7 @@ class Module:
             if parameter is None:
                 array[...] = state[path]
             else:
-                parameter.master[...] = from_kept(parameter, state[path], copy=False)
+                parameter.data[...] = from_kept(parameter, state[path], copy=False)
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
         """Replace the array of each parameter and buffer by ``function(array)``; return self.

@@ -67,13 +67,13 @@ def kept_part(parameter: Any) -> GlobalPart | None:
 
 
 def as_kept(parameter: Any, array: Any) -> Any:
-    """Return an array like ``parameter.master`` as the state of modules and optimizers has it."""
+    """Return an array like ``parameter.data`` as the state of modules and optimizers has it."""
     part = kept_part(parameter)
     return array if part is None else part.as_global(array)
 
 
 def as_global(parameter: Any, array: Any) -> Any:
-    """Return an array like ``parameter.master`` as the global array, split by whomever."""
+    """Return an array like ``parameter.data`` as the global array, split by whomever."""
     part: GlobalPart | None = parameter.global_part
     return array if part is None else part.as_global(array)
 
@@ -132,8 +132,8 @@ class Parameter:
     on_contribution: Callable[[Array], Array] | None = None
     """Called with each contribution to the gradient; returns the array to add. None: itself."""
 
-    trained_dtype: Any = None
-    """The dtype of gradients, where it is not that of ``master``."""
+    other_grad_dtype: Any = None
+    """The dtype of gradients while it is not that of ``data``: modules compute with a copy then."""
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
         namespace(data, "data")  # refuses what is not an array
@@ -143,7 +143,6 @@ class Parameter:
         self.name = name
         self.uses: int = 0
         """How many uses in forward still wait for their contribution in backward."""
-        self._master: Array | None = None
         self.grad_home: Array | None = None
         """Where gradients live (``set_grad_home``), None: in arrays of their own."""
         self._hooks: dict[object, GradHook] = {}
@@ -164,29 +163,10 @@ class Parameter:
         return int(self.data.size)
 
     @property
-    def master(self) -> Array:
-        """The array that modules were given: ``data`` is a substitute for it, or itself."""
-        return self.data if self._master is None else self._master
-
-    def substitute(self, data: Array | None) -> Array | None:
-        """Let modules compute with ``data`` in place of ``master``; None: with ``master`` again.
-
-        Returns the substitute that was there, None if there was none: pass it to go back. Raises
-        ValueError for another shape.
-        """
-        if data is not None and data.shape != self.data.shape:
-            raise ValueError(f"{self!r}: a substitute must have its shape, got {list(data.shape)}")
-        master = self.master
-        before = None if self._master is None else self.data
-        self._master = None if data is None else master
-        self.data = master if data is None else data
-        return before
-
-    @property
     def value(self) -> Array | DArray:
         """The array that is trained: where ``fully_shard`` keeps parts, the global one."""
         part = kept_part(self)
-        return self.master if part is None else part.as_global(part.array)
+        return self.data if part is None else part.as_global(part.array)
 
     def takes(self, dtype: Any) -> bool:
         """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
@@ -200,17 +180,12 @@ class Parameter:
             together = np.result_type(dtype, own)
         except TypeError:  # they have nothing in common
             return False
-        return together == own or (self._in_other_precision and is_floating(together))
+        return together == own or (self.grad_dtype != own and is_floating(together))
 
     @property
     def grad_dtype(self) -> Any:
-        """The dtype of gradients: that of what is trained."""
-        return self.master.dtype if self.trained_dtype is None else self.trained_dtype
-
-    @property
-    def _in_other_precision(self) -> bool:
-        """Whether modules compute in another dtype than that of what is trained."""
-        return self.grad_dtype != self.data.dtype
+        """The dtype of gradients."""
+        return self.data.dtype if self.other_grad_dtype is None else self.other_grad_dtype
 
     def expect_grad(self) -> None:
         """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
@@ -229,8 +204,9 @@ class Parameter:
         no use was announced.
         """
         # What is computed in lower precision may have been promoted on the way: bfloat16 is.
-        fits = contribution.dtype == self.data.dtype or (
-            self._in_other_precision and is_floating(contribution.dtype)
+        own = self.data.dtype
+        fits = contribution.dtype == own or (
+            self.grad_dtype != own and is_floating(contribution.dtype)
         )
         if contribution.shape != self.data.shape or not fits:
             raise ValueError(
@@ -256,7 +232,7 @@ class Parameter:
             and self.grad is None
             and self.grad_home is not None
             and self.on_contribution is None
-            and not self._in_other_precision
+            and self.grad_dtype == self.data.dtype
         ):
             namespace(self.data).matmul(left, right, out=self.grad_home)
             self.grad = self.grad_home

@@ -40,7 +40,7 @@ def whole(part, optimizer):
     """Return all arrays of a stage, whole, by path."""
     found = {}
     for path, p in part.named_parameters():
-        arrays = {"": p.master} | {
+        arrays = {"": p.data} | {
             name: value for name, value in optimizer.state[p].items() if np.ndim(value)
         }
         for name, array in arrays.items():

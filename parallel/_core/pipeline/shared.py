@@ -22,10 +22,10 @@ class SharedParameter(Protocol):
     """A parameter that stages share, on the rank of one of them."""
 
     grad: Array | None
-    """The sum of the gradients since it was None, of the shape and dtype of ``master``."""
+    """The sum of the gradients since it was None, of the shape and dtype of ``data``."""
 
     @property
-    def master(self) -> Array:
+    def data(self) -> Array:
         """The values that the optimizer updates."""
         ...
 
@@ -78,15 +78,15 @@ class SharedParameters:
         """Give all holders the values of the first."""
         first, mine = self._holders[name][0], self._own[name]
         if first.rank == self._group.rank():
-            value = mine[first.stage].master
+            value = mine[first.stage].data
             for rank in self._others(name):
                 self._group.send(value, group_dst=rank, tag=_TAG)
         else:
             value = _like(mine)
             self._group.recv(value, group_src=first.rank, tag=_TAG)
         for parameter in mine.values():
-            if parameter.master is not value:
-                parameter.master[...] = value
+            if parameter.data is not value:
+                parameter.data[...] = value
 
     def _others(self, name: str) -> list[int]:
         return sorted({h.rank for h in self._holders[name]} - {self._group.rank()})
@@ -107,7 +107,7 @@ class SharedParameters:
             for parameter in mine.values():
                 grad = parameter.grad
                 if grad is None:
-                    grad = namespace(parameter.master).zeros_like(parameter.master)
+                    grad = namespace(parameter.data).zeros_like(parameter.data)
                     parameter.grad = grad
                 for rank in self._others(name):
                     works.append(self._group.isend(grad, group_dst=rank, tag=_TAG))
@@ -137,7 +137,7 @@ class SharedParameters:
 
 
 def _like(mine: dict[int, SharedParameter]) -> Array:
-    array = next(iter(mine.values())).master
+    array = next(iter(mine.values())).data
     return namespace(array).empty_like(array)
 
 
@@ -149,4 +149,4 @@ def _check(name: str, holders: Sequence[_Holder]) -> None:
 
 def _describe(parameter: SharedParameter) -> str:
     frozen = "" if parameter.requires_grad else " (frozen)"
-    return f"{written(parameter.master)}{frozen}"
+    return f"{written(parameter.data)}{frozen}"
