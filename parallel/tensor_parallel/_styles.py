@@ -69,8 +69,8 @@ class ColwiseParallel(ParallelStyle):
         """
         module.__class__ = ColumnParallelLinear
         layer = cast(ColumnParallelLinear, module)
-        summed_here = self.input_layouts is not None or not prepared
-        layer.cut(parts, self.input_layouts, self.output_layouts, summed_here)
+        layer.cut(parts, self.input_layouts, self.output_layouts)
+        layer.reduce_input_grad = self.input_layouts is not None or not prepared
 
 
 @dataclass(frozen=True)

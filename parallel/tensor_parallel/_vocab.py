@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 import numpy.typing as npt
 
 from meshlib import ProcessGroup, ReduceOp
 from parallel._arrays import Array, namespace
-from parallel._checks import check_instance, to_count
+from parallel._checks import to_count
 from parallel._groups import Ranks, resolve
 from parallel.nn._layers.linear import Embedding
-from parallel.nn._loss import CrossEntropyLoss, Reduction, check_targets
-from parallel.nn._module import Module
-from parallel.nn._parameter import Parameter
+from parallel.nn._loss import CrossEntropyLoss, Reduction
 from parallel.tensor_parallel._parts import (
     Parts,
     Placement,
@@ -63,27 +59,6 @@ class VocabParallelEmbedding(Embedding):
         super().__init__(num_embeddings, embedding_dim, rng=rng, dtype=dtype)
         self.cut(parts, output_layouts)
 
-    @classmethod
-    def from_embedding(
-        cls,
-        embedding: Embedding,
-        mesh: Ranks | None = None,
-        *,
-        output_layouts: Placement | None = None,
-    ) -> Self:
-        """Return the layer that holds this rank's part of a copy of ``embedding``.
-
-        Raises TypeError for what is no ``Embedding``, ValueError where its rows do not divide.
-        """
-        check_instance(embedding, Embedding, "embedding")
-        parts = Parts(mesh)
-        part_size(embedding.weight.shape[0], parts.group, "num_embeddings")
-        layer = cls.__new__(cls)
-        Module.__init__(layer)
-        layer.weight = Parameter(embedding.weight.data.copy())
-        layer.cut(parts, output_layouts)
-        return layer
-
     def cut(self, parts: Parts, output_layouts: Placement | None = None) -> None:
         """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
         self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
@@ -123,12 +98,13 @@ class VocabParallelEmbedding(Embedding):
 
 
 class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
-    """The cross-entropy of logits of which each rank has the i-th block of classes.
+    """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
 
-    Such are the outputs of a ``ColumnParallelLinear``. They are never gathered: two all-reduces, of
-    one number a sample (the largest logit) and of two (the sum of exponentials and the target's
-    logit; a third with label smoothing), give the same loss on every rank, and backward needs none.
-    Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
+    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a
+    ``ColumnParallelLinear``. They are never gathered: two all-reduces, of one number a sample (the
+    largest logit) and of two (the sum of exponentials and the target's logit; a third with label
+    smoothing), give the same loss on every rank, and backward needs none. Shoeybi et al.,
+    "Megatron-LM", arXiv:1909.08053, section 3.
 
     Args:
         mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
@@ -149,40 +125,11 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
         super().__init__(reduction, label_smoothing)
         self.group: ProcessGroup = resolve(mesh, "mesh")
 
-    def forward(self, logits: Array, targets: Array) -> float:
-        """Return the loss of logits (..., classes / size) for targets (...), in [0, classes).
+    def block(self, own: int) -> tuple[int, int]:
+        """Return the first of the ``own`` classes here, and how many all ranks have."""
+        return self.group.rank() * own, self.group.size() * own
 
-        Targets are the same on all ranks.
-
-        Raises ValueError for targets of another shape or dtype, or outside [0, classes), and for
-        no samples; TypeError for what is no array.
-        """
-        xp, group = namespace(logits, "logits"), self.group
-        own = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
-        classes = own * group.size()
-        index = check_targets(logits, targets, classes)
-        flat = logits.reshape(-1, own)
-        largest = flat.max(axis=-1)
-        group.all_reduce(largest, op=ReduceOp.MAX)
-        exp = flat - largest[:, None]
-        local = index - group.rank() * own
-        rows = xp.nonzero((local >= 0) & (local < own))[0]
-        local = local[rows]
-        smooth = self.label_smoothing
-        sums = xp.zeros((3 if smooth else 2, len(index)), dtype=exp.dtype)
-        sums[1][rows] = exp[rows, local]
-        if smooth:
-            sums[2] = exp.sum(axis=-1)
-        exp = xp.exp(exp, out=exp)
-        sums[0] = exp.sum(axis=-1)
-        group.all_reduce(sums)
-        logs = xp.log(sums[0])
-        loss = (1 - smooth) * (logs - sums[1]).sum()
-        if smooth:
-            loss += smooth * (logs - sums[2] / classes).sum()
-        if self.training:
-            exp /= sums[0][:, None]
-            exp -= smooth / classes
-            exp[rows, local] -= 1 - smooth
-            self.save_for_backward(exp.reshape(logits.shape))
-        return float(loss) / (len(index) if self.reduction == "mean" else 1)
+    def reduced(self, values: Array, op: ReduceOp) -> Array:
+        """Return ``values`` joined over the ranks."""
+        self.group.all_reduce(values, op=op)
+        return values
