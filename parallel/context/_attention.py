@@ -27,7 +27,8 @@ class RingAttention(DotProductAttention):
     Args:
         mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
         causal: query i attends to the keys up to i of the whole sequence, and to no later one.
-        zigzag: which places each rank has, see ``sequence_positions``: a zig-zag, or a row.
+        zigzag: which places each rank has, see ``sequence_positions``: a zig-zag, or a row. All
+            ranks have equally many, an even number for a zig-zag.
 
     Raises:
         TypeError: for what is no set of ranks.
@@ -57,34 +58,17 @@ class RingAttention(DotProductAttention):
         if self.zigzag:
             half_of(q.shape[1], self.group.size())
 
-    def forward(self, q: Array, k: Array, v: Array) -> Array:
-        """Map q, this rank's places (batch, length, heads, head_dim), to the same shape.
-
-        k and v are (batch, length, kv_heads, head_dim); heads divides by kv_heads. All ranks have
-        equally many places.
-
-        Raises ValueError for other shapes, and for an odd length and a zig-zag, TypeError for what
-        is no array.
-        """
-        if self.group.size() == 1:
-            return super().forward(q, k, v)
-        self.check(q, k, v)
+    def compute(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+        """Return this rank's places of the result, and the softmax's logarithms."""
         ring = self._ring(q)
-        out, logs = ring.forward(MessageCarrier(self.group, ring.xp), q, k, v)
-        self.save_for_backward((q, k, v, out, logs))
-        return out.astype(q.dtype, copy=False)
+        return ring.forward(MessageCarrier(self.group, ring.xp), q, k, v)
 
-    def backward(self, grad: Array) -> tuple[Array, Array, Array]:
+    def derivative(
+        self, q: Array, k: Array, v: Array, out: Array, logs: Array, grad: Array
+    ) -> tuple[Array, Array, Array]:
         """Return the gradients of q, k and v, of this rank's places."""
-        if self.group.size() == 1:
-            return super().backward(grad)
-        q, k, v, out, logs = self.saved()
         ring = self._ring(q)
-        grads = ring.backward(MessageCarrier(self.group, ring.xp), q, k, v, out, logs, grad)
-        q_grad, k_grad, v_grad = (
-            one.astype(x.dtype, copy=False) for one, x in zip(grads, (q, k, v), strict=True)
-        )
-        return q_grad, k_grad, v_grad
+        return ring.backward(MessageCarrier(self.group, ring.xp), q, k, v, out, logs, grad)
 
     def _ring(self, q: Array) -> Ring:
         group = self.group

@@ -102,58 +102,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(given: argparse.Namespace) -> str:
-    """Return the text for the arguments."""
-    return explain_schedule(
-        given.schedule,
-        given.stages,
-        given.microbatches,
-        given.ranks,
-        given.costs,
-        given.message,
-        given.picture,
-    )
+    """Return the text for the arguments.
 
-
-def explain_schedule(
-    schedule: str,
-    stages: int | None,
-    microbatches: int | None,
-    ranks: int | None = None,
-    costs: str | None = None,
-    message: float = 0.0,
-    picture: str | None = None,
-) -> str:
-    """Return the text for a schedule by its name, or for a table in a CSV file.
-
-    Args:
-        schedule: the name, as ``get_schedule_class`` takes it, or a file that ends in ``.csv``.
-        stages: how many stages; a file says it itself.
-        microbatches: how many microbatches; a file says it itself.
-        ranks: how many ranks have the stages; by default one each for GPipe, 1F1B and the eager
-            one, half as many for the others.
-        costs: what actions take: ``F=1,B=2,I=1,W=1``, any of them.
-        message: what a message between ranks takes.
-        picture: a file to draw the timeline into.
-
-    Returns:
-        The text, several lines.
-
-    Raises:
-        ValueError: for a schedule that there is not, or that cannot be made so.
-        OSError: for a file that cannot be read or written.
-        ImportError: for a picture without matplotlib.
+    Raises ValueError for a schedule that there is not, or that cannot be made so, OSError for a
+    file that cannot be read or written, ImportError for a picture without matplotlib.
     """
-    table = _table(schedule, stages, microbatches, ranks)
-    timing = simulate(table, _costs(costs), message)
-    if picture is not None:
-        draw(picture, {table.name: timing})
+    table = _table(given.schedule, given.stages, given.microbatches, given.ranks)
+    timing = simulate(table, _costs(given.costs), given.message)
+    if given.picture is not None:
+        draw(given.picture, {table.name: timing})
     unit = min(span.end - span.begin for span in timing.spans)
     count = len(table.ranks)
     sent = Counter(
         rank
         for rank, actions in enumerate(table.ranks)
         for action in actions
-        if (given := message_of(action, table)) and table.rank_of[given.stage] != rank
+        if (told := message_of(action, table)) and table.rank_of[told.stage] != rank
     )
     held = most_held(table)
     each = table.stages // count

@@ -127,19 +127,30 @@ class DotProductAttention(Module):
 
     def attend(self, q: Array, k: Array, v: Array) -> Array:
         """Return ``forward`` of arguments that were checked."""
-        out, logs = attend(namespace(q), q, k, v, causal=self.causal)
+        out, logs = self.compute(q, k, v)
         self.save_for_backward((q, k, v, out, logs))
         return out.astype(q.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Array, Array, Array]:
         """Return the gradients of q, k and v."""
         q, k, v, out, logs = self.saved()
-        along = component_along(out, grad, k.shape[2])
-        grads = attend_backward(namespace(q), q, k, v, grad, along, logs, causal=self.causal)
-        q_grad, k_grad, v_grad = (
-            one.astype(x.dtype, copy=False) for one, x in zip(grads, (q, k, v), strict=True)
+        q_grad, k_grad, v_grad = self.derivative(q, k, v, out, logs, grad)
+        return (
+            q_grad.astype(q.dtype, copy=False),
+            k_grad.astype(k.dtype, copy=False),
+            v_grad.astype(v.dtype, copy=False),
         )
-        return q_grad, k_grad, v_grad
+
+    def compute(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+        """Return the result, float32 or wider, and the softmax's logarithms."""
+        return attend(namespace(q), q, k, v, causal=self.causal)
+
+    def derivative(
+        self, q: Array, k: Array, v: Array, out: Array, logs: Array, grad: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return the gradients of q, k and v; ``out`` and ``logs`` are those of ``compute``."""
+        along = component_along(out, grad, k.shape[2])
+        return attend_backward(namespace(q), q, k, v, grad, along, logs, causal=self.causal)
 
 
 class MultiHeadAttention(Module):
