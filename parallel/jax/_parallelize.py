@@ -7,7 +7,6 @@ and split ones where that is needed (``parallel.jax._tensor_parallel``).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from meshlib import DeviceMesh, get_rank, get_world_size
 from meshlib.sharding import Replicate, Shard
 from parallel._checks import check_instance
-from parallel._nested import matches
+from parallel._nested import meant_by
 from parallel.jax._tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -211,7 +210,11 @@ def parallelize(
     check_instance(mesh, DeviceMesh, "mesh", "mesh['tp']")
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     paths = [path_of(path) for path, _ in leaves]
-    styles = _styles_of(paths, plan)
+    for name, style in plan.items():
+        if not isinstance(style, Shard):
+            check_instance(style, ParallelStyle, f"plan[{name!r}]", "ColwiseParallel()")
+    nodes = {path: list(_nodes(path)) for path in paths}
+    styles = meant_by(plan, nodes, "the tree does not have")
     cut: list[Any] = []
     for path, (_, leaf) in zip(paths, leaves, strict=True):
         style = styles.get(path)
@@ -260,30 +263,6 @@ def _own_part(leaf: Any, path: str, axis: int, mesh: DeviceMesh) -> jax.Array:
         )
     # A copy: a slice of a JAX array on the CPU could keep the whole alive.
     return jnp.array(jax.lax.slice_in_dim(leaf, rank * width, (rank + 1) * width, axis=axis))
-
-
-def _styles_of(
-    paths: list[str], plan: Mapping[str, ParallelStyle | Shard]
-) -> dict[str, ParallelStyle | Shard]:
-    """Return the style of each leaf that ``plan`` means, by its path."""
-    styles: dict[str, ParallelStyle | Shard] = {}
-    meant: dict[str, str] = {}
-    for name, style in plan.items():
-        if not isinstance(style, Shard):
-            check_instance(style, ParallelStyle, f"plan[{name!r}]", "ColwiseParallel()")
-        own = [path for path in paths if any(matches(node, name) for node in _nodes(path))]
-        if not own:
-            known = sorted({node for path in paths for node in _nodes(path)})
-            near = difflib.get_close_matches(name, known, 3, 0.3)
-            hint = f"; near are {', '.join(map(repr, near))}" if near else ""
-            raise ValueError(f"plan names {name!r}, which the tree does not have{hint}")
-        for path in own:
-            if path in styles:
-                raise ValueError(
-                    f"plan means {path!r} by both {meant[path]!r} and {name!r}; expected one path"
-                )
-            styles[path], meant[path] = style, name
-    return styles
 
 
 def _nodes(path: str) -> Iterator[str]:

@@ -81,7 +81,12 @@ class DistributedSampler:
             raise ValueError(f"rank must lie in [0, {num_replicas}), got {rank}")
         if drop_last and evaluation:
             raise ValueError("drop_last leaves samples out, which evaluation must not")
-        size = self.count_places(dataset)
+        try:
+            size = len(dataset) if isinstance(dataset, Sized) else operator.index(dataset)
+        except TypeError:
+            raise TypeError(
+                f"dataset must have a length or be one, got {describe(dataset)}"
+            ) from None
         if size < 1 or (size < num_replicas and not evaluation):
             raise ValueError(
                 f"dataset has {size} samples for {num_replicas} replicas; each replica needs at "
@@ -96,18 +101,6 @@ class DistributedSampler:
         self.evaluation = evaluation
         self.size = size
         self._begin_epoch(0)
-
-    def count_places(self, dataset: Sized | int) -> int:
-        """Return how many places an epoch has: the number of samples.
-
-        ``dataset`` has a length, or is one. Raises TypeError for anything else.
-        """
-        try:
-            return len(dataset) if isinstance(dataset, Sized) else operator.index(dataset)
-        except TypeError:
-            raise TypeError(
-                f"dataset must have a length or be one, got {describe(dataset)}"
-            ) from None
 
     @property
     def shard(self) -> Shard:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from parallel._checks import check_instance, describe
 from parallel._groups import Ranks
-from parallel._nested import matches
+from parallel._nested import meant_by
 from parallel.nn._layers.attention import MultiHeadAttention
 from parallel.nn._module import Module
 from parallel.tensor_parallel._parts import Parts, part_size
@@ -73,27 +72,11 @@ def _matched(module: Module, plan: Any) -> dict[str, ParallelStyle]:
             "plan must be a dict of names and styles, such as {'blocks.*.up': ColwiseParallel()},"
             f" got {describe(plan)}"
         )
-    paths = [path for path, _ in module.named_modules()]
-    styles: dict[str, ParallelStyle] = {}
-    meant: dict[str, str] = {}
     for name, style in cast(Mapping[Any, Any], plan).items():
         check_instance(name, str, f"the name {name!r} in plan")
         check_instance(style, ParallelStyle, f"plan[{name!r}]", "ColwiseParallel()")
-        meant_paths = [path for path in paths if matches(path, name)]
-        if not meant_paths:
-            raise ValueError(f"plan names {name!r}, which no module has{_near(name, paths)}")
-        for path in meant_paths:
-            if path in styles:
-                raise ValueError(
-                    f"plan means {path!r} by both {meant[path]!r} and {name!r}; expected one name"
-                )
-            styles[path], meant[path] = style, name
-    return styles
-
-
-def _near(name: str, paths: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(paths), 3, 0.3)
-    return f"; near are {', '.join(map(repr, near))}" if near else ""
+    paths = {path: [path] for path, _ in module.named_modules()}
+    return meant_by(cast(Mapping[str, ParallelStyle], plan), paths, "no module has")
 
 
 def _above(path: str) -> Iterable[str]:
