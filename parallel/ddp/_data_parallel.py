@@ -19,8 +19,7 @@ from parallel._core.replicas import broadcast_coalesced, told_to_all
 from parallel._core.statistics import PassStatistics
 from parallel._groups import Ranks, resolve, same_dims
 from parallel.ddp._gradients import ParameterGradients, check_same_model
-from parallel.join._context import Join
-from parallel.join._joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
+from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._module import Module, others_wait
 from parallel.nn._parameter import Parameter
 from parallel.nn._precision import Casting, MixedPrecision

@@ -23,7 +23,7 @@ from meshlib.sharding import DArray, Sharding
 from parallel._arrays import namespace
 from parallel._checks import check_instance
 from parallel._nested import all_leaves, map_leaves
-from parallel.join._joinable import Joinable
+from parallel.join._context import Joinable
 from parallel.nn._module import Module
 
 

@@ -15,8 +15,8 @@ from parallel._arrays import Array, namespace
 from parallel._checks import check_generator, check_instance, to_count, to_floating
 from parallel._core.experts import by_arrival, by_expert
 from parallel._groups import Ranks, resolve
-from parallel.nn._layers.activations import GELU
 from parallel.nn._layers.linear import check_input, uniform_init
+from parallel.nn._layers.simple import GELU
 from parallel.nn._module import Module
 from parallel.nn._parameter import GlobalPart, Parameter
 from parallel.tensor_parallel._parts import part_size

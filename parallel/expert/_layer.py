@@ -22,8 +22,8 @@ from parallel._checks import (
 from parallel._core.experts import Score, capacity_of, choose, load_balance, scores_of
 from parallel._groups import Ranks, resolve
 from parallel.expert._experts import Dispatch, Experts
-from parallel.nn._layers.activations import GELU
 from parallel.nn._layers.linear import check_input, uniform_init
+from parallel.nn._layers.simple import GELU
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
 from parallel.tensor_parallel._parts import reduce

@@ -25,8 +25,7 @@ from parallel._core.pipeline.simulation import Span, Timing, Transfer, most_held
 from parallel._core.pipeline.stage import Stage
 from parallel._core.pipeline.table import Action, Kind, Table
 from parallel.pipeline._explain import draw
-from parallel.pipeline._module_stage import PipelineStage
-from parallel.pipeline._split import Part, split, split_by_cost
+from parallel.pipeline._module_stage import Part, PipelineStage, split, split_by_cost
 
 __all__ = [
     "Action",

@@ -9,8 +9,7 @@ from parallel.rpc import dist_autograd
 from parallel.rpc._contexts import Keeper
 from parallel.rpc._forward import Weights
 from parallel.rpc._graph import Recorded
-from parallel.rpc._optimizer import DistributedOptimizer
-from parallel.rpc._remote_module import RemoteModule
+from parallel.rpc._remote import DistributedOptimizer, RemoteModule
 
 __all__ = ["DistributedOptimizer", "Recorded", "RemoteModule", "Weights", "dist_autograd"]
 

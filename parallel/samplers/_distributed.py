@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from meshlib.extend import to_whole_number
 from parallel._checks import check_instance, check_state_dict, describe, to_count
 from parallel._groups import Ranks, resolve
-from parallel.samplers._permutation import Order, Permutation, Sequence, derive
-from parallel.samplers._shard import Shard, Tail
+from parallel.samplers._orders import Order, Permutation, Sequence, Shard, Tail, derive
 
 _BLOCK = 4096  # places computed at a time: vectorised, and next to no memory
 

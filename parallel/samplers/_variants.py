@@ -14,7 +14,7 @@ from parallel._arrays import is_floating
 from parallel._checks import describe, to_count
 from parallel._groups import Ranks
 from parallel.samplers._distributed import DistributedSampler
-from parallel.samplers._permutation import LengthGrouped, Order, Permutation, WeightedDraws, derive
+from parallel.samplers._orders import LengthGrouped, Order, Permutation, WeightedDraws, derive
 
 _BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
 

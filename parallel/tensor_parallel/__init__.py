@@ -1,8 +1,11 @@
 """Layers split over the ranks of one mesh dimension, and plans by which models are."""
 
 from parallel.tensor_parallel._linear import ColumnParallelLinear, RowParallelLinear
-from parallel.tensor_parallel._parallelize import parallelize
-from parallel.tensor_parallel._prepare import PrepareModuleInput, PrepareModuleOutput
+from parallel.tensor_parallel._parallelize import (
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    parallelize,
+)
 from parallel.tensor_parallel._styles import (
     ColwiseParallel,
     ParallelStyle,
