@@ -47,11 +47,9 @@ class RingAttention(DotProductAttention):
         self.zigzag: bool = bool(zigzag)
 
     def positions(self, length: int) -> npt.NDArray[np.int64]:
-        """Return which places of the sequence the ``length`` entries here are."""
         return positions_of(length, self.group, self.zigzag)
 
     def check(self, q: Array, k: Array, v: Array) -> None:
-        """Raise ValueError for shapes that do not fit together, TypeError for what is no array."""
         super().check(q, k, v)
         if k.dtype != v.dtype:
             raise TypeError(f"v must have the dtype of k, {k.dtype.name}, got {v.dtype.name}")
@@ -59,14 +57,12 @@ class RingAttention(DotProductAttention):
             half_of(q.shape[1], self.group.size())
 
     def compute(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        """Return this rank's places of the result, and the softmax's logarithms."""
         ring = self._ring(q)
         return ring.forward(MessageCarrier(self.group, ring.xp), q, k, v)
 
     def derivative(
         self, q: Array, k: Array, v: Array, out: Array, logs: Array, grad: Array
     ) -> tuple[Array, Array, Array]:
-        """Return the gradients of q, k and v, of this rank's places."""
         ring = self._ring(q)
         return ring.backward(MessageCarrier(self.group, ring.xp), q, k, v, out, logs, grad)
 
@@ -101,11 +97,9 @@ class UlyssesAttention(DotProductAttention):
         self.group: ProcessGroup = group
 
     def positions(self, length: int) -> npt.NDArray[np.int64]:
-        """Return which places of the sequence the ``length`` entries here are."""
         return positions_of(length, self.group, zigzag=False)
 
     def check(self, q: Array, k: Array, v: Array) -> None:
-        """Raise ValueError for shapes that do not fit together, TypeError for what is no array."""
         super().check(q, k, v)
         for name, x in (("k", k), ("v", v)):
             if x.dtype != q.dtype:
@@ -127,7 +121,6 @@ class UlyssesAttention(DotProductAttention):
         return self._to_places([out])[0]
 
     def backward(self, grad: Array) -> tuple[Array, Array, Array]:
-        """Return the gradients of q, k and v, of this rank's places."""
         grads = super().backward(*self._to_heads([grad]))
         q_grad, k_grad, v_grad = self._to_places(grads)
         return q_grad, k_grad, v_grad

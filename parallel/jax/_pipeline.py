@@ -120,19 +120,15 @@ class PipelineStage(Stage):
     # ------------------------------------------------------------------ what the executor asks
 
     def empty(self, spec: Spec) -> Array:
-        """Return an array on the host, which becomes one of JAX's."""
         return np.empty(spec.shape, spec.dtype)
 
     def joined(self, arrays: Sequence[Array]) -> Array:
-        """Return ``arrays`` along dim 0."""
         return jnp.concatenate(arrays)
 
     def check_loss(self, function: Any) -> None:
-        """Raise TypeError for what cannot be called."""
         check_callable(function, "loss_fn")
 
     def begin(self, training: bool) -> None:
-        """Take the parameters as they are now."""
         self._training = training
         self._tree.check(self.params, "params")
         self._trained, self._others = self._tree.split(self.params)
@@ -157,7 +153,6 @@ class PipelineStage(Stage):
     def loss(
         self, function: Any, outputs: Sequence[Array], target: Any, scale: float | None
     ) -> tuple[float, tuple[Array, ...]]:
-        """Run the program of the loss, and of its gradient."""
         program = self._losses.get(id(function))
         if program is None:
 
@@ -175,7 +170,6 @@ class PipelineStage(Stage):
     def backward(
         self, microbatch: int, grads: Sequence[Array | None], *, last: bool
     ) -> tuple[Array | None, ...]:
-        """Run the derivative."""
         vjp, places, count = self._kept.pop(microbatch)
         given = _present(grads)
         of_params, of_inputs = jax.block_until_ready(self._derivative(vjp, given, (0, 1)))
@@ -185,7 +179,6 @@ class PipelineStage(Stage):
     def backward_input(
         self, microbatch: int, grads: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
-        """Run the part of the derivative that gives the gradients of the inputs."""
         vjp, places, count = self._kept.pop(microbatch)
         present = _present(grads)
         self._later[microbatch] = vjp, present
@@ -193,12 +186,10 @@ class PipelineStage(Stage):
         return _spread(of_inputs, places, count)
 
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
-        """Run the part of the derivative that gives the gradients of the parameters."""
         vjp, present = self._later.pop(microbatch)
         self._accumulate(*jax.block_until_ready(self._derivative(vjp, present, (0,))))
 
     def end(self, failed: bool) -> None:
-        """Put the gradients into ``grads``."""
         self._kept.clear()
         self._later.clear()
         if self._sum is not None and not failed:

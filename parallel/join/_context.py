@@ -48,11 +48,9 @@ class FunctionsHook(JoinHook):
         self._post = post
 
     def main_hook(self, phase: int) -> None:
-        """Call the first function."""
         self._main(phase)
 
     def post_hook(self, is_last_joiner: bool, source: int) -> None:
-        """Call the second function."""
         self._post(is_last_joiner, source)
 
 
@@ -108,11 +106,9 @@ class OptimizerReplica(Joinable):
 
     @property
     def join_process_group(self) -> ProcessGroup:
-        """The group of the replicas."""
         return self._group
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook that copies the state at the end."""
         return FunctionsHook(post=self._copy_state)
 
     def _copy_state(self, is_last_joiner: bool, source: int) -> None:

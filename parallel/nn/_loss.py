@@ -77,7 +77,6 @@ class CrossEntropyLoss(Module):
         return values
 
     def backward(self, grad: float = 1.0) -> Array:
-        """Return the gradient of the logits; ``grad`` is the gradient of the loss, a scale."""
         logits_grad = self.saved()
         samples = logits_grad.size // logits_grad.shape[-1]
         logits_grad *= grad / (samples if self.reduction == "mean" else 1)
@@ -120,7 +119,6 @@ class MSELoss(Module):
         return float((error * error).sum()) / (error.size if self.reduction == "mean" else 1)
 
     def backward(self, grad: float = 1.0) -> Array:
-        """Return the gradient of the predictions; ``grad`` is the gradient of the loss, a scale."""
         error = self.saved()
         return error * (2 * grad / (error.size if self.reduction == "mean" else 1))
 

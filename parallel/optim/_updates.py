@@ -72,7 +72,6 @@ class SGD(Optimizer):
         )
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise TypeError or ValueError for one of ``options``, as the class says."""
         super().check_options(options)
         check_nonnegative(**{name: options[name] for name in ("lr", "momentum", "weight_decay")})
         momentum, dampening = options["momentum"], options["dampening"]
@@ -84,7 +83,6 @@ class SGD(Optimizer):
             )
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
-        """Move one parameter."""
         data, grad = changeable(parameter), parameter.grad
         if not group["momentum"]:
             for block in in_blocks(data, grad):
@@ -152,7 +150,6 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise TypeError or ValueError for one of ``options``, as the class says."""
         super().check_options(options)
         check_nonnegative(**{name: options[name] for name in ("lr", "eps", "weight_decay")})
         betas = options["betas"]
@@ -168,7 +165,6 @@ class Adam(Optimizer):
             raise ValueError(f"betas must both lie in [0, 1), got {betas}")
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
-        """Move one parameter."""
         data = changeable(parameter)
         state = self.state.setdefault(parameter, {})
         if not state:

@@ -215,21 +215,17 @@ class PipelineStage(Stage):
         self._was_training = submodule.training
 
     def empty(self, spec: Spec) -> Array:
-        """Return an array of the library that the parameters are of."""
         first = next(self.submodule.parameters(), None)
         library = np if first is None else namespace(first.data)
         return library.empty(spec.shape, dtype=spec.dtype)
 
     def joined(self, arrays: Sequence[Array]) -> Array:
-        """Return ``arrays`` along dim 0."""
         return namespace(arrays[0]).concatenate(arrays)
 
     def check_loss(self, function: Any) -> None:
-        """Raise TypeError for what is no module."""
         check_instance(function, Module, "loss_fn", "nn.CrossEntropyLoss()")
 
     def begin(self, training: bool) -> None:
-        """Set the module's mode."""
         self._was_training = self.submodule.training
         if self._was_training != training:
             self.submodule.train(training)
@@ -248,7 +244,6 @@ class PipelineStage(Stage):
     def loss(
         self, function: Any, outputs: Sequence[Array], target: Any, scale: float | None
     ) -> tuple[float, tuple[Array, ...]]:
-        """Run a loss: a module, with a backward, of the outputs and the target."""
         function.train(scale is not None)
         value = function(*outputs, target)
         if scale is None:
@@ -258,7 +253,6 @@ class PipelineStage(Stage):
     def backward(
         self, microbatch: int, grads: Sequence[Array | None], *, last: bool
     ) -> tuple[Array | None, ...]:
-        """Run the module's backward; ``last``: with the reduction over other dims."""
         self.submodule.put_saved(self._contexts.pop(microbatch))
         with ExitStack() if last else self._no_sync():
             return _gradients(self.submodule.backward(*grads))
@@ -266,7 +260,6 @@ class PipelineStage(Stage):
     def backward_input(
         self, microbatch: int, grads: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
-        """Run the module's backward without what its layers defer."""
         self.submodule.put_saved(self._contexts.pop(microbatch))
         with self._no_sync(), self.submodule.deferring() as later:
             result = _gradients(self.submodule.backward(*grads))
@@ -274,7 +267,6 @@ class PipelineStage(Stage):
         return result
 
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
-        """Do what the layers have deferred; ``last``: with the reduction over other dims."""
         work: Work = partial(do_all, self._weights.pop(microbatch))
         if not last:
             with self._no_sync():
@@ -286,7 +278,6 @@ class PipelineStage(Stage):
         work()
 
     def end(self, failed: bool) -> None:
-        """Set the module's mode back."""
         if self.submodule.training != self._was_training:
             self.submodule.train(self._was_training)
         if failed:

@@ -63,7 +63,6 @@ class Leaf(Node):
         self._weights = weights
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
-        """Add to the context's gradients."""
         del retain
         import jax
 
@@ -211,7 +210,6 @@ class Applied(Node):
         self._specs = [(result.shape, result.dtype) for result in results]
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
-        """Call ``vjp``."""
         import jax.numpy as jnp
 
         vjp: Any = self._vjp

@@ -131,7 +131,6 @@ class ColumnParallelLinear(_ParallelLinear):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
     ) -> None:
-        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
         self.gathered_dim: int | None = sequence_dim(input_layouts, "input_layouts")
         self.gather_output: bool = not features_split(output_layouts, "output_layouts")
         self.parts = parts
@@ -153,7 +152,6 @@ class ColumnParallelLinear(_ParallelLinear):
         return gather(y, group) if self.gather_output else y
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient to the input's, of the input's layout."""
         group = self.parts.group
         if self.gather_output:
             grad = split(grad, group)
@@ -200,7 +198,6 @@ class RowParallelLinear(_ParallelLinear):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
     ) -> None:
-        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
         self.split_input: bool = not features_split(input_layouts, "input_layouts")
         self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
@@ -226,7 +223,6 @@ class RowParallelLinear(_ParallelLinear):
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient, of the output's layout, to the input's."""
         group = self.parts.group
         if self.scattered_dim is not None:
             grad = gather(grad, group, self.scattered_dim)

@@ -121,7 +121,6 @@ class PreparedModule(Module):
         return self._crossed("outputs", outputs, self._outputs, backward=False)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Lay out the outputs' gradients anew, and those of the inputs."""
         grads = self._crossed("gradients of outputs", args, self._outputs, backward=True)
         back = super().backward(*grads, **kwargs)
         return self._crossed("gradients of inputs", back, self._inputs, backward=True)
@@ -168,13 +167,11 @@ class _Prepare(ParallelStyle):
         """Return what is done to each array."""
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise for a ``module``, at ``path``, that was prepared before; ``parts`` are any."""
         del parts
         if isinstance(module, PreparedModule):
             raise ValueError(f"{path!r} was prepared by another plan before")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Have ``module`` lay these arrays out over ``parts``; ``prepared`` does not matter."""
         del prepared
         module.__class__ = cast(Any, _prepared_class(type(module)))
         vars(module).update({"_over": parts.group, self.crossed: self.crossings()})
@@ -204,7 +201,6 @@ class PrepareModuleInput(_Prepare):
     desired_input_layouts: Layouts
 
     def crossings(self) -> tuple[_Crossing | None, ...]:
-        """Return what is done to each input."""
         return _crossings(self.input_layouts, self.desired_input_layouts, _into, "input")
 
 
@@ -231,7 +227,6 @@ class PrepareModuleOutput(_Prepare):
     desired_output_layouts: Layouts
 
     def crossings(self) -> tuple[_Crossing | None, ...]:
-        """Return what is done to each output."""
         return _crossings(self.output_layouts, self.desired_output_layouts, _out_of, "output")
 
 

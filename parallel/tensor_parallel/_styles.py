@@ -56,7 +56,6 @@ class ColwiseParallel(ParallelStyle):
         features_split(self.output_layouts, "output_layouts")
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise unless ``module``, at ``path``, is a ``Linear`` that divides over ``parts``."""
         if type(module) is not Linear:
             raise wrong_type(self, module, path, "an nn.Linear")
         for parameter in module.parameters():
@@ -97,7 +96,6 @@ class RowwiseParallel(ParallelStyle):
         sequence_dim(self.output_layouts, "output_layouts")
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise unless ``module``, at ``path``, divides over ``parts``."""
         if type(module) is Embedding:
             parts.check(module.weight, 0, module.num_embeddings, f"num_embeddings of {path!r}")
         elif type(module) is Linear:
@@ -106,7 +104,6 @@ class RowwiseParallel(ParallelStyle):
             raise wrong_type(self, module, path, "an nn.Linear or an nn.Embedding")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Make ``module`` keep this rank's part, by ``parts``; ``prepared`` makes no difference."""
         del prepared
         if isinstance(module, Embedding):
             module.__class__ = VocabParallelEmbedding
@@ -145,7 +142,6 @@ class SequenceParallel(ParallelStyle):
                 raise ValueError(f"{name!r} is sequence parallel already")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Have the gradients of ``module`` summed over ``parts``; ``prepared`` does not matter."""
         del prepared
         for parameter in module.parameters():
             parts.cut(parameter, None)

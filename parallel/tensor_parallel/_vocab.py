@@ -126,10 +126,8 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
         self.group: ProcessGroup = resolve(mesh, "mesh")
 
     def block(self, own: int) -> tuple[int, int]:
-        """Return the first of the ``own`` classes here, and how many all ranks have."""
         return self.group.rank() * own, self.group.size() * own
 
     def reduced(self, values: Array, op: ReduceOp) -> Array:
-        """Return ``values`` joined over the ranks."""
         self.group.all_reduce(values, op=op)
         return values

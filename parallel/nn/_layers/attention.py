@@ -61,7 +61,6 @@ class RotaryEmbedding(Module):
         return self._turned(x, positions, 1)
 
     def backward(self, grad: Array) -> Array:
-        """Turn the gradient back."""
         return self._turned(grad, self.saved(), -1)
 
     def _turned(self, x: Array, positions: Array, direction: int) -> Array:
@@ -132,7 +131,6 @@ class DotProductAttention(Module):
         return out.astype(q.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Array, Array, Array]:
-        """Return the gradients of q, k and v."""
         q, k, v, out, logs = self.saved()
         q_grad, k_grad, v_grad = self.derivative(q, k, v, out, logs, grad)
         return (
@@ -232,7 +230,6 @@ class MultiHeadAttention(Module):
         return self.output(y.reshape(*y.shape[:2], -1))
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient to the input's."""
         grad = self.output.backward(grad)
         q, k, v = self.core.backward(self._heads(grad))
         if self.rotary is not None:

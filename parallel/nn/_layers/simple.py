@@ -92,7 +92,6 @@ class ReLU(Module):
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Let the gradient pass where the output is positive."""
         return grad * (self.saved() > 0)
 
 
@@ -106,7 +105,6 @@ class Tanh(Module):
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Multiply by 1 - tanh(x)^2."""
         y = self.saved()
         return grad * (1 - y * y)
 
@@ -121,7 +119,6 @@ class Sigmoid(Module):
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Multiply by y * (1 - y)."""
         y = self.saved()
         return grad * (y * (1 - y))
 
@@ -144,7 +141,6 @@ class GELU(Module):
         return 0.5 * x * (1 + t)
 
     def backward(self, grad: Array) -> Array:
-        """Multiply by the derivative of the tanh form."""
         x, t = self.saved()
         inner = self._SCALE * (1 + 3 * self._CUBIC * x * x)
         return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
@@ -182,7 +178,6 @@ class Dropout(Module):
         return x * mask
 
     def backward(self, grad: Array) -> Array:
-        """Apply the same mask."""
         return grad * self.saved()
 
 
@@ -245,7 +240,6 @@ class LayerNorm(_Norm):
         return normal * self.weight.data + self.bias.data
 
     def backward(self, grad: Array) -> Array:
-        """Map (..., features) to the same shape."""
         normal, scale = self.saved()
         self.defer(lambda: self._accumulate(normal, grad))
         # The Jacobian of the normalisation projects out the mean and the component along itself.
@@ -286,7 +280,6 @@ class RMSNorm(_Norm):
         return self.normalised(x) * self.weight.data
 
     def backward(self, grad: Array) -> Array:
-        """Map (..., features) to the same shape."""
         normal, scale = self.saved()
         leading = tuple(range(grad.ndim - 1))
         self.defer(lambda: self.weight.accumulate_grad((grad * normal).sum(axis=leading)))
