@@ -1,19 +1,39 @@
-"""Gradients in 16 bits, and post-local SGD.
+"""Gradients in 16 bits, post-local SGD, and PowerSGD.
 
 In 16 bits each rank rounds its gradients once; their average is computed in float32 and rounded
 once more. Post-local SGD (Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local
 SGD", arXiv:1808.07217) averages gradients in small groups only after a warm-up. Between the groups
 parameters are averaged, every few steps: see ``parallel.averaging``.
+
+Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", arXiv:1905.13727, algorithm 1 (the compression: one step of a power iteration,
+warm-started) and algorithm 2 (error feedback). A gradient of n × m travels as (n + m) · r numbers.
+
+For each gradient M (viewed as a matrix, plus what earlier steps left out), with Q of m × r:
+
+    P = average over the ranks of M Q;   P = an orthonormal basis of its columns
+    Q = average over the ranks of Mᵀ P;  the result is P Qᵀ, what it misses goes into the next M
+
+Two averages in a row cannot both be started by the backward pass, and the second must not be
+waited for: it is started by the end of the first, on a group of its own. There its calls come in
+the order in which the first ones end, which is the same on all ranks.
 """
 
 from __future__ import annotations
 
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import meshlib as dist
 from meshlib import Future, ProcessGroup
-from parallel._checks import check_callable, to_count
+from meshlib.extend import derived_group
+from parallel._arrays import Array, namespace, pieces
+from parallel._checks import check_callable, check_number, check_state_dict, to_count
 from parallel._core.comm_hooks import (
     CommHook,
     GradBucket,
@@ -111,3 +131,267 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[A
         return noop_hook(None, bucket)
     bucket.set_group(state.subgroup)
     return allreduce_hook(state.subgroup, bucket)
+
+
+class PowerSGDState:
+    """Options of ``powerSGD_hook``, and what it keeps from step to step.
+
+    Args:
+        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
+        matrix_approximation_rank: r above. 1 to 4 are common; more is closer to the average.
+        start_powerSGD_iter: how many steps average without compression; early gradients suffer
+            most from it.
+        min_compression_rate: a gradient is compressed if that makes it this many times smaller.
+        use_error_feedback: add to each gradient what was left out before. Takes one array of the
+            parameter's size; without it training may not converge.
+        warm_start: begin with the last step's Q; without it with a random one.
+        random_seed: of the Q that are drawn; equal on all ranks.
+
+    ``state_dict`` has what a resumed run needs to go on exactly: each rank saves and loads its own.
+
+    ``bytes_before`` and ``bytes_sent`` count, over all steps, what the gradients take and what was
+    averaged in their place.
+
+    Raises ValueError for a rank below 1, a negative number of steps or seed, or a rate that is not
+    positive, TypeError for arguments of another type.
+    """
+
+    def __init__(
+        self,
+        process_group: Ranks | None = None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1000,
+        min_compression_rate: float = 2.0,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        random_seed: int = 0,
+    ) -> None:
+        self.matrix_approximation_rank: int = to_count(
+            matrix_approximation_rank, "matrix_approximation_rank"
+        )
+        self.start_powerSGD_iter: int = to_count(start_powerSGD_iter, "start_powerSGD_iter", 0)
+        self.random_seed: int = to_count(random_seed, "random_seed", 0)
+        check_number(min_compression_rate, "min_compression_rate")
+        if not min_compression_rate > 0:
+            raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
+        self.second_group: ProcessGroup = derived_group(
+            self.process_group,
+            "powersgd",
+            f"PowerSGD on {self.process_group.group_desc or self.process_group.id}",
+        )
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.iteration = 0
+        self.bytes_before: int = 0
+        self.bytes_sent: int = 0
+        self._errors: dict[str, Array] = {}
+        self._factors: dict[str, Array] = {}
+
+    def rank_for(self, shape: Sequence[int]) -> int:
+        """Return r for a gradient of ``shape``, 0 for one that is not compressed."""
+        if len(shape) < 2:
+            return 0
+        n, m = shape[0], math.prod(shape[1:])
+        r = min(n, m, self.matrix_approximation_rank)
+        return r if r * (n + m) * self.min_compression_rate < n * m else 0
+
+    def factor(self, path: str, matrix: Array, r: int, iteration: int) -> Array:
+        """Return the Q (m × r) that the parameter ``path`` begins with in step ``iteration``.
+
+        Equal on all ranks. Raises ValueError when the one that was kept has another shape.
+        """
+        shape = (matrix.shape[1], r)
+        kept = self._factors.get(path) if self.warm_start else None
+        if kept is not None:
+            _check_shape(kept, shape, f"Q of {path}")
+            return namespace(matrix).asarray(kept)
+        # Of step and parameter alone: neither the order of buckets nor a resume changes it.
+        rng = np.random.default_rng([self.random_seed, iteration, zlib.crc32(path.encode())])
+        return namespace(matrix).asarray(rng.standard_normal(shape), dtype=matrix.dtype)
+
+    def add_error(self, path: str, matrix: Array) -> None:
+        """Add to ``matrix`` what earlier steps left out of this parameter's gradient."""
+        error = self._errors.get(path)
+        if error is not None:
+            _check_shape(error, matrix.shape, f"the error of {path}")
+            matrix += namespace(matrix).asarray(error)
+
+    def keep(self, path: str, factor: Array, error: Array) -> None:
+        """Keep what the next step begins with."""
+        if self.warm_start:
+            self._factors[path] = factor
+        if self.use_error_feedback:
+            self._errors[path] = error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank stands, to be loaded with the model's and the optimizer's state.
+
+        ``"errors"`` (what this rank left out: every rank has its own) and ``"factors"`` (Q, equal
+        on all ranks) are arrays by the parameters' paths. On another number of ranks, load rank 0's
+        without its errors: what was left out so far is then lost.
+        """
+        return {
+            "iteration": self.iteration,
+            "bytes_before": self.bytes_before,
+            "bytes_sent": self.bytes_sent,
+            "random_seed": self.random_seed,
+            "matrix_approximation_rank": self.matrix_approximation_rank,
+            "errors": dict(self._errors),
+            "factors": dict(self._factors),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned on this rank, in this process or another.
+
+        Raises ValueError, naming both, when the seed or the rank of the approximation differ,
+        TypeError for what is no state dict, KeyError for one that lacks something.
+        """
+        check_state_dict(state, *self.state_dict())
+        for name in ("random_seed", "matrix_approximation_rank"):
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"cannot resume: {name} was {state[name]} and is {getattr(self, name)} now"
+                )
+        self.iteration: int = int(state["iteration"])
+        self.bytes_before, self.bytes_sent = int(state["bytes_before"]), int(state["bytes_sent"])
+        self._errors, self._factors = dict(state["errors"]), dict(state["factors"])
+
+
+@dataclass
+class _Compressed:
+    """One gradient on its way: ``matrix`` is M; ``left`` and ``right`` are what travels."""
+
+    path: str
+    gradient: Array
+    matrix: Array
+    left: Array  # P, n × r
+    right: Array  # Q, m × r
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
+    """Average the bucket approximately, in far fewer bytes; see the module.
+
+    Raises TypeError for a ``state`` that is no ``PowerSGDState``.
+    """
+    check_state(state, PowerSGDState, "powerSGD_hook")
+    buffer = bucket.buffer()
+    state.bytes_before += buffer.nbytes
+    iteration = state.iteration
+    warming_up = iteration < state.start_powerSGD_iter
+    if bucket.is_last():
+        state.iteration += 1
+    compresses = any(state.rank_for(gradient.shape) for gradient in bucket.gradients())
+    if warming_up or not compresses:
+        state.bytes_sent += buffer.nbytes
+        return allreduce_hook(state.process_group, bucket)
+    return _Exchange(state, bucket, iteration).start()
+
+
+class _Exchange:
+    """One bucket's way through the algorithm."""
+
+    def __init__(self, state: PowerSGDState, bucket: GradBucket, iteration: int) -> None:
+        self._state = state
+        self._buffer = buffer = bucket.buffer()
+        self._xp = xp = namespace(buffer)
+        # Products are computed in at least 32 bits; what travels has the bucket's dtype.
+        self._compute = np.dtype(np.float32) if buffer.dtype.itemsize < 4 else buffer.dtype
+        pairs = list(zip(bucket.paths(), bucket.gradients(), strict=True))
+        ranks = [state.rank_for(gradient.shape) for _, gradient in pairs]
+        self._plain = [g for (_, g), r in zip(pairs, ranks, strict=True) if not r]
+        chosen = [(p, g, r) for (p, g), r in zip(pairs, ranks, strict=True) if r]
+        self._lefts, lefts = self._message([(g.shape[0], r) for _, g, r in chosen])
+        self._rights, rights = self._message([(g.size // g.shape[0], r) for _, g, r in chosen])
+        self._compressed = [
+            _Compressed(p, g, self._matrix(p, g), left, right)
+            for (p, g, _), left, right in zip(chosen, lefts, rights, strict=True)
+        ]
+        for item, (_, _, r) in zip(self._compressed, chosen, strict=True):
+            item.left[...] = item.matrix @ state.factor(item.path, item.matrix, r, iteration)
+        self._rest = (
+            xp.concatenate([gradient.reshape(-1) for gradient in self._plain])
+            if self._plain
+            else xp.empty(0, dtype=buffer.dtype)
+        )
+        state.bytes_sent += self._rest.nbytes + self._lefts.nbytes + self._rights.nbytes
+
+    def start(self) -> Future[Any]:
+        """Start the first averages; return the future of the averaged bucket."""
+        group = self._state.process_group
+        rest = _average(self._rest, group)
+        lefts = _average(self._lefts, group)
+
+        def second(future: Future[Any]) -> Future[Any]:
+            future.value()
+            for item in self._compressed:
+                # Householder's QR gives an orthonormal basis even if P is rank-deficient, or zero.
+                item.left = self._xp.linalg.qr(item.left.astype(self._compute))[0]
+                item.right[...] = item.matrix.T @ item.left
+            return _average(self._rights, self._state.second_group)
+
+        def last(future: Future[Any]) -> Array:
+            future.value()
+            parts = pieces(rest.value(), (gradient.shape for gradient in self._plain))
+            for gradient, part in zip(self._plain, parts, strict=True):
+                gradient[...] = part
+            for item in self._compressed:
+                right = item.right.astype(self._compute)
+                approximation = item.left @ right.T
+                item.matrix -= approximation
+                self._state.keep(item.path, right, item.matrix)
+                item.gradient[...] = approximation.reshape(item.gradient.shape)
+            return self._buffer
+
+        return _then_wait_for(lefts, second).then(last)
+
+    def _message(self, shapes: Sequence[tuple[int, int]]) -> tuple[Array, list[Array]]:
+        """Return a flat array with room for matrices of ``shapes``, and its views as those."""
+        flat = self._xp.empty(sum(map(math.prod, shapes)), dtype=self._buffer.dtype)
+        return flat, pieces(flat, shapes)
+
+    def _matrix(self, path: str, gradient: Array) -> Array:
+        # A copy: it becomes the error, and the bucket may be rewritten before the next step.
+        matrix = gradient.reshape(gradient.shape[0], -1).astype(self._compute, copy=True)
+        self._state.add_error(path, matrix)
+        return matrix
+
+
+def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:
+    if kept.shape != shape:
+        raise ValueError(
+            f"PowerSGD's state: {what} has shape {list(kept.shape)}; expected {list(shape)}. Is it "
+            "the state of another model?"
+        )
+
+
+def _average(flat: Array, group: ProcessGroup) -> Future[Any]:
+    if not flat.size:
+        future = Future()
+        future.set_result(flat)
+        return future
+    return group.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True).get_future()
+
+
+def _then_wait_for(
+    future: Future[Any], callback: Callable[[Future[Any]], Future[Any]]
+) -> Future[Any]:
+    """Return a future of the outcome of the future that ``callback(future)`` returns."""
+    result = Future()
+
+    def settle(inner: Future[Any]) -> None:
+        error = inner.exception()
+        if error is None:
+            result.set_result(inner.value())
+        else:
+            result.set_exception(error)
+
+    def begin(done: Future[Any]) -> None:
+        try:
+            callback(done).add_done_callback(settle)
+        except Exception as error:  # noqa: BLE001 (it becomes the outcome)
+            result.set_exception(error)
+
+    future.add_done_callback(begin)
+    return result

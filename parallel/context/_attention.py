@@ -11,8 +11,7 @@ import numpy.typing as npt
 from meshlib import ProcessGroup
 from parallel._arrays import Array, namespace
 from parallel._checks import check_instance
-from parallel._core.attention.places import half_of, positions_of
-from parallel._core.attention.ring import MessageCarrier, Ring
+from parallel._core.attention.ring import MessageCarrier, Ring, half_of, positions_of
 from parallel._groups import Ranks, resolve
 from parallel.nn._layers.attention import DotProductAttention, MultiHeadAttention
 from parallel.nn._module import Module

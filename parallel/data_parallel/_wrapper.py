@@ -15,8 +15,8 @@ import numpy as np
 
 from meshlib.extend import to_whole_number, to_whole_numbers
 from parallel._checks import to_count
-from parallel.data_parallel._devices import Devices
-from parallel.data_parallel._shares import (
+from parallel.data_parallel._devices import (
+    Devices,
     Plan,
     divide_gradients,
     divide_inputs,

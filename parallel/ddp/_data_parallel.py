@@ -14,9 +14,9 @@ from parallel._checks import describe
 from parallel._core.assignment import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel._core.passes import PassStatistics
 from parallel._core.reducer import WHAT_TO_DO
 from parallel._core.replicas import broadcast_coalesced, told_to_all
-from parallel._core.statistics import PassStatistics
 from parallel._groups import Ranks, resolve, same_dims
 from parallel.ddp._gradients import ParameterGradients, check_same_model
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica

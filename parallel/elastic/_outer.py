@@ -21,8 +21,7 @@ from parallel._core.replicas import average_coalesced
 from parallel._groups import Ranks, resolve, same_dims
 from parallel.elastic._step import Step
 from parallel.nn._module import Module
-from parallel.optim._optimizer import Optimizer
-from parallel.optim._updates import SGD
+from parallel.optim._optimizer import SGD, Optimizer
 
 
 class DiLoCo:

@@ -2,7 +2,7 @@
 
 from parallel.fsdp._clip import clip_grad_norm_
 from parallel.fsdp._fully_shard import fully_shard, zero_redundancy
-from parallel.fsdp._module import FSDPModule
+from parallel.fsdp._schedule import FSDPModule
 from parallel.nn._precision import MixedPrecisionPolicy
 
 __all__ = [

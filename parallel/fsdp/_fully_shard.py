@@ -15,8 +15,7 @@ from parallel._groups import check_shard_mesh
 from parallel.ddp._data_parallel import DistributedDataParallel
 from parallel.ddp._gradients import describe_parameters
 from parallel.fsdp._group import ParameterGroup, Part
-from parallel.fsdp._module import FSDPModule
-from parallel.fsdp._schedule import ModuleState
+from parallel.fsdp._schedule import FSDPModule, ModuleState
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
 from parallel.nn._precision import MixedPrecisionPolicy

@@ -29,8 +29,8 @@ from meshlib import ProcessGroup
 from meshlib.extend.jit import HostArray, HostFunction, Program
 from parallel._arrays import Array, address
 from parallel._core.buckets import GradientSpec, ReducerOptions
+from parallel._core.passes import PassStatistics
 from parallel._core.reducer import Reducer
-from parallel._core.statistics import PassStatistics
 
 
 class GradientExchange:

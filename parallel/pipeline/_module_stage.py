@@ -15,7 +15,7 @@ from parallel._checks import check_instance, describe, to_count
 from parallel._core.pipeline.stage import Spec, Stage, as_tuple
 from parallel._groups import Ranks
 from parallel.ddp._data_parallel import DistributedDataParallel
-from parallel.fsdp._module import FSDPModule
+from parallel.fsdp._schedule import FSDPModule
 from parallel.nn._layers.simple import Sequential
 from parallel.nn._module import Module, SavedContexts, Work, do_all
 

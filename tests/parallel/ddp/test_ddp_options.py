@@ -10,7 +10,7 @@ from training import assert_close, batch, make_model, parameters, train
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, MixedPrecision, nn, optim
-from parallel._core.statistics import Stopwatch
+from parallel._core.passes import Stopwatch
 from parallel.comm_hooks import allreduce_hook, noop_hook
 
 TINY = 0.0005  # MiB: several buckets
@@ -358,7 +358,7 @@ def test_statistics():
 
 def test_the_stopwatch_adds_up_what_was_under_way(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("parallel._core.statistics.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("parallel._core.passes.time.perf_counter", lambda: now[0])
     watch = Stopwatch()
     watch.add_forward(-1.0)
     watch.add_forward(-0.5)
