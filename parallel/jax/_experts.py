@@ -155,6 +155,7 @@ def mixture(
     capacity = capacity_of(capacity_factor, tokens, top_k, experts)
     rows, counts = by_expert(jnp, chosen, experts, capacity)
     sent = jnp.where((jnp.arange(len(rows)) < counts.sum())[:, None], x[rows % tokens], 0)
+    back: jax.Array
     if mesh is None or size == 1:
         back = networks(sent, counts)
     else:
@@ -163,7 +164,7 @@ def mixture(
         room = tokens * min(top_k, here)
         room = size * (room if capacity is None else min(room, here * capacity))
         out_of, into = outgoing.sum(axis=1), incoming.sum(axis=1)
-        arrived = exchange(sent, out_of, into, mesh, room)
+        arrived: jax.Array = exchange(sent, out_of, into, mesh, room)
         order = by_arrival(jnp, incoming, room)
         of_experts = networks(arrived[order], incoming.sum(axis=0))
         unsorted = jnp.zeros_like(of_experts).at[order].set(of_experts)
