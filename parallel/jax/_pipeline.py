@@ -273,7 +273,7 @@ class StageStates:
     def _own(self, tree: Tree) -> dict[str, Any]:
         own: dict[str, Any] = {}
         leaves = jax.tree_util.tree_leaves_with_path(tree)
-        nodes = jax.tree_util.tree_leaves(tree, is_leaf=is_split)
+        nodes = jax.tree_util.tree_leaves(tree, is_leaf=fsdp.is_split)
         for (path, leaf), node in zip(leaves, nodes, strict=True):
             _, axes = split_of(node)
             local, name = np.asarray(leaf), path_of(path)
@@ -285,22 +285,15 @@ class StageStates:
         return own
 
 
-def is_split(node: Any) -> bool:
-    """Whether a node of a tree says how its array is split: for ``is_leaf`` of ``jax.tree.map``."""
-    return isinstance(node, SplitWeight | fsdp.Part)
-
-
 def split_of(node: Any) -> tuple[Any, dict[int, tuple[str, ...]]]:
     """Return this rank's array of a node of a tree, and over which mesh dims its axes are split.
 
     The outermost dim of the mesh comes first. A leaf that is no such node is not split.
     """
-    if isinstance(node, SplitWeight):
-        array, inner = split_of(node.array)
-        own = {node.axis % array.ndim: tuple(node.mesh.mesh_dim_names or ())}
-    elif isinstance(node, fsdp.Part):
-        array, inner, axis = node.array, {}, node.split.axis
-        own = {} if axis is None else {axis % array.ndim: node.split.shards.mesh_dim_names or ()}
-    else:
+    if not fsdp.is_split(node):
         return node, {}
+    array, inner = split_of(node.array)
+    axis = node.axis if isinstance(node, SplitWeight) else node.split.axis
+    names = [mesh.mesh_dim_names or () for mesh in fsdp.split_over(node)]
+    own = {axis % array.ndim: tuple(names[0])} if names else {}
     return array, {axis: own.get(axis, ()) + inner.get(axis, ()) for axis in {**own, **inner}}
