@@ -1,6 +1,6 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
-from parallel.jax import _fsdp as fsdp
+from parallel.jax import fsdp
 from parallel.jax._context import ring_attention, ulysses_attention
 from parallel.jax._data_parallel import DistributedDataParallel
 from parallel.jax._experts import (

@@ -16,7 +16,7 @@ from parallel._checks import check_callable
 from parallel._core.pipeline.stage import Spec, Stage, as_tuple
 from parallel._core.pipeline.stage_arrays import StageArrays
 from parallel._groups import Ranks
-from parallel.jax import _fsdp as fsdp
+from parallel.jax import fsdp
 from parallel.jax._tensor_parallel import SplitWeight
 from parallel.jax._trees import TreeOfParameters, is_trained, path_of
 
