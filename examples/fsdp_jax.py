@@ -21,7 +21,7 @@ from support.digits import load_digits
 
 import meshlib as dist
 from parallel import DistributedBatchSampler, DistributedSampler
-from parallel.jax import _fsdp as fsdp
+from parallel.jax import fsdp
 
 Params = dict[str, Any]
 

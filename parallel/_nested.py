@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+_T = TypeVar("_T")
 
 
 def map_leaves(function: Callable[..., Any], value: Any, *others: Any, path: str = "") -> Any:
@@ -58,6 +61,32 @@ def matches(path: str, pattern: str) -> bool:
     """Whether ``pattern`` means ``path``: both are names with dots, ``*`` stands for one name."""
     ours, theirs = path.split("."), pattern.split(".")
     return len(ours) == len(theirs) and all(map(fnmatchcase, ours, theirs))
+
+
+def meant_by(
+    plan: Mapping[str, _T], paths: Mapping[str, Sequence[str]], lacking: str
+) -> dict[str, _T]:
+    """Return what ``plan``, by patterns, has for each of ``paths``.
+
+    A path has names, itself among them, any of which a pattern may match. Raises ValueError for a
+    pattern that matches none (it says ``lacking``, and the nearest ones), and for a path that two
+    patterns mean.
+    """
+    found: dict[str, str] = {}
+    for pattern in plan:
+        own = [path for path, names in paths.items() if any(matches(n, pattern) for n in names)]
+        if not own:
+            known = sorted({name for names in paths.values() for name in names})
+            near = difflib.get_close_matches(pattern, known, 3, 0.3)
+            hint = f"; near are {', '.join(map(repr, near))}" if near else ""
+            raise ValueError(f"plan names {pattern!r}, which {lacking}{hint}")
+        for path in own:
+            if path in found:
+                raise ValueError(
+                    f"plan means {path!r} by both {found[path]!r} and {pattern!r}; expected one"
+                )
+            found[path] = pattern
+    return {path: plan[pattern] for path, pattern in found.items()}
 
 
 def _differs(path: str, expected: str, got: Any) -> ValueError:

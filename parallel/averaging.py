@@ -14,8 +14,7 @@ from meshlib import ProcessGroup
 from parallel._checks import check_instance, check_state_dict, to_count
 from parallel._core.replicas import average_coalesced
 from parallel._groups import Ranks, resolve
-from parallel.join._context import Join
-from parallel.join._joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
+from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._parameter import Parameter
 from parallel.optim._optimizer import Optimizer, ParamGroup
 

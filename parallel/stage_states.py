@@ -12,8 +12,8 @@ from typing import Any
 from meshlib import DeviceMesh
 from meshlib.sharding import DArray
 from parallel._core.pipeline.stage_arrays import StageArrays
-from parallel.nn._global_part import as_global
 from parallel.nn._module import Module
+from parallel.nn._parameter import as_global
 from parallel.optim._optimizer import Optimizer
 
 

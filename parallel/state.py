@@ -12,9 +12,8 @@ from typing import Any
 
 from meshlib.sharding import DArray, Sharding
 from parallel._checks import check_instance, check_state_dict
-from parallel.nn._global_part import as_global
 from parallel.nn._module import Module
-from parallel.nn._parameter import Parameter
+from parallel.nn._parameter import Parameter, as_global
 from parallel.optim._optimizer import Optimizer
 from parallel.zero import ZeroRedundancyOptimizer
 

@@ -18,11 +18,9 @@ from meshlib.sharding import Replicate, Shard
 from parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 from parallel.context import sequence_positions
 from parallel.jax import (
-    _fsdp as fsdp,
-)
-from parallel.jax import (
     balance_loss,
     copy_to_region,
+    fsdp,
     gather_from_region,
     grouped_matmul,
     mixture,

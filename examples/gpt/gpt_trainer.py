@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sysconfig
-from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from gpt_model import Stage, make_stage, names_of
 import meshlib as dist
 from meshlib import DeviceMesh
 from meshlib import jit as mj
-from parallel.jax import PipelineStage, StageStates, vocab_parallel_cross_entropy
-from parallel.jax._stage_states import is_split, split_of
+from parallel.jax import PipelineStage, StageStates, fsdp, vocab_parallel_cross_entropy
 from parallel.pipeline import get_schedule_class
 
 Tree = Any
@@ -127,23 +125,11 @@ class Trainer:
             return grad / self.dims.ep.size() if experts else grad
 
         grads = jax.tree_util.tree_map_with_path(of_one, grads)
-        factor = jnp.minimum(1, self.config.optimizer.clip / (self.norm(grads) + 1e-6))
+        norm = jnp.sqrt(mj.all_reduce(fsdp.global_norm(grads) ** 2, group=self.dims.pp))
+        factor = jnp.minimum(1, self.config.optimizer.clip / (norm + 1e-6))
         grads = jax.tree.map(lambda grad: grad * factor.astype(grad.dtype), grads)
         updates, state = self.optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
-
-    def norm(self, grads: Tree) -> jax.Array:
-        """Return the norm of the whole model's gradients, of which ``grads`` are this rank's."""
-        squares: dict[tuple[str, ...], Any] = defaultdict(float)
-        for leaf in jax.tree.leaves(grads, is_leaf=is_split):
-            array, axes = split_of(leaf)
-            names = sorted(name for names in axes.values() for name in names)
-            squares[tuple(names)] += (array**2).sum()
-        sums = [
-            mj.all_reduce(total, group=self.dims.mesh[names]) if names else total
-            for names, total in sorted(squares.items())
-        ]
-        return jnp.sqrt(mj.all_reduce(sum(sums), group=self.dims.pp))
 
 
 def merged(parts: list[Tree]) -> Tree:

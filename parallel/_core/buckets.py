@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from meshlib import ProcessGroup
-from parallel._arrays import Array, Namespace, pieces
-from parallel._core.gradients import GradientSpec
+from parallel._arrays import Array, Namespace, namespace, pieces, placement
+from parallel._core.assignment import assign_buckets
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSpec:
+    """A gradient before it comes: its name in the model, its shape and dtype, and where it lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device: str = "cpu"
+    library: Namespace = np
+    parameter: Any = None
+    """What ``GradBucket.parameters`` shows to a hook."""
+
+    @classmethod
+    def of(cls, name: str, data: Array, parameter: Any) -> GradientSpec:
+        """Return the spec of the gradient of ``data``, the array of ``parameter``."""
+        device = placement(data)[1]
+        return cls(name, data.shape, data.dtype, device, namespace(data), parameter)
+
+    @property
+    def placement(self) -> tuple[str, str]:
+        """(dtype name, device): only gradients with equal ones share a bucket."""
+        return self.dtype.name, self.device
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return self.size * self.dtype.itemsize
+
+
+class GradientOwner(Protocol):
+    """The wrapper to which the gradients belong."""
+
+    def accumulated(self, number: int) -> Array | None:
+        """Return what earlier passes have accumulated for the gradient, None if nothing."""
+        ...
+
+    def rehome(self, views: Mapping[int, Array]) -> None:
+        """Note that the gradients now have these places in buckets, by number."""
+        ...
+
+    def deliver(self, averages: Mapping[int, Array]) -> None:
+        """Take a bucket's averages, by number; the arrays are parts of the bucket."""
+        ...
 
 
 class Bucket:
@@ -117,3 +169,84 @@ def allocate(size: int, dtype: Any, library: Namespace, group: ProcessGroup | No
     if group is None or library is not np or "cpu" not in group.backends or group.size() == 1:
         return library.empty(size, dtype=dtype)
     return group.empty(size, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerOptions:
+    """How gradients are bucketed, and which parameters may go unused."""
+
+    first_bytes: int
+    cap_bytes: int
+    in_place_bytes: int | None = None
+    """Gradients of at least this size are reduced in their own memory, each in its own bucket."""
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    symmetric_memory: bool = False
+    """Buckets are in the group's symmetric memory: they are reduced without a copy. Making buckets
+    is a collective then."""
+
+
+class BucketSet:
+    """The buckets of the gradients ``specs``: ``all`` of them, in the order of reduction.
+
+    ``where`` has each gradient's bucket, by the gradient's number: its place in ``specs``.
+    """
+
+    def __init__(
+        self, specs: Sequence[GradientSpec], group: ProcessGroup, options: ReducerOptions
+    ) -> None:
+        self._specs = specs
+        self._group = group
+        self._options = options
+        self.all: list[Bucket] = []
+        self.where: dict[int, Bucket] = {}
+
+    def build(self, order: Sequence[int]) -> None:
+        """Make buckets for the gradients ``order``: their numbers, as they are expected.
+
+        What error feedback keeps is kept. A collective where buckets are in symmetric memory.
+        """
+        group = self._group if self._options.symmetric_memory else None
+        compression = self._group.compression
+        known = self.residuals()
+        self.all = [
+            Bucket(
+                index,
+                numbers,
+                [self._specs[number] for number in numbers],
+                group,
+                borrowed=self._in_place(numbers[0]),
+            )
+            for index, numbers in enumerate(self._assign(order))
+        ]
+        if compression is not None and compression.error_feedback:
+            for bucket in self.all:
+                if bucket.specs[0].library is np:
+                    bucket.keep_residual(known)
+        self.where = {number: bucket for bucket in self.all for number in bucket.numbers}
+
+    def agree(self, order: Sequence[int]) -> list[int]:
+        """Return group rank 0's ``order``: gradients may have come in another one elsewhere."""
+        numbers = self._specs[0].library.asarray(order, dtype="int64")
+        self._group.broadcast(numbers, group_src=0)
+        return numbers.tolist()
+
+    def residuals(self) -> dict[int, Array]:
+        """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
+        return {n: part for bucket in self.all for n, part in bucket.residuals().items()}
+
+    def _assign(self, order: Sequence[int]) -> list[list[int]]:
+        options, sizes = self._options, [spec.nbytes for spec in self._specs]
+        keys: list[Hashable] = [
+            (spec.placement, number if self._in_place(number) else None)
+            for number, spec in enumerate(self._specs)
+        ]
+        groups = assign_buckets(order, sizes, keys, options.first_bytes, options.cap_bytes)
+        # A bucket of small gradients from all over the model is complete late. Before the end,
+        # large ones that are complete would wait for it.
+        least = options.in_place_bytes or 0
+        return sorted(groups, key=lambda numbers: sum(sizes[n] for n in numbers) < least)
+
+    def _in_place(self, number: int) -> bool:
+        least = self._options.in_place_bytes
+        return least is not None and self._specs[number].nbytes >= least

@@ -7,14 +7,10 @@ from typing import Any
 
 from meshlib import Future, ProcessGroup, WaitTimeoutError
 from parallel._arrays import Array
-from parallel._core.bucket_set import BucketSet, ReducerOptions
-from parallel._core.buckets import Bucket
-from parallel._core.comm_hooks import allreduce_hook, only
-from parallel._core.grad_bucket import GradBucket, check_like
-from parallel._core.gradients import GradientOwner, GradientSpec
+from parallel._core.buckets import Bucket, BucketSet, GradientOwner, GradientSpec, ReducerOptions
+from parallel._core.comm_hooks import GradBucket, allreduce_hook, check_like, only
+from parallel._core.passes import Stopwatch, UnusedParameters
 from parallel._core.replicas import check_same
-from parallel._core.statistics import Stopwatch
-from parallel._core.unused import UnusedParameters
 
 WHAT_TO_DO = (
     "To go on, on every rank: make a new group if this one is broken (destroy_process_group, then "

@@ -1,13 +1,18 @@
-"""Parts of arrays: which rows a rank has, and which parts share a collective."""
+"""Parts of arrays: whose they are, and the calls that gather them and reduce their gradients."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from meshlib import ProcessGroup, ReduceOp, Work
 from meshlib.sharding import block
-from parallel._arrays import Array
+from parallel._arrays import Array, namespace, placement
+from parallel._core.buckets import allocate, put
 
 DIRECT_BYTES = 256 << 10
 """From here on an array is gathered and reduced where it is, in a call of its own.
@@ -89,3 +94,184 @@ def row_counts(length: int, size: int) -> list[int]:
 def _ends(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
     rows, width = rows_of(shape, size, rank), math.prod(shape[1:])
     return rows.start * width, rows.stop * width
+
+
+class Pool:
+    """Flat arrays for wholes and their gradients, used one after the other: those not in use now.
+
+    A new array for each use would cost more than filling it. The system hands out zeroed pages one
+    by one, and ranks agree on symmetric memory by a message. All ranks take and give in the same
+    order, so they make, or use again, the same array.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[str, tuple[str, str]], list[Array]] = {}
+
+    def take(self, group: ProcessGroup, count: int, like: Array, dtype: Any) -> Array:
+        """Return a flat array of at least ``count`` elements, symmetric on ``group`` if it can be.
+
+        Free ones that are too small are let go, so that there are never more than are in use at a
+        time, each as large as the largest.
+        """
+        model = namespace(like).empty(0, dtype=dtype)
+        free = self._free.setdefault((group.id, placement(model)), [])
+        fitting = [array for array in free if array.size >= count]
+        if not fitting:
+            free.clear()
+            return allocate(count, model.dtype, namespace(like), group)
+        best = min(fitting, key=lambda array: array.size)
+        free[:] = [array for array in free if array is not best]
+        return best
+
+    def give(self, group: ProcessGroup, array: Array) -> None:
+        """Take back an array; nobody may use it or a view of it any more."""
+        self._free.setdefault((group.id, placement(array)), []).append(array)
+
+
+class Gather:
+    """Gathers the wholes of some parts of one dtype; ``release`` gives their memory back.
+
+    ``arrays`` are this rank's parts over ``group``; they are cast to ``dtype`` on the way.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        arrays: Sequence[Array],
+        group: ProcessGroup,
+        dtype: np.dtype[Any],
+        pool: Pool,
+    ) -> None:
+        self._group, self._pool = group, pool
+        self._layout = Layout(shapes, dtype.itemsize, group.size())
+        self._works: list[Work[Any]] = []
+        self._flat: Array | None = None
+        if group.size() == 1:
+            self._wholes = [
+                array.astype(dtype, copy=False).reshape(shape)
+                for array, shape in zip(arrays, shapes, strict=True)
+            ]
+            return
+        me = group.rank()
+        flat = self._flat = pool.take(group, self._layout.count, arrays[0], dtype)
+        self._wholes = [self._layout.whole(flat, i) for i in range(len(shapes))]
+        if self._layout.packed:
+            rows = self._layout.packed_rows(flat)
+            for i, target in self._layout.in_row(rows[me], me):
+                target[...] = arrays[i].reshape(-1)
+            self._works.append(group.all_gather(rows, rows[me], async_op=True))
+        for i in self._layout.direct:
+            parts = self._layout.parts(flat, i)
+            parts[me][...] = arrays[i].reshape(-1)
+            self._works.append(group.all_gather(parts, parts[me], async_op=True))
+
+    def finish(self) -> list[Array]:
+        """Wait for the wholes and return them."""
+        for work in self._works:
+            work.wait()
+        if self._works and self._layout.packed:
+            assert self._flat is not None
+            by_place = {i: self._layout.parts(self._flat, i) for i in self._layout.packed}
+            for rank, row in enumerate(self._layout.packed_rows(self._flat)):
+                for i, part in self._layout.in_row(row, rank):
+                    by_place[i][rank][...] = part
+        self._works = []
+        return self._wholes
+
+    def release(self) -> None:
+        """Give the memory back: the wholes are used no more."""
+        self._wholes = []
+        if self._flat is not None:
+            self._pool.give(self._group, self._flat)
+            self._flat = None
+
+
+class GradientBuffer:
+    """Flat memory for the gradients of whole arrays of ``shapes``, of one dtype.
+
+    Its ``views`` have these shapes. ``release`` gives the memory back.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        like: Array,
+        group: ProcessGroup,
+        dtype: Any,
+        pool: Pool,
+    ) -> None:
+        self.layout: Layout = Layout(shapes, np.dtype(dtype).itemsize, group.size())
+        self._group, self._pool = group, pool
+        self.flat: Array = pool.take(group, self.layout.count, like, dtype)
+        self.views: list[Array] = [self.layout.whole(self.flat, i) for i in range(len(shapes))]
+
+    def collect(self, grads: Sequence[Array | None]) -> None:
+        """Bring the gradients here, wherever they are. A missing one is zero."""
+        for view, grad in zip(self.views, grads, strict=True):
+            put(view, grad)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self.views = []
+        self._pool.give(self._group, self.flat)
+
+
+class Reduction:
+    """Averages the gradients in ``buffer`` over ``group``, each rank its parts of them.
+
+    Then, with ``replicas``, the parts over those. ``earlier`` is what a pass without replicas has
+    left, to be added before that.
+    """
+
+    def __init__(
+        self, buffer: GradientBuffer, group: ProcessGroup, replicas: ProcessGroup | None
+    ) -> None:
+        self._buffer, self._replicas = buffer, replicas
+        layout, flat, me = buffer.layout, buffer.flat, group.rank()
+        sizes = layout.part_sizes(me)
+        self._packed = sum(sizes[i] for i in layout.packed)
+        self._result: Array = namespace(flat).empty(sum(sizes), dtype=flat.dtype)
+        self._grads: dict[int, Array] = dict(layout.in_row(self._result[: self._packed], me))
+        self._works: list[Work[Any]] = []
+        if layout.packed:
+            rows = layout.packed_rows(flat)
+            for rank, row in enumerate(rows):
+                for i, target in layout.in_row(row, rank):
+                    target[...] = layout.parts(flat, i)[rank]
+            self._reduce(group, self._result[: self._packed], rows)
+        begin = self._packed
+        for i in layout.direct:
+            self._grads[i] = self._result[begin : begin + sizes[i]]
+            begin += sizes[i]
+            self._reduce(group, self._grads[i], layout.parts(flat, i))
+
+    def _reduce(self, group: ProcessGroup, output: Array, inputs: list[Array]) -> None:
+        if group.size() == 1:
+            output[...] = inputs[0]
+            return
+        self._works.append(group.reduce_scatter(output, inputs, ReduceOp.AVG, async_op=True))
+
+    def scattered(self, earlier: Array | None = None) -> Array:
+        """Wait until this rank's parts are there, give back the memory of the wholes.
+
+        Adds ``earlier``, what the same parts had before; begins the average over the replicas, if
+        there are any. Returns the parts' gradients, flat.
+        """
+        self._wait()
+        self._buffer.release()
+        if earlier is not None:
+            self._result += earlier
+        if self._replicas is not None and self._replicas.size() > 1:
+            work = self._replicas.all_reduce(self._result, ReduceOp.AVG, async_op=True)
+            self._works.append(work)
+        return self._result
+
+    def finish(self) -> list[Array]:
+        """Wait for the averages; return those of this rank's parts, flat."""
+        self._wait()
+        return [self._grads[i] for i in range(len(self._grads))]
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []

@@ -4,14 +4,16 @@ What a hook is, and how to write one, stands in ``parallel._core.comm_hooks``.
 """
 
 from parallel._core.comm_hooks import CommHook, allreduce_hook, noop_hook
-from parallel.comm_hooks._compression import (
+from parallel.comm_hooks._hooks import (
+    PostLocalSGDState,
+    PowerSGDState,
     bf16_compress_hook,
     bf16_compress_wrapper,
     fp16_compress_hook,
     fp16_compress_wrapper,
+    post_localSGD_hook,
+    powerSGD_hook,
 )
-from parallel.comm_hooks._local_sgd import PostLocalSGDState, post_localSGD_hook
-from parallel.comm_hooks._powersgd import PowerSGDState, powerSGD_hook
 
 __all__ = [
     "CommHook",

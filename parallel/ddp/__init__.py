@@ -1,8 +1,7 @@
 """Distributed data parallel training."""
 
-from parallel._core.comm_hooks import CommHook, allreduce_hook, noop_hook
-from parallel._core.grad_bucket import GradBucket
-from parallel._core.statistics import PassStatistics
+from parallel._core.comm_hooks import CommHook, GradBucket, allreduce_hook, noop_hook
+from parallel._core.passes import PassStatistics
 from parallel.ddp._data_parallel import DistributedDataParallel
 from parallel.nn._precision import MixedPrecision
 

@@ -12,16 +12,14 @@ from meshlib import DeviceMesh, ProcessGroup
 from meshlib.extend import log_of
 from parallel._checks import describe
 from parallel._core.assignment import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
-from parallel._core.bucket_set import ReducerOptions
+from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel._core.passes import PassStatistics
 from parallel._core.reducer import WHAT_TO_DO
 from parallel._core.replicas import broadcast_coalesced, told_to_all
-from parallel._core.statistics import PassStatistics
 from parallel._groups import Ranks, resolve, same_dims
-from parallel.ddp._gradients import ParameterGradients
-from parallel.ddp._models import check_same_model
-from parallel.join._context import Join
-from parallel.join._joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
+from parallel.ddp._gradients import ParameterGradients, check_same_model
+from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._module import Module, others_wait
 from parallel.nn._parameter import Parameter
 from parallel.nn._precision import Casting, MixedPrecision

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshlib.extend import to_whole_number
 from parallel._checks import to_count
-from parallel.samplers._permutation import Permutation, Positions, derive
+from parallel.samplers._orders import Permutation, Positions, derive
 
 Policy = Literal["keep", "scale"]
 

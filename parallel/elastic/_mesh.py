@@ -22,10 +22,8 @@ from meshlib.extend import Change, Job, Timeout, failure_of, to_seconds
 from parallel._checks import check_instance, to_count
 from parallel.elastic._batches import ElasticBatches
 from parallel.elastic._choice import Choice, MemberReport, choose
-from parallel.elastic._interrupt import Interrupter
-from parallel.elastic._state import ManagedState
-from parallel.elastic._step import Step
-from parallel.elastic._transfer import transfer
+from parallel.elastic._step import Interrupter, Step
+from parallel.elastic._transfer import ManagedState, transfer
 
 _NEWS_SECONDS = 1.0
 _FRUITLESS = 3

@@ -21,8 +21,7 @@ from parallel._core.replicas import average_coalesced
 from parallel._groups import Ranks, resolve, same_dims
 from parallel.elastic._step import Step
 from parallel.nn._module import Module
-from parallel.optim._optimizer import Optimizer
-from parallel.optim._sgd import SGD
+from parallel.optim._optimizer import SGD, Optimizer
 
 
 class DiLoCo:
@@ -85,16 +84,16 @@ class DiLoCo:
         Raises what calls on the replicas' group raise; the elastic loop deals with that.
         """
         parameters = list(self._model.parameters())
-        begun = [parameter.master.copy() for parameter in parameters]
+        begun = [parameter.data.copy() for parameter in parameters]
         before = copy.deepcopy(self._inner.state_dict())
         moved: list[Any] = []
         try:
             yield
-            moved = [old - p.master for old, p in zip(begun, parameters, strict=True)]
+            moved = [old - p.data for old, p in zip(begun, parameters, strict=True)]
         finally:
             after = self._inner.state_dict()
             for parameter, old in zip(parameters, begun, strict=True):
-                parameter.master[...] = old
+                parameter.data[...] = old
                 parameter.zero_grad()
             self._inner.load_state_dict(before)
         residuals = self._feedback(moved)

@@ -1,4 +1,4 @@
-"""The state of those who have it, to those who have come: several senders, each a part, at once.
+"""The state of a training loop: taken apart into arrays, sent to ranks that come, put together.
 
 Each replica that has the state sends an equal share of its bytes to each rank that needs it, with
 the share's SHA-256 hash, and the receiver reads from all of them at the same time. A rank gets what
@@ -10,14 +10,180 @@ from __future__ import annotations
 import hashlib
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from meshlib import DistBackendError, ProcessGroup
-from parallel.elastic._state import ManagedState
+from meshlib import DeviceMesh, DistBackendError, ProcessGroup
+from meshlib.sharding import DArray, Sharding
+from parallel._arrays import namespace
+from parallel._checks import check_instance
+from parallel._nested import all_leaves, map_leaves
+from parallel.join._context import Joinable
+from parallel.nn._module import Module
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Stands for an array in a tree whose arrays travel apart from it.
+
+    ``library`` is that of the array; ``sharding`` and ``whole`` are those of the global array that
+    it is this rank's part of, if it is.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    library: str
+    sharding: Sharding | None = None
+    whole: tuple[int, ...] = ()
+
+
+class ManagedState:
+    """The ``state`` of a loop: a dict of models, optimizers, arrays, and trees of those.
+
+    What has ``state_dict`` and ``load_state_dict`` is asked by them. What has ``move_to`` (the
+    wrappers of this package) is told when the mesh changes; if that is all, it has no state.
+    Anything else is replaced in the dict,
+    arrays of NumPy of the same shape and dtype are written in place.
+    """
+
+    def __init__(self, state: MutableMapping[str, Any]) -> None:
+        check_instance(state, MutableMapping, "state", "{'model': model, 'optimizer': optimizer}")
+        self._state = state
+
+    def check(self, dim: str) -> None:
+        """Raise ValueError for a state that goes with a replica, a coordinate of ``dim``.
+
+        No replica has all of an array that is split over that dim, nor of an optimizer whose states
+        are spread over ranks.
+        """
+        for path, value in all_leaves(self._state):
+            if isinstance(value, Joinable) and not hasattr(value, "move_to"):
+                raise ValueError(
+                    f"state{path} is a {type(value).__name__}, which keeps a part of its state on"
+                    f" each rank of {value.join_process_group}. A lost rank takes its part along;"
+                    " expected an optimizer that every replica has all of"
+                )
+            parts = value.state_dict() if isinstance(value, Module) else value
+            for inner, leaf in all_leaves(parts, path):
+                if isinstance(leaf, DArray) and _is_split_over(dim, leaf.sharding):
+                    raise ValueError(
+                        f"state{inner} is split over the elastic dim {dim!r}, as {leaf.sharding}."
+                        " A lost rank takes its part along; expected it to be split over other dims"
+                    )
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Tell the wrappers that ``mesh`` is the one from now on. All its ranks call."""
+        for value in self._state.values():
+            if hasattr(value, "move_to"):
+                value.move_to(mesh)
+
+    def drop_gradients(self) -> None:
+        """Forget what a step has left that does not count."""
+        for value in self._state.values():
+            if isinstance(value, Module):
+                value.discard_saved()
+            if hasattr(value, "zero_grad"):
+                value.zero_grad()
+
+    def take_apart(self) -> tuple[Any, list[Any]]:
+        """Return the state with a ``Leaf`` in the place of each array, and the arrays."""
+        arrays: list[Any] = []
+        return map_leaves(partial(_leaf_of, arrays), self._told()), arrays
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            name: value.state_dict() if _has_state_dict(value) else value
+            for name, value in self._state.items()
+            if _has_state_dict(value) or not hasattr(value, "move_to")
+        }
+
+    def room_for(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Return an array of NumPy for each leaf of a ``tree`` that another rank has taken apart.
+
+        Where this rank has an array of the same shape and dtype in its place, it is that one: what
+        is written to it is there, and needs no memory of its own.
+        """
+        own: dict[str, Any] = {}
+        map_leaves(own.__setitem__, self._told())
+        room: list[npt.NDArray[Any]] = []
+
+        def make_room(path: str, leaf: Any) -> None:
+            if isinstance(leaf, Leaf):
+                room.append(_room(leaf, own.get(path)))
+
+        map_leaves(make_room, tree)
+        return room
+
+    def put_together(self, tree: Mapping[str, Any], arrays: list[Any]) -> None:
+        """Take over what another rank has taken apart; ``arrays`` are NumPy's."""
+        left = iter(arrays)
+        told = map_leaves(partial(_array_of, left), tree)
+        for name, value in told.items():
+            own: Any = self._state.get(name)
+            if _has_state_dict(own):
+                own.load_state_dict(value)
+            elif isinstance(value, np.ndarray) and _fits(own, value):
+                if own is not value:
+                    own[...] = value
+            else:
+                self._state[name] = value
+
+
+def _room(leaf: Leaf, own: Any) -> npt.NDArray[Any]:
+    """Return memory for an array: that of ``own``, what this rank has in its place, if it fits."""
+    here = own.local if isinstance(own, DArray) else own
+    usable = _fits(here, leaf) and here.flags.c_contiguous
+    return here if usable else np.empty(leaf.shape, leaf.dtype)
+
+
+def _is_split_over(dim: str, sharding: Sharding) -> bool:
+    names = sharding.mesh.mesh_dim_names or ()
+    return any(names[i] == dim for split in sharding.dims for i in split if i < len(names))
+
+
+def _has_state_dict(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _fits(own: Any, value: Any) -> bool:
+    """Whether ``own`` is an array of NumPy of ``value``'s shape and dtype, which can be written."""
+    alike = isinstance(own, np.ndarray) and (own.shape, own.dtype) == (value.shape, value.dtype)
+    return alike and own.flags.writeable
+
+
+def _leaf_of(arrays: list[Any], _path: str, value: Any) -> Any:
+    local = value.local if isinstance(value, DArray) else value
+    if not (hasattr(local, "dtype") and hasattr(local, "shape")) or isinstance(local, np.generic):
+        return value
+    if not isinstance(local, np.ndarray) and type(local).__module__.partition(".")[0] != "jaxlib":
+        namespace(local, "state")  # refuses what is not an array
+    arrays.append(local)
+    library = type(local).__module__.partition(".")[0]
+    shape, dtype = tuple(local.shape), np.dtype(local.dtype)
+    if isinstance(value, DArray):
+        return Leaf(shape, dtype, library, value.sharding, value.shape)
+    return Leaf(shape, dtype, library)
+
+
+def _array_of(arrays: Iterator[Any], _path: str, leaf: Any) -> Any:
+    if not isinstance(leaf, Leaf):
+        return leaf
+    array = next(arrays)
+    if leaf.library in ("jax", "jaxlib"):
+        import jax.numpy as jnp
+
+        array = jnp.asarray(array)
+    elif leaf.library == "cupy":
+        import cupy  # pyright: ignore[reportMissingImports]
+
+        array = cupy.asarray(array)
+    return array if leaf.sharding is None else DArray(array, leaf.sharding, leaf.whole, leaf.dtype)
+
 
 _PIECE_BYTES = 8 << 20
 _DIGEST_BYTES = 32

@@ -1,9 +1,8 @@
 """Fully sharded data parallel training: each rank keeps 1/n of a model's state."""
 
 from parallel.fsdp._clip import clip_grad_norm_
-from parallel.fsdp._fully_shard import fully_shard
-from parallel.fsdp._module import FSDPModule
-from parallel.fsdp._stages import zero_redundancy
+from parallel.fsdp._fully_shard import fully_shard, zero_redundancy
+from parallel.fsdp._schedule import FSDPModule
 from parallel.nn._precision import MixedPrecisionPolicy
 
 __all__ = [

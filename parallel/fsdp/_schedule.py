@@ -1,18 +1,20 @@
-"""When groups of parameters are gathered, reduced and given up, in one tree of sharded modules."""
+"""``FSDPModule``, and when its parameters are gathered, reduced and given up."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
-from parallel._core.shard_calls import Pool
+import numpy as np
+
+from meshlib import DeviceMesh
+from parallel._checks import check_instance
+from parallel._core.shards import Pool
 from parallel.fsdp._group import ParameterGroup
-from parallel.nn._module import Module, others_wait
-
-if TYPE_CHECKING:
-    from parallel.fsdp._state import ModuleState
+from parallel.nn._module import Module, Work, others_wait
+from parallel.nn._precision import MixedPrecisionPolicy, cast, first_dtype
 
 
 class Schedule:
@@ -214,3 +216,223 @@ def _prefetch(states: Iterable[ModuleState]) -> None:
     for state in states:
         for group in state.groups:
             group.begin_unshard()
+
+
+class ModuleState:
+    """The groups that one module computes with, and how it runs.
+
+    ``own`` are the parameters that were sharded with the module, which may be none at all;
+    ``borrowed`` are groups of other modules that it shares parameters with.
+    """
+
+    def __init__(
+        self,
+        module: FSDPModule,
+        own: ParameterGroup,
+        borrowed: Sequence[ParameterGroup],
+        policy: MixedPrecisionPolicy,
+    ) -> None:
+        self.module = module
+        self.own = own
+        self.groups: list[ParameterGroup] = [own, *borrowed]
+        self.policy = policy
+        self.schedule: Schedule | None = None
+        self.forward_prefetch: list[ModuleState] | None = None
+        self.backward_prefetch: list[ModuleState] | None = None
+        self._outside: np.dtype[Any] | None = None
+
+    def __repr__(self) -> str:
+        return type(self.module).__qualname__
+
+    def forward(
+        self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return ``compute(*args, **kwargs)``, with the parameters whole meanwhile."""
+        lower = self.policy.dtype("param_dtype")
+        if lower is not None and self.policy.cast_forward_inputs:
+            # For backward, whose result is of this dtype again; it is the same in each pass.
+            self._outside = first_dtype([args, kwargs])
+            args, kwargs = cast(args, lower), cast(kwargs, lower)
+        with self._find_schedule().forward(self, training=self.module.training):
+            output = compute(*args, **kwargs)
+        upper = self.policy.dtype("output_dtype")
+        return output if upper is None else cast(output, upper)
+
+    def backward(
+        self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return ``compute(*args, **kwargs)``, with the parameters whole meanwhile."""
+        lower = self.policy.dtype("param_dtype")
+        if lower is not None:
+            args, kwargs = cast(args, lower), cast(kwargs, lower)
+        with self._find_schedule().backward(self), self.module.deferred_by(self._do_deferred):
+            result = compute(*args, **kwargs)
+        return result if self._outside is None else cast(result, self._outside)
+
+    def _do_deferred(self, work: Work) -> None:
+        with self._find_schedule().deferred(self):
+            work()
+
+    def _find_schedule(self) -> Schedule:
+        if self.schedule is None:
+            self.schedule = Schedule(self, self.module.sharded_states())
+        return self.schedule
+
+
+class FSDPModule(Module):
+    """What ``fully_shard`` makes of a module: of a class of its own and of the module's."""
+
+    _fsdp: ModuleState
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's output; its parameters are gathered for it."""
+        return self._fsdp.forward(super().forward, args, kwargs)
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's backward; the gradients of its parameters are reduced after it.
+
+        Raises RuntimeError without a matching forward, and on the outermost module when other
+        forward passes are outstanding (their gradients would come too late).
+        """
+        return self._fsdp.backward(super().backward, args, kwargs)
+
+    # ------------------------------------------------------------------ parameters
+
+    def unshard(self, async_op: bool = False) -> None:
+        """Gather this module's own parameters now; with ``async_op`` only begin with it.
+
+        All ranks call. Its next forward or backward finds them; they stay until that, or
+        ``reshard``, gives them up.
+        """
+        for group in self._fsdp.groups:
+            if async_op:
+                group.begin_unshard()
+            else:
+                group.unshard()
+
+    def reshard(self) -> None:
+        """Give up this module's own whole parameters, if they are gathered and not in use."""
+        for group in self._fsdp.groups:
+            if not group.holders:
+                group.reshard()
+
+    def set_reshard_after_forward(self, reshard: bool) -> None:
+        """Say whether whole parameters are given up after forward, and gathered for backward."""
+        for group in self._own_groups():
+            group.reshard_after_forward = bool(reshard)
+            group.forward_group = None
+
+    def set_reshard_after_backward(self, reshard: bool) -> None:
+        """Say whether whole parameters are given up after backward.
+
+        Without, the next microbatch need not gather them. It must be on again for the last one
+        before the optimizer steps.
+        """
+        for group in self._own_groups():
+            group.reshard_after_backward = bool(reshard)
+
+    def set_modules_to_forward_prefetch(self, modules: Iterable[FSDPModule]) -> None:
+        """Say whose parameters are gathered while this module's forward computes.
+
+        Without, those of the module that came next in the forward pass before. An empty list: none.
+        Raises TypeError for what was not fully sharded.
+        """
+        self._fsdp.forward_prefetch = _states(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: Iterable[FSDPModule]) -> None:
+        """Say whose parameters are gathered while this module's backward computes.
+
+        Without, those of the module that came before it in forward. An empty list: none. Raises
+        TypeError for what was not fully sharded.
+        """
+        self._fsdp.backward_prefetch = _states(modules)
+
+    # ------------------------------------------------------------------ gradients
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """Say whether ``backward`` reduces gradients, or keeps them, whole, for a later one."""
+        for group in self._own_groups():
+            group.sync = bool(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
+        """Say whether gradients are averaged over the replicas, too, or only over the shards.
+
+        Without, each rank keeps its parts' gradients, for a later backward that does. It means
+        something on a mesh of two dims only.
+        """
+        for group in self._own_groups():
+            group.all_reduce = bool(requires_all_reduce)
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Within this context ``backward`` accumulates whole gradients and reduces nothing."""
+        before = [(group, group.sync) for group in self._own_groups()]
+        self.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for group, sync in before:
+                group.sync = sync
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients of the tree, or fill them with zeros in place."""
+        super().zero_grad(set_to_none)
+        for group in self._own_groups():
+            group.forget_gradients()
+
+    # ------------------------------------------------------------------ other ranks
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with the ranks of ``mesh``, along the dims that ``fully_shard`` was given.
+
+        For the outermost module; all those ranks call. Gradients are dropped. A rank that was the
+        only shard keeps its part of the whole; the values of parts that have another size are the
+        caller's affair. Raises ValueError when that mesh had no names for its dims.
+        """
+        states = self.sharded_states()
+        for schedule in {id(state.schedule): state.schedule for state in states}.values():
+            if schedule is not None:
+                schedule.abandon()
+        for group in self._own_groups():
+            if group.forward_group is not None:
+                raise ValueError(
+                    "this module was fully sharded with a number as reshard_after_forward, for"
+                    " which there is no group of other ranks; expected True or False"
+                )
+            group.move_to(mesh)
+            for part in group.parts:
+                part.parameter.zero_grad()
+
+    # ------------------------------------------------------------------ the tree
+
+    def discard_saved(self) -> None:
+        """Forget all outstanding forward passes of the tree: their backward will not run."""
+        super().discard_saved()
+        if self._fsdp.schedule is not None:
+            self._fsdp.schedule.forget_passes()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy ``state`` into parameters and buffers, in place; raises as ``Module``'s does.
+
+        Its arrays are DArrays in any sharding, when all ranks call, or whole ones.
+        """
+        for own in self.sharded_states():
+            for group in own.groups:
+                group.reshard()
+                group.forget_between()
+        super().load_state_dict(state)
+
+    def sharded_states(self) -> list[ModuleState]:
+        """Return the states of this module and of all fully sharded ones below it, each once."""
+        return [module._fsdp for module in self.modules() if isinstance(module, FSDPModule)]
+
+    def _own_groups(self) -> list[ParameterGroup]:
+        """Return the groups of parameters that those modules were given."""
+        return [state.own for state in self.sharded_states()]
+
+
+def _states(modules: Iterable[FSDPModule]) -> list[ModuleState]:
+    listed = list(modules)
+    for i, module in enumerate(listed):
+        check_instance(module, FSDPModule, f"modules[{i}]", "fully_shard(module, mesh)")
+    return [module._fsdp for module in listed]  # pyright: ignore[reportPrivateUsage]

@@ -1,6 +1,6 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
-from parallel.jax import _fsdp as fsdp
+from parallel.jax import fsdp
 from parallel.jax._context import ring_attention, ulysses_attention
 from parallel.jax._data_parallel import DistributedDataParallel
 from parallel.jax._experts import (
@@ -12,14 +12,16 @@ from parallel.jax._experts import (
     with_loss,
 )
 from parallel.jax._local_devices import DataParallel
-from parallel.jax._parallelize import SplitWeight, SummedParameter, parallelize, share_input
-from parallel.jax._pipeline import PipelineStage
-from parallel.jax._stage_states import StageStates
+from parallel.jax._pipeline import PipelineStage, StageStates
 from parallel.jax._tensor_parallel import (
+    SplitWeight,
+    SummedParameter,
     copy_to_region,
     gather_from_region,
+    parallelize,
     reduce_from_region,
     scatter_to_region,
+    share_input,
     vocab_parallel_cross_entropy,
     vocab_parallel_embedding,
 )

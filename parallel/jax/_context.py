@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
 from parallel._core.attention.dot_product import attend
-from parallel._core.attention.places import half_of
-from parallel._core.attention.ring import Ring
+from parallel._core.attention.ring import Ring, half_of
 
 Group = ProcessGroup | DeviceMesh | None
 

@@ -15,10 +15,10 @@ from meshlib import DeviceMesh, ProcessGroup
 from meshlib.extend import Job
 from meshlib.extend.jit import host_call, untransformed
 from parallel._core.assignment import FIRST_BUCKET_BYTES, cap_in_bytes
-from parallel._core.bucket_set import ReducerOptions
+from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook
+from parallel._core.passes import PassStatistics
 from parallel._core.replicas import told_to_all
-from parallel._core.statistics import PassStatistics
 from parallel._groups import Ranks, resolve, same_dims
 from parallel.jax._gradients import GradientExchange
 from parallel.jax._on_gpu import average_in_program, is_on_gpu

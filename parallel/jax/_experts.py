@@ -21,6 +21,7 @@ first order only, and no ``vmap``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -91,17 +92,13 @@ def balance_loss(routes: Routes, mesh: Ranks | None = None) -> jax.Array:
     return load_balance(counts, routes.shares)[0]
 
 
+@jax.custom_vjp
 def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     """Return ``y``, and let the scalar ``loss`` count for the gradients as well.
 
     The gradients are those of a sum with the loss. So a layer adds a balance loss that its callers
     do not know of, in any stage of a pipeline.
     """
-    return _with_loss(y, loss)
-
-
-@jax.custom_vjp
-def _with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     del loss
     return y
 
@@ -114,7 +111,7 @@ def _with_loss_backward(one: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax
     return grad, one
 
 
-_with_loss.defvjp(_with_loss_forward, _with_loss_backward)
+with_loss.defvjp(_with_loss_forward, _with_loss_backward)
 
 
 def mixture(
@@ -158,6 +155,7 @@ def mixture(
     capacity = capacity_of(capacity_factor, tokens, top_k, experts)
     rows, counts = by_expert(jnp, chosen, experts, capacity)
     sent = jnp.where((jnp.arange(len(rows)) < counts.sum())[:, None], x[rows % tokens], 0)
+    back: jax.Array
     if mesh is None or size == 1:
         back = networks(sent, counts)
     else:
@@ -166,7 +164,7 @@ def mixture(
         room = tokens * min(top_k, here)
         room = size * (room if capacity is None else min(room, here * capacity))
         out_of, into = outgoing.sum(axis=1), incoming.sum(axis=1)
-        arrived = exchange(sent, out_of, into, mesh, room)
+        arrived: jax.Array = exchange(sent, out_of, into, mesh, room)
         order = by_arrival(jnp, incoming, room)
         of_experts = networks(arrived[order], incoming.sum(axis=0))
         unsorted = jnp.zeros_like(of_experts).at[order].set(of_experts)
@@ -189,6 +187,7 @@ def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax
     return jax.lax.ragged_dot(rows, weight, counts.astype(jnp.int32))
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def exchange(
     rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
 ) -> jax.Array:
@@ -207,12 +206,6 @@ def exchange(
 
     When the program runs it ends with the text of a ValueError if more come than there is room for.
     """
-    return _exchange(rows, out_of, into, mesh, room)
-
-
-def _exchanged(
-    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
-) -> jax.Array:
     base = resolve(mesh, "mesh")
     group = base.companion("rows in jit", f"{base.group_desc or base.id} in jit, rows")
 
@@ -233,20 +226,17 @@ def _exchanged(
     return host_call(move, [spec], rows, *counts, ordered=True, group=group)[0]
 
 
-_exchange: Any = jax.custom_vjp(_exchanged, nondiff_argnums=(3, 4))
-
-
 def _exchange_forward(
     rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    return _exchanged(rows, out_of, into, mesh, room), (out_of, into, jnp.zeros((len(rows), 0)))
+    return exchange(rows, out_of, into, mesh, room), (out_of, into, jnp.zeros((len(rows), 0)))
 
 
 def _exchange_backward(
     mesh: Ranks | None, room: int, saved: tuple[Any, ...], grad: jax.Array
 ) -> tuple[Any, ...]:
     out_of, into, rows = saved
-    return _exchange(grad, into, out_of, mesh, len(rows)), None, None
+    return exchange(grad, into, out_of, mesh, len(rows)), None, None
 
 
-_exchange.defvjp(_exchange_forward, _exchange_backward)
+exchange.defvjp(_exchange_forward, _exchange_backward)

@@ -28,10 +28,9 @@ import numpy as np
 from meshlib import ProcessGroup
 from meshlib.extend.jit import HostArray, HostFunction, Program
 from parallel._arrays import Array, address
-from parallel._core.bucket_set import ReducerOptions
-from parallel._core.gradients import GradientSpec
+from parallel._core.buckets import GradientSpec, ReducerOptions
+from parallel._core.passes import PassStatistics
 from parallel._core.reducer import Reducer
-from parallel._core.statistics import PassStatistics
 
 
 class GradientExchange:

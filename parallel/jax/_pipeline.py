@@ -1,19 +1,24 @@
-"""``PipelineStage`` for JAX: a stage that is a function of parameters and arrays."""
+"""Stages for JAX: a function of parameters and arrays, and the state of all for checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshlib import DeviceMesh
+from meshlib.sharding import DArray, P, Sharding
 from parallel._arrays import Array
 from parallel._checks import check_callable
 from parallel._core.pipeline.stage import Spec, Stage, as_tuple
+from parallel._core.pipeline.stage_arrays import StageArrays
 from parallel._groups import Ranks
-from parallel.jax._trees import TreeOfParameters, is_trained
+from parallel.jax import fsdp
+from parallel.jax._tensor_parallel import SplitWeight
+from parallel.jax._trees import TreeOfParameters, is_trained, path_of
 
 Tree = Any
 _Trained = list[jax.Array]
@@ -115,19 +120,15 @@ class PipelineStage(Stage):
     # ------------------------------------------------------------------ what the executor asks
 
     def empty(self, spec: Spec) -> Array:
-        """Return an array on the host, which becomes one of JAX's."""
         return np.empty(spec.shape, spec.dtype)
 
     def joined(self, arrays: Sequence[Array]) -> Array:
-        """Return ``arrays`` along dim 0."""
         return jnp.concatenate(arrays)
 
     def check_loss(self, function: Any) -> None:
-        """Raise TypeError for what cannot be called."""
         check_callable(function, "loss_fn")
 
     def begin(self, training: bool) -> None:
-        """Take the parameters as they are now."""
         self._training = training
         self._tree.check(self.params, "params")
         self._trained, self._others = self._tree.split(self.params)
@@ -152,7 +153,6 @@ class PipelineStage(Stage):
     def loss(
         self, function: Any, outputs: Sequence[Array], target: Any, scale: float | None
     ) -> tuple[float, tuple[Array, ...]]:
-        """Run the program of the loss, and of its gradient."""
         program = self._losses.get(id(function))
         if program is None:
 
@@ -170,7 +170,6 @@ class PipelineStage(Stage):
     def backward(
         self, microbatch: int, grads: Sequence[Array | None], *, last: bool
     ) -> tuple[Array | None, ...]:
-        """Run the derivative."""
         vjp, places, count = self._kept.pop(microbatch)
         given = _present(grads)
         of_params, of_inputs = jax.block_until_ready(self._derivative(vjp, given, (0, 1)))
@@ -180,7 +179,6 @@ class PipelineStage(Stage):
     def backward_input(
         self, microbatch: int, grads: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
-        """Run the part of the derivative that gives the gradients of the inputs."""
         vjp, places, count = self._kept.pop(microbatch)
         present = _present(grads)
         self._later[microbatch] = vjp, present
@@ -188,12 +186,10 @@ class PipelineStage(Stage):
         return _spread(of_inputs, places, count)
 
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
-        """Run the part of the derivative that gives the gradients of the parameters."""
         vjp, present = self._later.pop(microbatch)
         self._accumulate(*jax.block_until_ready(self._derivative(vjp, present, (0,))))
 
     def end(self, failed: bool) -> None:
-        """Put the gradients into ``grads``."""
         self._kept.clear()
         self._later.clear()
         if self._sum is not None and not failed:
@@ -226,3 +222,78 @@ def _spread(grads: Sequence[Array], places: Sequence[int], count: int) -> tuple[
     for place, grad in zip(places, grads, strict=True):
         spread[place] = grad
     return tuple(spread)
+
+
+class StageStates:
+    """The global state of a pytree of which each rank has its stages' parts.
+
+        states = StageStates(mesh)
+        checkpoints.save(states.state((params, optimizer_state)), step=100)
+        loaded = checkpoints.load(states.layout((params, optimizer_state)))
+        params, optimizer_state = states.restore((params, optimizer_state), loaded)
+
+    Arrays go by their paths, which no two stages share; ``parallelize`` and ``fsdp.shard`` say in
+    the tree how they are split. So a state loads on any other mesh. All ranks call all methods, not
+    inside ``jit``.
+
+    Args:
+        mesh: all ranks, with names.
+        dim: the dim along which the stages lie. A mesh of which it has one rank has one stage.
+
+    Raises:
+        MeshDimError: for a mesh that has no such dim.
+    """
+
+    def __init__(self, mesh: DeviceMesh, dim: str = "pp") -> None:
+        self._arrays = StageArrays(mesh, dim)
+
+    def state(self, tree: Tree) -> dict[str, Any]:
+        """Return ``{path: DArray}`` of all stages' trees, and numbers for arrays without dims."""
+        return self._arrays.state({"": self._own(tree)})[""]
+
+    def layout(self, tree: Tree) -> dict[str, Any]:
+        """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``."""
+        own = self._own(tree)
+        numbers = {path: ... for path, value in own.items() if not isinstance(value, DArray)}
+        return {**numbers, **self._arrays.layout(own)}
+
+    def restore(self, tree: Tree, state: Mapping[str, Any]) -> Tree:
+        """Return ``tree`` with the values of ``state``, which was loaded as ``layout`` says.
+
+        Raises KeyError for a path that it lacks.
+        """
+
+        def value(path: Any, leaf: Any) -> Any:
+            loaded = state[path_of(path)]
+            local = loaded.local if isinstance(loaded, DArray) else loaded
+            return jnp.asarray(local, jnp.result_type(leaf))
+
+        return jax.tree_util.tree_map_with_path(value, tree)
+
+    def _own(self, tree: Tree) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        nodes = jax.tree_util.tree_leaves(tree, is_leaf=fsdp.is_split)
+        for (path, leaf), node in zip(leaves, nodes, strict=True):
+            _, axes = split_of(node)
+            local, name = np.asarray(leaf), path_of(path)
+            if not local.ndim:
+                own[name] = local.item()
+                continue
+            dims = P(*(axes.get(axis, ()) for axis in range(local.ndim)))
+            own[name] = DArray(local, Sharding(self._arrays.own, dims), node.shape, local.dtype)
+        return own
+
+
+def split_of(node: Any) -> tuple[Any, dict[int, tuple[str, ...]]]:
+    """Return this rank's array of a node of a tree, and over which mesh dims its axes are split.
+
+    The outermost dim of the mesh comes first. A leaf that is no such node is not split.
+    """
+    if not fsdp.is_split(node):
+        return node, {}
+    array, inner = split_of(node.array)
+    axis = node.axis if isinstance(node, SplitWeight) else node.split.axis
+    names = [mesh.mesh_dim_names or () for mesh in fsdp.split_over(node)]
+    own = {axis % array.ndim: tuple(names[0])} if names else {}
+    return array, {axis: own.get(axis, ()) + inner.get(axis, ()) for axis in {**own, **inner}}

@@ -4,16 +4,179 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from meshlib import ProcessGroup
 from meshlib.extend import CallHeader, Job, Kind, Members, Run, observe
 from parallel._checks import check_instance, describe
-from parallel.join._attendance import Attendance, Event, global_ranks
-from parallel.join._joinable import Joinable, JoinHook
+from parallel._groups import Ranks, gathered, resolve
 from parallel.join._shadow import among_active, check_shadowable, shadow_call
+
+
+class JoinHook:
+    """What a rank that is out of inputs does on behalf of one joinable."""
+
+    def main_hook(self, phase: int) -> None:
+        """Make the collectives that the joinable makes, on the others, in ``phase``."""
+
+    def post_hook(self, is_last_joiner: bool, source: int) -> None:
+        """Bring the ranks together again, once all are out of inputs; called on every rank.
+
+        ``is_last_joiner`` says whether this rank still had inputs at the last announced phase;
+        ``source`` is a group rank, the same on all ranks, for which that is true.
+        """
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class FunctionsHook(JoinHook):
+    """The hook that is made of two functions, which are its ``main_hook`` and ``post_hook``."""
+
+    def __init__(
+        self,
+        main: Callable[[int], object] = _nothing,
+        post: Callable[[bool, int], object] = _nothing,
+    ) -> None:
+        self._main = main
+        self._post = post
+
+    def main_hook(self, phase: int) -> None:
+        self._main(phase)
+
+    def post_hook(self, is_last_joiner: bool, source: int) -> None:
+        self._post(is_last_joiner, source)
+
+
+class Joinable(ABC):
+    """Something that makes collectives in each step, and tells ``Join`` before it does.
+
+    Its methods put the collectives into phases:
+
+        with Join.notify_join_context(self, phase):
+            ...  # all calls in here are those that ``main_hook(phase)`` makes
+    """
+
+    join_context: Join | None = None
+    """The context that it takes part in at the moment."""
+
+    @property
+    @abstractmethod
+    def join_process_group(self) -> ProcessGroup:
+        """The group over which it communicates."""
+
+    @abstractmethod
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook for one context; ``kwargs`` are the ones that ``Join`` was given."""
+
+    def phase_name(self, phase: int) -> str:
+        """Return what a phase is called in messages."""
+        return f"phase {phase}"
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+class OptimizerReplica(Joinable):
+    """Gives ``optimizer``, on ranks that ran out of inputs, the state of one that did not.
+
+    Such a rank takes fewer steps: its momenta would differ from then on, and the replicas with
+    them. Once all are out of inputs the state is broadcast. ``process_group`` is that of the
+    wrapped model.
+
+    Raises TypeError for an ``optimizer`` without ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(self, optimizer: _Stateful, process_group: Ranks | None = None) -> None:
+        if not (hasattr(optimizer, "state_dict") and hasattr(optimizer, "load_state_dict")):
+            raise TypeError(
+                f"optimizer must have state_dict() and load_state_dict(), got {describe(optimizer)}"
+            )
+        self._optimizer = optimizer
+        self._group = resolve(process_group, "process_group")
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        return self._group
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        return FunctionsHook(post=self._copy_state)
+
+    def _copy_state(self, is_last_joiner: bool, source: int) -> None:
+        mine = source == self._group.rank()
+        state: list[Any] = [self._optimizer.state_dict() if mine else None]
+        self._group.broadcast_object_list(state, group_src=source)
+        if not is_last_joiner:
+            self._optimizer.load_state_dict(state[0])
+
+
+Event = tuple[int, ...]
+"""What is announced: a few integers, equal on all ranks that announce."""
+
+
+class Attendance:
+    """Keeps the ranks of ``group`` that have inputs in step with those that have none any more.
+
+    Before anything happens that all ranks have to do, all call ``exchange``: a small all-reduce.
+    Each announcement x is summed together with x², so that the sums over n ranks tell their common
+    value and whether they have one: n Σx² = (Σx)² only if all are equal.
+    """
+
+    def __init__(self, group: ProcessGroup, length: int) -> None:
+        self._group = group
+        self._length = length
+        self.active = list(range(group.size()))
+        """Group ranks with inputs, as of the last exchange in which there were any."""
+
+    def exchange(self, event: Event | None, describe: Callable[[Event], str]) -> Event | None:
+        """Return what the ranks with inputs announce, or None if there are none any more.
+
+        ``event`` is this rank's announcement, None if it is out of inputs itself. Raises
+        RuntimeError on all ranks, with a table of what each announced, when they differ.
+        """
+        row = np.array(event or (0,) * self._length, np.int64)
+        totals = np.concatenate([[np.int64(event is not None)], row, row * row])
+        self._group.all_reduce(totals)
+        count = int(totals[0])
+        if not count:
+            return None
+        sums, squares = totals[1 : 1 + self._length], totals[1 + self._length :]
+        if count != len(self.active):
+            self.active: list[int] = self._attending(event is not None)
+        if not np.array_equal(squares * count, sums * sums):
+            raise RuntimeError(self._differences(event, describe))
+        return tuple((sums // count).tolist())
+
+    @property
+    def absent(self) -> list[int]:
+        """Group ranks that were out of inputs at the last exchange."""
+        return [rank for rank in range(self._group.size()) if rank not in self.active]
+
+    def _attending(self, here: bool) -> list[int]:
+        flags = np.empty(self._group.size(), np.uint8)
+        self._group.all_gather_into_tensor(flags, np.array([here], np.uint8))
+        return np.flatnonzero(flags).tolist()
+
+    def _differences(self, event: Event | None, describe: Callable[[Event], str]) -> str:
+        own = "is out of inputs" if event is None else f"begins {describe(event)}"
+        said = gathered(own, self._group)
+        rows = [f"  rank {rank}: {text}" for rank, text in enumerate(said)]
+        return "\n".join([f"inside Join the ranks of {self._group} do not do the same:", *rows])
+
+
+def global_ranks(group: ProcessGroup, ranks: Sequence[int]) -> list[int]:
+    """Return the global ranks of group ranks."""
+    return [group.ranks[rank] for rank in ranks]
+
 
 _USERS_CALL = 0  # in an event; joinables are numbered from 1
 _EVENT_LENGTH = 8

@@ -1,12 +1,18 @@
 """Modules, layers and losses with hand-written backward passes, for any array library."""
 
-from parallel.nn._layers.activations import GELU, Dropout, ReLU, Sigmoid, Tanh
-from parallel.nn._layers.attention import DotProductAttention, MultiHeadAttention
-from parallel.nn._layers.container import Residual, Sequential
-from parallel.nn._layers.embedding import Embedding
-from parallel.nn._layers.linear import Linear
-from parallel.nn._layers.normalization import LayerNorm, RMSNorm
-from parallel.nn._layers.rotary import RotaryEmbedding
+from parallel.nn._layers.attention import DotProductAttention, MultiHeadAttention, RotaryEmbedding
+from parallel.nn._layers.linear import Embedding, Linear
+from parallel.nn._layers.simple import (
+    GELU,
+    Dropout,
+    LayerNorm,
+    ReLU,
+    Residual,
+    RMSNorm,
+    Sequential,
+    Sigmoid,
+    Tanh,
+)
 from parallel.nn._loss import CrossEntropyLoss, MSELoss
 from parallel.nn._module import Module, SavedContexts
 from parallel.nn._parameter import Buffer, GradHook, Parameter, RemovableHandle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from meshlib import ReduceOp
 from parallel._arrays import Array, is_floating, namespace, written
 from parallel._checks import check_array, check_share
 from parallel.nn._module import Module
@@ -38,30 +39,44 @@ class CrossEntropyLoss(Module):
         Raises ValueError for targets of another shape or dtype, or outside [0, classes), and for
         no samples; TypeError for what is no array.
         """
-        xp = namespace(logits, "logits")
-        classes = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
+        xp, smooth = namespace(logits, "logits"), self.label_smoothing
+        own = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
+        first, classes = self.block(own)
         index = check_targets(logits, targets, classes)
-        flat = logits.reshape(-1, classes)
+        flat = logits.reshape(-1, own)
         # Subtracting the maximum leaves softmax unchanged and keeps exp from overflowing.
-        shifted = flat - flat.max(axis=-1, keepdims=True)
-        exp = xp.exp(shifted)
-        total = exp.sum(axis=-1, keepdims=True)
-        log_softmax = shifted - xp.log(total)
-        rows = xp.arange(len(index))
-        smooth = self.label_smoothing
-        loss = -(1 - smooth) * log_softmax[rows, index].sum()
+        exp = flat - self.reduced(flat.max(axis=-1), ReduceOp.MAX)[:, None]
+        rows = xp.nonzero((index >= first) & (index < first + own))[0]
+        local = index[rows] - first
+        sums = xp.zeros((3 if smooth else 2, len(index)), dtype=exp.dtype)
+        sums[1][rows] = exp[rows, local]
         if smooth:
-            loss -= smooth * log_softmax.mean(axis=-1).sum()
+            sums[2] = exp.sum(axis=-1)
+        exp = xp.exp(exp, out=exp)
+        sums[0] = exp.sum(axis=-1)
+        sums = self.reduced(sums, ReduceOp.SUM)
+        logs = xp.log(sums[0])
+        loss = (1 - smooth) * (logs - sums[1]).sum()
+        if smooth:
+            loss += smooth * (logs - sums[2] / classes).sum()
         if self.training:
             # exp becomes the gradient: softmax minus the target's distribution.
-            exp /= total
+            exp /= sums[0][:, None]
             exp -= smooth / classes
-            exp[rows, index] -= 1 - smooth
+            exp[rows, local] -= 1 - smooth
             self.save_for_backward(exp.reshape(logits.shape))
         return float(loss) / (len(index) if self.reduction == "mean" else 1)
 
+    def block(self, own: int) -> tuple[int, int]:
+        """Return the first of the ``own`` classes that the logits have, and how many there are."""
+        return 0, own
+
+    def reduced(self, values: Array, op: ReduceOp) -> Array:
+        """Return ``values`` of each sample, joined over all that have logits of other classes."""
+        del op
+        return values
+
     def backward(self, grad: float = 1.0) -> Array:
-        """Return the gradient of the logits; ``grad`` is the gradient of the loss, a scale."""
         logits_grad = self.saved()
         samples = logits_grad.size // logits_grad.shape[-1]
         logits_grad *= grad / (samples if self.reduction == "mean" else 1)
@@ -104,7 +119,6 @@ class MSELoss(Module):
         return float((error * error).sum()) / (error.size if self.reduction == "mean" else 1)
 
     def backward(self, grad: float = 1.0) -> Array:
-        """Return the gradient of the predictions; ``grad`` is the gradient of the loss, a scale."""
         error = self.saved()
         return error * (2 * grad / (error.size if self.reduction == "mean" else 1))
 

@@ -25,8 +25,7 @@ from typing import Any, Self, TypeVar
 
 from parallel._arrays import Array
 from parallel._checks import check_array, check_state_dict
-from parallel.nn._global_part import from_kept
-from parallel.nn._parameter import Buffer, Parameter
+from parallel.nn._parameter import Buffer, Parameter, from_kept
 
 _Kind = TypeVar("_Kind", Parameter, Buffer)
 
@@ -266,7 +265,7 @@ class Module:
             if parameter is None:
                 array[...] = state[path]
             else:
-                parameter.master[...] = from_kept(parameter, state[path], copy=False)
+                parameter.data[...] = from_kept(parameter, state[path], copy=False)
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
         """Replace the array of each parameter and buffer by ``function(array)``; return self.

@@ -3,14 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from meshlib.sharding import DArray
+from meshlib.sharding import DArray, Sharding
 from parallel._arrays import Array, is_floating, namespace, written
 from parallel._checks import check_array, check_callable
-from parallel.nn._global_part import GlobalPart, kept_part
+
+
+class GlobalPart:
+    """The ``shape`` of a global array, and how it lies on its mesh.
+
+    A layer that splits its parameters (tensor parallel) says it in ``parameter.global_part``.
+    """
+
+    kept: ClassVar[bool] = False
+    """Whether modules compute with more than the part: ``fully_shard`` keeps parts.
+
+    The state of modules and optimizers then has the global array.
+    """
+
+    def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
+        self.sharding: Sharding = sharding
+        self.shape: tuple[int, ...] = shape
+
+    @property
+    def array(self) -> Any:
+        """This rank's part, where it is ``kept``."""
+        raise NotImplementedError
+
+    def is_like(self, array: Any) -> bool:
+        """Whether ``array`` has the shape of this rank's part."""
+        return getattr(array, "shape", None) == self.sharding.local_shape(self.shape)
+
+    def as_global(self, array: Any) -> Any:
+        """Return an array like the part (an optimizer's state) as the global array.
+
+        Itself where it has another shape (a count of steps), or is a DArray.
+        """
+        if isinstance(array, DArray) or not self.is_like(array):
+            return array
+        return DArray(array, self.sharding, self.shape, array.dtype)
+
+    def local(self, value: Any, *, copy: bool = True) -> Any:
+        """Return this rank's part of ``value``, an array with all of the values, or the part.
+
+        A DArray may lie in any way; all its ranks call then.
+        """
+        if isinstance(value, DArray):
+            local = value.redistribute(self.sharding).local
+            copy = copy and value.sharding == self.sharding
+            return local.copy() if copy else local
+        if value.shape == self.shape:
+            value = value[self.sharding.slices(self.shape)]
+        return value.copy() if copy else value
+
+
+def kept_part(parameter: Any) -> GlobalPart | None:
+    """Return what ``parameter`` is a part of where ``fully_shard`` keeps it, else None."""
+    part: GlobalPart | None = parameter.global_part
+    return part if part is not None and part.kept else None
+
+
+def as_kept(parameter: Any, array: Any) -> Any:
+    """Return an array like ``parameter.data`` as the state of modules and optimizers has it."""
+    part = kept_part(parameter)
+    return array if part is None else part.as_global(array)
+
+
+def as_global(parameter: Any, array: Any) -> Any:
+    """Return an array like ``parameter.data`` as the global array, split by whomever."""
+    part: GlobalPart | None = parameter.global_part
+    return array if part is None else part.as_global(array)
+
+
+def from_kept(parameter: Any, value: Any, *, copy: bool = True) -> Any:
+    """Return the inverse of ``as_kept``. A value that is no array is returned as it is.
+
+    ``value`` may be a DArray in any sharding (all its ranks call then), or have all of the values.
+    """
+    part = kept_part(parameter)
+    if not hasattr(value, "dtype"):
+        return value
+    if part is not None:
+        return part.local(value, copy=copy)
+    if isinstance(value, DArray):
+        return value.full_array()
+    return value.copy() if copy else value
+
 
 GradHook = Callable[["Parameter"], None]
 """``hook(parameter)``: called when the gradient of the parameter has been accumulated."""
@@ -51,8 +132,8 @@ class Parameter:
     on_contribution: Callable[[Array], Array] | None = None
     """Called with each contribution to the gradient; returns the array to add. None: itself."""
 
-    trained_dtype: Any = None
-    """The dtype of gradients, where it is not that of ``master``."""
+    other_grad_dtype: Any = None
+    """The dtype of gradients while it is not that of ``data``: modules compute with a copy then."""
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
         namespace(data, "data")  # refuses what is not an array
@@ -62,7 +143,6 @@ class Parameter:
         self.name = name
         self.uses: int = 0
         """How many uses in forward still wait for their contribution in backward."""
-        self._master: Array | None = None
         self.grad_home: Array | None = None
         """Where gradients live (``set_grad_home``), None: in arrays of their own."""
         self._hooks: dict[object, GradHook] = {}
@@ -83,29 +163,10 @@ class Parameter:
         return int(self.data.size)
 
     @property
-    def master(self) -> Array:
-        """The array that modules were given: ``data`` is a substitute for it, or itself."""
-        return self.data if self._master is None else self._master
-
-    def substitute(self, data: Array | None) -> Array | None:
-        """Let modules compute with ``data`` in place of ``master``; None: with ``master`` again.
-
-        Returns the substitute that was there, None if there was none: pass it to go back. Raises
-        ValueError for another shape.
-        """
-        if data is not None and data.shape != self.data.shape:
-            raise ValueError(f"{self!r}: a substitute must have its shape, got {list(data.shape)}")
-        master = self.master
-        before = None if self._master is None else self.data
-        self._master = None if data is None else master
-        self.data = master if data is None else data
-        return before
-
-    @property
     def value(self) -> Array | DArray:
         """The array that is trained: where ``fully_shard`` keeps parts, the global one."""
         part = kept_part(self)
-        return self.master if part is None else part.as_global(part.array)
+        return self.data if part is None else part.as_global(part.array)
 
     def takes(self, dtype: Any) -> bool:
         """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
@@ -119,17 +180,12 @@ class Parameter:
             together = np.result_type(dtype, own)
         except TypeError:  # they have nothing in common
             return False
-        return together == own or (self._in_other_precision and is_floating(together))
+        return together == own or (self.grad_dtype != own and is_floating(together))
 
     @property
     def grad_dtype(self) -> Any:
-        """The dtype of gradients: that of what is trained."""
-        return self.master.dtype if self.trained_dtype is None else self.trained_dtype
-
-    @property
-    def _in_other_precision(self) -> bool:
-        """Whether modules compute in another dtype than that of what is trained."""
-        return self.grad_dtype != self.data.dtype
+        """The dtype of gradients."""
+        return self.data.dtype if self.other_grad_dtype is None else self.other_grad_dtype
 
     def expect_grad(self) -> None:
         """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
@@ -148,8 +204,9 @@ class Parameter:
         no use was announced.
         """
         # What is computed in lower precision may have been promoted on the way: bfloat16 is.
-        fits = contribution.dtype == self.data.dtype or (
-            self._in_other_precision and is_floating(contribution.dtype)
+        own = self.data.dtype
+        fits = contribution.dtype == own or (
+            self.grad_dtype != own and is_floating(contribution.dtype)
         )
         if contribution.shape != self.data.shape or not fits:
             raise ValueError(
@@ -175,7 +232,7 @@ class Parameter:
             and self.grad is None
             and self.grad_home is not None
             and self.on_contribution is None
-            and not self._in_other_precision
+            and self.grad_dtype == self.data.dtype
         ):
             namespace(self.data).matmul(left, right, out=self.grad_home)
             self.grad = self.grad_home

@@ -6,7 +6,7 @@ the optimizer updates stay in float32; forward and backward use copies in 16 bit
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from parallel._arrays import is_array, is_floating
 from parallel._checks import check_instance, to_floating
 from parallel._nested import all_leaves, map_leaves
 from parallel.nn._module import Module, Work
+from parallel.nn._parameter import Parameter, kept_part
 
 _Dtype = np.dtype[Any]
 _T = TypeVar("_T")
@@ -57,16 +58,35 @@ class Casting:
     @contextmanager
     def _lowered(self) -> Generator[None]:
         # Copies are made each time: an optimizer may have stepped, and keeping them takes memory.
-        before = [
-            (p, p.substitute(p.master.astype(self.dtype, copy=False)))
-            for p in self.module.parameters()
-            if is_floating(p.master.dtype)
-        ]
+        before = [(p, p.data, p.other_grad_dtype) for p in _computed_in(self.module)]
+        copies = [own.astype(self.dtype, copy=False) for _, own, _ in before]
+        for (parameter, _, _), copy in zip(before, copies, strict=True):
+            parameter.other_grad_dtype, parameter.data = parameter.grad_dtype, copy
         try:
             yield
         finally:
-            for parameter, substitute in before:
-                parameter.substitute(substitute)
+            for (parameter, own, other), copy in zip(before, copies, strict=True):
+                if parameter.data is copy:  # else ``fully_shard`` has taken the whole back
+                    parameter.data, parameter.other_grad_dtype = own, other
+
+
+def _computed_in(module: Module) -> Iterator[Parameter]:
+    """Yield the floating parameters of ``module``, each once, that have no precision of their own.
+
+    Those are of modules in another ``ComputeIn``, and parts that ``fully_shard`` has yet to gather.
+    """
+    seen: set[Parameter] = set()
+    below = [module]
+    while below:
+        one = below.pop()
+        for value in vars(one).values():
+            if isinstance(value, Parameter) and value not in seen:
+                seen.add(value)
+                part = kept_part(value)
+                whole = part is None or part.array is not value.data
+                if whole and is_floating(value.data.dtype):
+                    yield value
+        below += [child for _, child in one.named_children() if not isinstance(child, ComputeIn)]
 
 
 class ComputeIn(Module):

@@ -1,6 +1,5 @@
 """Pipeline parallel training: each rank has some stages of a model, and microbatches pass by."""
 
-from parallel._core.pipeline.halves import dual_pipe_v, zbv, zero_bubble
 from parallel._core.pipeline.named import (
     NamedSchedule,
     Schedule1F1B,
@@ -12,14 +11,21 @@ from parallel._core.pipeline.named import (
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
+from parallel._core.pipeline.orders import (
+    dual_pipe_v,
+    eager_1f1b,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    zbv,
+    zero_bubble,
+)
 from parallel._core.pipeline.schedule import PipelineSchedule
 from parallel._core.pipeline.simulation import Span, Timing, Transfer, most_held, simulate
 from parallel._core.pipeline.stage import Stage
 from parallel._core.pipeline.table import Action, Kind, Table
-from parallel._core.pipeline.whole import eager_1f1b, gpipe, interleaved_1f1b, one_f_one_b
-from parallel.pipeline._drawing import draw
-from parallel.pipeline._module_stage import PipelineStage
-from parallel.pipeline._split import Part, split, split_by_cost
+from parallel.pipeline._explain import draw
+from parallel.pipeline._module_stage import Part, PipelineStage, split, split_by_cost
 
 __all__ = [
     "Action",

@@ -79,7 +79,6 @@ class Sink(Node):
         self._grad: Any = None
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
-        """Keep it for ``take``."""
         del retain
         (self._grad,) = grads
         return ()

@@ -75,7 +75,6 @@ class ModuleCall(Node):
         self._likes = [(_converter(module), it) for it in outputs]
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
-        """Call the module's backward; its parameters' gradients go to the context."""
         del retain
         name = type(self._module).__qualname__
         self.spent: str = (

@@ -1,9 +1,8 @@
 """Each replica's share of a dataset."""
 
-from parallel.samplers._batches import Batch, DistributedBatchSampler
-from parallel.samplers._distributed import DistributedSampler
+from parallel.samplers._distributed import Batch, DistributedBatchSampler, DistributedSampler
 from parallel.samplers._loaders import EpochIndices, EpochView, GrainSampler, IndexBatches
-from parallel.samplers._permutation import Order, Permutation
+from parallel.samplers._orders import Order, Permutation
 from parallel.samplers._variants import LengthGroupedSampler, WeightedDistributedSampler
 
 __all__ = [

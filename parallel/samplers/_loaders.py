@@ -21,9 +21,8 @@ import numpy as np
 
 from meshlib.extend import to_whole_number
 from parallel._checks import check_instance, to_count
-from parallel.samplers._batches import DistributedBatchSampler
-from parallel.samplers._distributed import DistributedSampler
-from parallel.samplers._permutation import derive
+from parallel.samplers._distributed import DistributedBatchSampler, DistributedSampler
+from parallel.samplers._orders import derive
 
 _BLOCK = 1024  # indices computed at a time
 

@@ -14,7 +14,7 @@ from parallel._arrays import is_floating
 from parallel._checks import describe, to_count
 from parallel._groups import Ranks
 from parallel.samplers._distributed import DistributedSampler
-from parallel.samplers._permutation import LengthGrouped, Order, Permutation, WeightedDraws, derive
+from parallel.samplers._orders import LengthGrouped, Order, Permutation, WeightedDraws, derive
 
 _BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
 
@@ -76,11 +76,9 @@ class WeightedDistributedSampler(DistributedSampler):
         return _checksum_of(self._cumulative)
 
     def order_options(self) -> dict[str, Any]:
-        """Return what the draws depend on, a checksum of the weights among it."""
         return {**super().order_options(), "weights": self._checksum}
 
     def order(self, epoch: int) -> Order:
-        """Return the epoch's draws."""
         return WeightedDraws(self._cumulative, derive(self.seed, epoch))
 
 
@@ -135,7 +133,6 @@ class LengthGroupedSampler(DistributedSampler):
         return _checksum_of(self._lengths)
 
     def order_options(self) -> dict[str, Any]:
-        """Return what the order depends on, a checksum of the lengths among it."""
         return {
             **super().order_options(),
             "group_size": self.group_size,
@@ -143,7 +140,6 @@ class LengthGroupedSampler(DistributedSampler):
         }
 
     def order(self, epoch: int) -> Order:
-        """Return the epoch's order."""
         shuffled = Permutation(self.size, derive(self.seed, epoch))
         return LengthGrouped(shuffled, self._lengths, self.group_size)
 

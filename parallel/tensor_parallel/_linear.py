@@ -13,7 +13,7 @@ shards are exactly those of the layer on one process, and have its parameters' n
 
 from __future__ import annotations
 
-from typing import Any, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ from parallel._arrays import Array
 from parallel._checks import check_instance, to_count
 from parallel._groups import Ranks
 from parallel.nn._layers.linear import Linear, check_input, check_last
-from parallel.tensor_parallel._parts import Parts
-from parallel.tensor_parallel._regions import (
+from parallel.tensor_parallel._parts import (
+    Parts,
     Placement,
     features_split,
     gather,
@@ -39,7 +39,57 @@ from parallel.tensor_parallel._regions import (
 class _ParallelLinear(Linear):
     """What both layers do alike: begin as a whole ``Linear``, of which each rank keeps its part."""
 
+    divided: ClassVar[str]
+    """Which of the two sizes is divided among the ranks."""
     parts: Parts
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        mesh: Ranks | None = None,
+        bias: bool = True,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        parts = Parts(mesh)
+        sizes = {"in_features": in_features, "out_features": out_features}
+        # Before a whole matrix is drawn in vain.
+        part_size(to_count(sizes[self.divided], self.divided), parts.group, self.divided)
+        super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
+        self.cut(parts, input_layouts, output_layouts)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: Linear,
+        mesh: Ranks | None = None,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+    ) -> Self:
+        """Return the layer that holds this rank's part of a copy of ``linear``.
+
+        Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
+        """
+        check_instance(linear, Linear, "linear")
+        bias, parts = linear.bias, Parts(mesh)
+        layer = cls.holding(linear.weight.data.copy(), None if bias is None else bias.data.copy())
+        part_size(getattr(layer, cls.divided), parts.group, cls.divided)
+        layer.cut(parts, input_layouts, output_layouts)
+        return layer
+
+    def cut(
+        self,
+        parts: Parts,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+    ) -> None:
+        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
+        raise NotImplementedError
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
@@ -59,8 +109,6 @@ class ColumnParallelLinear(_ParallelLinear):
             this rank's part of the sequence, dim 1, and is gathered, again in backward.
         output_layouts: None: the output is this rank's block, (..., out_features / size);
             ``Replicate()``: the whole, (..., out_features), on every rank.
-        reduce_input_grad: whether the gradient of an input that is whole is summed over the ranks;
-            False where whoever prepared the input for several layers sums up what they return.
         rng: draws the values of the whole layer; in the same state on all ranks.
         dtype: of the parameters.
 
@@ -70,55 +118,21 @@ class ColumnParallelLinear(_ParallelLinear):
         TypeError: for arguments of another type.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        mesh: Ranks | None = None,
-        bias: bool = True,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        reduce_input_grad: bool = True,
-        rng: np.random.Generator,
-        dtype: npt.DTypeLike = np.float32,
-    ) -> None:
-        parts = Parts(mesh)
-        # Before a whole matrix is drawn in vain.
-        part_size(to_count(out_features, "out_features"), parts.group, "out_features")
-        super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
-        self.cut(parts, input_layouts, output_layouts, reduce_input_grad)
+    divided = "out_features"
+    reduce_input_grad: bool = True
+    """Whether the gradient of an input that is whole is summed over the ranks.
 
-    @classmethod
-    def from_linear(
-        cls,
-        linear: Linear,
-        mesh: Ranks | None = None,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        reduce_input_grad: bool = True,
-    ) -> Self:
-        """Return the layer that holds this rank's part of a copy of ``linear``.
-
-        Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
-        """
-        layer, parts = cls.holding(*_arrays(linear)), Parts(mesh)
-        part_size(layer.out_features, parts.group, "out_features")
-        layer.cut(parts, input_layouts, output_layouts, reduce_input_grad)
-        return layer
+    Not where whoever prepared the input for several layers sums up what they return.
+    """
 
     def cut(
         self,
         parts: Parts,
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
-        reduce_input_grad: bool = True,
     ) -> None:
-        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
         self.gathered_dim: int | None = sequence_dim(input_layouts, "input_layouts")
         self.gather_output: bool = not features_split(output_layouts, "output_layouts")
-        self.reduce_input_grad: bool = reduce_input_grad
         self.parts = parts
         for parameter in self.parameters():
             parts.cut(parameter, 0)
@@ -138,7 +152,6 @@ class ColumnParallelLinear(_ParallelLinear):
         return gather(y, group) if self.gather_output else y
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient to the input's, of the input's layout."""
         group = self.parts.group
         if self.gather_output:
             grad = split(grad, group)
@@ -177,40 +190,7 @@ class RowParallelLinear(_ParallelLinear):
         TypeError: for arguments of another type.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        mesh: Ranks | None = None,
-        bias: bool = True,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        rng: np.random.Generator,
-        dtype: npt.DTypeLike = np.float32,
-    ) -> None:
-        parts = Parts(mesh)
-        part_size(to_count(in_features, "in_features"), parts.group, "in_features")
-        super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
-        self.cut(parts, input_layouts, output_layouts)
-
-    @classmethod
-    def from_linear(
-        cls,
-        linear: Linear,
-        mesh: Ranks | None = None,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-    ) -> Self:
-        """Return the layer that holds this rank's part of a copy of ``linear``.
-
-        Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
-        """
-        layer, parts = cls.holding(*_arrays(linear)), Parts(mesh)
-        part_size(layer.in_features, parts.group, "in_features")
-        layer.cut(parts, input_layouts, output_layouts)
-        return layer
+    divided = "in_features"
 
     def cut(
         self,
@@ -218,7 +198,6 @@ class RowParallelLinear(_ParallelLinear):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
     ) -> None:
-        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
         self.split_input: bool = not features_split(input_layouts, "input_layouts")
         self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
@@ -244,18 +223,8 @@ class RowParallelLinear(_ParallelLinear):
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient, of the output's layout, to the input's."""
         group = self.parts.group
         if self.scattered_dim is not None:
             grad = gather(grad, group, self.scattered_dim)
         input_grad = super().backward(grad)
         return gather(input_grad, group) if self.split_input else input_grad
-
-
-def _arrays(linear: Any) -> tuple[Array, Array | None]:
-    check_instance(linear, Linear, "linear")
-    whole = cast(Linear, linear)
-    return (
-        whole.weight.data.copy(),
-        None if whole.bias is None else whole.bias.data.copy(),
-    )

@@ -1,14 +1,153 @@
-"""This rank's parts of parameters that are split over the ranks of a mesh dimension."""
+"""Crossing between whole activations and split ones, and this rank's parts of parameters.
+
+The crossings are the conjugate operators f and g of Shoeybi et al., "Megatron-LM",
+arXiv:1909.08053, section 3 (f is the identity forward and an all-reduce backward, g the reverse),
+and those of Korthikanti et al., arXiv:2205.05198, section 4.2.2, which gather and reduce-scatter
+along the sequence in their place. Parts are equal, by group rank, along ``dim`` (by default the
+last). ``reduce`` takes its array over and works in place. How activations lie before and after a
+module is said by torch's placements.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from meshlib import DeviceMesh, ProcessGroup
-from meshlib.sharding import DArray, Sharding
+from meshlib.sharding import DArray, Partial, Replicate, Shard, Sharding
 from parallel._arrays import Array, namespace
+from parallel._checks import describe
 from parallel._groups import Ranks, resolve
-from parallel.nn._global_part import GlobalPart, kept_part
-from parallel.nn._parameter import Parameter
-from parallel.tensor_parallel._regions import gather, own_part, part_size
+from parallel.nn._parameter import GlobalPart, Parameter, kept_part
+
+Placement = Shard | Replicate | Partial
+
+Pending = Callable[[], Array]
+"""Waits for what was started, and returns the array."""
+
+
+def reduce(x: Array, group: ProcessGroup, dim: int | None = None) -> Array:
+    """Sum ``x`` over the group: every rank gets its part along ``dim``; None: all of it, in place
+    (``x`` must be contiguous), the same bits on each.
+    """
+    return start_reduce(x, group, dim, async_op=False)()
+
+
+def start_reduce(
+    x: Array, group: ProcessGroup, dim: int | None = None, *, async_op: bool = True
+) -> Pending:
+    """Begin ``reduce`` and let the caller compute meanwhile; ``x`` must not change until then.
+
+    Without ``async_op`` all of it is done at once, in the caller's thread.
+    """
+    if group.size() == 1:
+        return lambda: x
+    if dim is None:
+        result, work = x, group.all_reduce(x, async_op=async_op)
+    else:
+        xp = namespace(x)
+        width = part_of_dim(x, group, dim)
+        at = dim % x.ndim
+        rows = x.reshape(*x.shape[:at], group.size(), width, *x.shape[at + 1 :])
+        rows = xp.ascontiguousarray(xp.moveaxis(rows, at, 0))
+        result = xp.empty(rows.shape[1:], dtype=x.dtype)
+        work = group.reduce_scatter_tensor(result, rows, async_op=async_op)
+
+    def finish() -> Array:
+        if async_op:
+            work.wait()
+        return result
+
+    return finish
+
+
+def gather(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
+    """Return the ranks' ``x`` side by side along ``dim``, the same on every rank."""
+    return start_gather(x, group, dim, async_op=False)()
+
+
+def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
+    """Return this rank's part of ``x`` along ``dim``, contiguous."""
+    if group.size() == 1:
+        return x
+    return namespace(x).ascontiguousarray(own_part(x, group, dim))
+
+
+def own_part(x: Array, group: ProcessGroup, dim: int) -> Array:
+    """Return this rank's part of ``x`` along ``dim``, a view."""
+    width = part_of_dim(x, group, dim)
+    begin = group.rank() * width
+    index = [slice(None)] * x.ndim
+    index[dim] = slice(begin, begin + width)
+    return x[tuple(index)]
+
+
+def part_of_dim(x: Array, group: ProcessGroup, dim: int) -> int:
+    """Return how much of dim ``dim`` of ``x`` is a rank's; raise ValueError if that is not whole.
+
+    The error has both numbers; one for a dim that is not there has the shape.
+    """
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to be split")
+    which = "last dim" if dim % x.ndim == x.ndim - 1 else f"dim {dim}"
+    return part_size(x.shape[dim], group, f"the {which} of an activation of shape {list(x.shape)}")
+
+
+def part_size(total: int, group: ProcessGroup, what: str) -> int:
+    """Return ``total / size``; raise ValueError with both numbers when it is not whole."""
+    width, rest = divmod(total, group.size())
+    if rest:
+        raise ValueError(
+            f"{what} is {total}, which does not divide by the {group.size()} ranks of {group}"
+        )
+    return width
+
+
+def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool = True) -> Pending:
+    """Begin ``gather`` and let the caller compute meanwhile, as ``start_reduce`` does."""
+    size = group.size()
+    if size == 1:
+        return lambda: x
+    xp = namespace(x)
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to be gathered")
+    parts = xp.empty((size, *x.shape), dtype=x.dtype)
+    source = xp.ascontiguousarray(x)
+    work = group.all_gather_into_tensor(parts, source, async_op=async_op)
+
+    def finish() -> Array:
+        if async_op:
+            work.wait()
+        if dim % x.ndim == 0:
+            return parts.reshape(-1, *x.shape[1:])
+        return xp.concatenate(list(parts), axis=dim)
+
+    return finish
+
+
+def sequence_dim(layout: object, name: str) -> int | None:
+    """Return the dim that ``layout``, called ``name``, is split along; None if it is whole, as it
+    is where nothing is said (None).
+
+    Raises TypeError for what is neither ``Shard`` nor ``Replicate``.
+    """
+    if isinstance(layout, Shard):
+        return layout.dim
+    if layout is None or isinstance(layout, Replicate):
+        return None
+    raise TypeError(f"{name} must be Replicate() or Shard(dim), got {describe(layout)}")
+
+
+def features_split(layout: object, name: str) -> bool:
+    """Return whether ``layout``, called ``name``, has features split (None), or is whole.
+
+    Raises TypeError for what is neither None nor ``Replicate``.
+    """
+    if layout is not None and not isinstance(layout, Replicate):
+        raise TypeError(
+            f"{name} must be Replicate() or None, for features that are split, got"
+            f" {describe(layout)}"
+        )
+    return layout is None
 
 
 class Parts:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from parallel.nn._layers.attention import DotProductAttention
-from parallel.nn._layers.embedding import Embedding
-from parallel.nn._layers.linear import Linear
+from parallel.nn._layers.linear import Embedding, Linear
 from parallel.nn._module import Module
-from parallel.tensor_parallel._embedding import VocabParallelEmbedding
 from parallel.tensor_parallel._linear import ColumnParallelLinear, RowParallelLinear
-from parallel.tensor_parallel._parts import Parts
-from parallel.tensor_parallel._regions import Placement, features_split, sequence_dim
+from parallel.tensor_parallel._parts import Parts, Placement, features_split, sequence_dim
+from parallel.tensor_parallel._vocab import VocabParallelEmbedding
 
 
 class ParallelStyle(ABC):
@@ -58,7 +56,6 @@ class ColwiseParallel(ParallelStyle):
         features_split(self.output_layouts, "output_layouts")
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise unless ``module``, at ``path``, is a ``Linear`` that divides over ``parts``."""
         if type(module) is not Linear:
             raise wrong_type(self, module, path, "an nn.Linear")
         for parameter in module.parameters():
@@ -71,8 +68,8 @@ class ColwiseParallel(ParallelStyle):
         """
         module.__class__ = ColumnParallelLinear
         layer = cast(ColumnParallelLinear, module)
-        summed_here = self.input_layouts is not None or not prepared
-        layer.cut(parts, self.input_layouts, self.output_layouts, summed_here)
+        layer.cut(parts, self.input_layouts, self.output_layouts)
+        layer.reduce_input_grad = self.input_layouts is not None or not prepared
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,6 @@ class RowwiseParallel(ParallelStyle):
         sequence_dim(self.output_layouts, "output_layouts")
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise unless ``module``, at ``path``, divides over ``parts``."""
         if type(module) is Embedding:
             parts.check(module.weight, 0, module.num_embeddings, f"num_embeddings of {path!r}")
         elif type(module) is Linear:
@@ -108,7 +104,6 @@ class RowwiseParallel(ParallelStyle):
             raise wrong_type(self, module, path, "an nn.Linear or an nn.Embedding")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Make ``module`` keep this rank's part, by ``parts``; ``prepared`` makes no difference."""
         del prepared
         if isinstance(module, Embedding):
             module.__class__ = VocabParallelEmbedding
@@ -147,7 +142,6 @@ class SequenceParallel(ParallelStyle):
                 raise ValueError(f"{name!r} is sequence parallel already")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Have the gradients of ``module`` summed over ``parts``; ``prepared`` does not matter."""
         del prepared
         for parameter in module.parameters():
             parts.cut(parameter, None)

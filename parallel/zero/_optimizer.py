@@ -13,19 +13,19 @@ from parallel._arrays import written
 from parallel._checks import describe
 from parallel._core.replicas import check_same, told_to_all
 from parallel._groups import Ranks, gathered, resolve
-from parallel.join._context import Join
-from parallel.join._joinable import FunctionsHook, Joinable, JoinHook
-from parallel.nn._global_part import kept_part
-from parallel.nn._parameter import Parameter
-from parallel.optim._optax_state import same_shared
+from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook
+from parallel.nn._parameter import Parameter, kept_part
+from parallel.optim._optax import same_shared
 from parallel.optim._optimizer import Optimizer, ParamGroup
-from parallel.zero._keepers import Keepers, described, whole_nbytes
 from parallel.zero._shards import (
+    Keepers,
     Shards,
     assign_owners,
     check_group_rank,
     collected,
+    described,
     shards_by_placement,
+    whole_nbytes,
 )
 
 

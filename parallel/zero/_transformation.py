@@ -9,7 +9,7 @@ import numpy as np
 from meshlib import ProcessGroup
 from parallel._arrays import pieces
 from parallel._groups import Ranks, resolve
-from parallel.optim._optax_state import (
+from parallel.optim._optax import (
     PATH_OF_LEAF,
     check_transformation,
     generic,

@@ -26,7 +26,7 @@ PACKAGES = [
     "parallel.expert",
     "parallel.pipeline",
     "parallel.jax",
-    "parallel.jax._fsdp",
+    "parallel.jax.fsdp",
     "parallel.elastic",
 ]
 OTHERS = ["meshlib.extend", "meshlib.extend.jit", "meshlib.jit", "meshlib.checkpoint"]

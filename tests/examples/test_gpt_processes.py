@@ -61,3 +61,12 @@ def test_pairs(dims, tmp_path):
     config = write_config(tmp_path, microbatches=2, experts=2)
     _, losses = meshrun(tmp_path, config, dims)
     np.testing.assert_allclose(losses, run(config, {"dp_shard": 1}, 20)[0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="5 jobs of 4 processes: make test-meshes")
+@pytest.mark.parametrize("dims", [pair for pair in PAIRS if "pp" in pair], ids=name_of)
+def test_pairs_with_another_schedule(dims, tmp_path):
+    settings = {"pipeline": '"ZBVZeroBubble"', "stages_per_rank": 2, "layers": 4, "experts": 2}
+    config = write_config(tmp_path, microbatches=2, **settings)
+    _, losses = meshrun(tmp_path, config, dims)
+    np.testing.assert_allclose(losses, run(config, {"dp_shard": 1}, 20)[0], rtol=0, atol=1e-9)

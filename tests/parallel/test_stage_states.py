@@ -8,7 +8,7 @@ from meshlib._mesh.spec import MeshDimError
 from meshlib.checkpoint import load, save
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
-from parallel.nn._global_part import as_kept
+from parallel.nn._parameter import as_kept
 from parallel.pipeline import split
 from parallel.stage_states import StageStates
 
@@ -40,7 +40,7 @@ def whole(part, optimizer):
     """Return all arrays of a stage, whole, by path."""
     found = {}
     for path, p in part.named_parameters():
-        arrays = {"": p.master} | {
+        arrays = {"": p.data} | {
             name: value for name, value in optimizer.state[p].items() if np.ndim(value)
         }
         for name, array in arrays.items():

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from parallel._checks import check_instance, to_count
-from parallel._core.pipeline.halves import dual_pipe_v, zbv, zero_bubble
-from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
-from parallel._core.pipeline.stage import Stage
-from parallel._core.pipeline.table import Table
-from parallel._core.pipeline.whole import (
+from parallel._core.pipeline.orders import (
+    dual_pipe_v,
     eager_1f1b,
     gpipe,
     interleaved_1f1b,
     one_f_one_b,
+    zbv,
+    zero_bubble,
 )
+from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
+from parallel._core.pipeline.stage import Stage
+from parallel._core.pipeline.table import Table
 
 
 class NamedSchedule(PipelineSchedule):
@@ -60,11 +62,16 @@ class NamedSchedule(PipelineSchedule):
             raise
         super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
 
-    stages_per_rank: ClassVar[int | None] = None
+    stages_per_rank: ClassVar[int | None]
     """How many stages each rank has; None: any number."""
-
     _make: ClassVar[Callable[..., Table]]
-    """Makes the table of ranks, microbatches and, where it is any number, stages a rank."""
+
+    def __init_subclass__(
+        cls, make: Callable[..., Table] | None = None, each: int | None = None
+    ) -> None:
+        """``make`` makes the table of ranks, microbatches and, without ``each``, stages a rank."""
+        if make is not None:
+            cls._make, cls.stages_per_rank = staticmethod(make), each
 
     @classmethod
     def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
@@ -78,51 +85,32 @@ class NamedSchedule(PipelineSchedule):
         return table
 
 
-class ScheduleGPipe(NamedSchedule):
+class ScheduleGPipe(NamedSchedule, make=gpipe, each=1):
     """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
 
-    stages_per_rank: ClassVar[int | None] = 1
-    _make = staticmethod(gpipe)
 
-
-class Schedule1F1B(NamedSchedule):
+class Schedule1F1B(NamedSchedule, make=one_f_one_b, each=1):
     """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
 
-    stages_per_rank: ClassVar[int | None] = 1
-    _make = staticmethod(one_f_one_b)
 
-
-class ScheduleEager1F1B(NamedSchedule):
+class ScheduleEager1F1B(NamedSchedule, make=eager_1f1b, each=1):
     """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
 
-    stages_per_rank: ClassVar[int | None] = 1
-    _make = staticmethod(eager_1f1b)
 
-
-class ScheduleInterleaved1F1B(NamedSchedule):
+class ScheduleInterleaved1F1B(NamedSchedule, make=interleaved_1f1b):
     """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
 
-    _make = staticmethod(interleaved_1f1b)
 
-
-class ScheduleInterleavedZeroBubble(NamedSchedule):
+class ScheduleInterleavedZeroBubble(NamedSchedule, make=zero_bubble):
     """ZB-H1, with one stage a rank or several: rank r has r, r+p, ... See ``zero_bubble``."""
 
-    _make = staticmethod(zero_bubble)
 
-
-class ScheduleZBVZeroBubble(NamedSchedule):
+class ScheduleZBVZeroBubble(NamedSchedule, make=zbv, each=2):
     """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
 
-    stages_per_rank: ClassVar[int | None] = 2
-    _make = staticmethod(zbv)
 
-
-class ScheduleDualPipeV(NamedSchedule):
+class ScheduleDualPipeV(NamedSchedule, make=dual_pipe_v, each=2):
     """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
-
-    stages_per_rank: ClassVar[int | None] = 2
-    _make = staticmethod(dual_pipe_v)
 
 
 _CLASSES: dict[str, type[NamedSchedule]] = {

@@ -11,9 +11,8 @@ from parallel._arrays import Array
 from parallel._checks import check_instance
 from parallel._core.pipeline.executor import Microbatches, PipelineStep, cut, cut_kwargs, cut_target
 from parallel._core.pipeline.messages import MessageEnd, RankPlan, StageShapes, joined, watched
-from parallel._core.pipeline.shared import SharedParameters
 from parallel._core.pipeline.simulation import Span, Timing
-from parallel._core.pipeline.stage import Stage, check_like, specs_of
+from parallel._core.pipeline.stage import SharedParameters, Stage, check_like, specs_of
 from parallel._core.pipeline.table import Action, Table
 from parallel._core.replicas import describe_options, first_difference
 from parallel._groups import gathered

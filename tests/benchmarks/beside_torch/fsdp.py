@@ -73,7 +73,7 @@ def jax_steps(mesh, world):
         import jax
     except ImportError:
         return {}
-    from parallel.jax import _fsdp as fsdp
+    from parallel.jax import fsdp
 
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5

@@ -16,8 +16,7 @@ from parallel import nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
 from parallel.elastic import _transfer as transfer_module
 from parallel.elastic._choice import Choice, MemberReport, choose
-from parallel.elastic._state import ManagedState
-from parallel.elastic._transfer import transfer
+from parallel.elastic._transfer import ManagedState, transfer
 
 
 def said(committed, ranks, *, voted=0, fresh=False):

@@ -6,7 +6,7 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import ColumnParallelLinear, RowParallelLinear, nn, optim
 from parallel.fsdp import fully_shard
-from parallel.nn._global_part import as_kept, kept_part
+from parallel.nn._parameter import as_kept, kept_part
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 16, 5, 8, 11
 

@@ -5,7 +5,7 @@ import pytest
 
 from parallel.nn import Parameter
 from parallel.optim import SGD, Adam, AdamW
-from parallel.optim._blocks import in_blocks
+from parallel.optim._optimizer import in_blocks
 
 GRADS = [0.5, -1.0, 0.25, 2.0]
 

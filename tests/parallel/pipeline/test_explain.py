@@ -6,7 +6,7 @@ import pytest
 
 from meshlib import _cli as cli
 from parallel.pipeline import Span, Table, Timing, gpipe, simulate
-from parallel.pipeline._drawing import draw, text
+from parallel.pipeline._explain import draw, text
 
 
 def explained(capsys, *arguments):

@@ -17,7 +17,7 @@ from parallel.samplers import (
     Permutation,
     WeightedDistributedSampler,
 )
-from parallel.samplers._permutation import derive
+from parallel.samplers._orders import derive
 
 
 def reference(order, replicas, rank, drop_last):

@@ -6,7 +6,13 @@ import pytest
 import meshlib as dist
 from meshlib.sharding import Shard
 from meshlib.testing import run_ranks
-from parallel import VocabParallelCrossEntropyLoss, VocabParallelEmbedding, nn
+from parallel import (
+    RowwiseParallel,
+    VocabParallelCrossEntropyLoss,
+    VocabParallelEmbedding,
+    nn,
+    parallelize,
+)
 
 
 def rng(seed=0):
@@ -25,7 +31,8 @@ def test_embedding_is_the_whole_one(scattered):
         rank, layout = dist.get_rank(), Shard(1) if scattered else None
         part = slice(rank * 2, rank * 2 + 2) if scattered else slice(None)
         drawn = VocabParallelEmbedding(8, 3, output_layouts=layout, rng=rng(), dtype="f8")
-        given = VocabParallelEmbedding.from_embedding(whole, output_layouts=layout)
+        given = nn.Embedding(8, 3, rng=rng(), dtype="f8")
+        parallelize(given, None, {"": RowwiseParallel(output_layouts=layout)})
         for layer in (drawn, given):
             np.testing.assert_array_equal(layer(indices), y[:, part])
             layer.backward(grad[:, part])

@@ -1,4 +1,4 @@
-"""Wrong arguments of ``parallel.jax._fsdp``, named on all ranks."""
+"""Wrong arguments of ``parallel.jax.fsdp``, named on all ranks."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
-from parallel.jax import _fsdp as fsdp  # noqa: E402
+from parallel.jax import fsdp  # noqa: E402
 
 ONES = {"w": np.ones((4, 2), np.float32)}
 

@@ -29,7 +29,7 @@ from jit_training import (  # noqa: E402
     whole,
 )
 
-from parallel.jax import _fsdp as fsdp  # noqa: E402
+from parallel.jax import fsdp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

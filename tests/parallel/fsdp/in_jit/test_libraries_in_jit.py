@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 from jit_training import assert_close  # noqa: E402
 
-from parallel.jax import _fsdp as fsdp  # noqa: E402
+from parallel.jax import fsdp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -1,4 +1,4 @@
-"""Orders: which sample stands at which place of an epoch. Computed place by place, never stored.
+"""Orders and shares: which sample stands at which place of an epoch, and whose the place is.
 
 ``Permutation(n, key)`` is a bijection of range(n), so a billion samples are shuffled in no memory,
 and any place of the order can be asked for: this is what lets a sampler resume, on any number of
@@ -9,10 +9,16 @@ It is the generalised Feistel cipher of Black and Rogaway, "Ciphers with Arbitra
 range(n) are sent through again ("cycle walking"), which a·b - n < a + b makes rare. The round
 function is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014). Nothing here depends on a
 library's random streams: an order never changes with a version of NumPy.
+
+An epoch is a sequence of places 0 … size-1; the order says which sample stands at each. Replica r
+of R takes places start + r, start + r + R, …: replicas that advance together have, after k samples
+each, used exactly the places before ``start + k R``. One number, this *cursor*, is the whole state
+of a distributed epoch, and an epoch can go on from it with another R.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +28,60 @@ import numpy.typing as npt
 
 from meshlib.extend import to_whole_number
 from parallel._checks import to_count
+
+
+class Tail(enum.Enum):
+    """What happens to the last places when replicas do not divide what is left."""
+
+    PAD = "pad"  # every replica gets equally many; places past the end begin again at place 0
+    DROP = "drop"  # every replica gets equally many; the last places are left out
+    UNEVEN = "uneven"  # every place exactly once; some replicas get one sample less
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of replica ``rank`` of ``replicas`` in the places from ``start`` to ``size``."""
+
+    size: int
+    replicas: int
+    rank: int
+    tail: Tail
+    start: int = 0
+
+    @property
+    def longest(self) -> int:
+        """How many samples the replica with the most takes: the steps of the whole group."""
+        left = self.size - self.start
+        return left // self.replicas if self.tail is Tail.DROP else -(-left // self.replicas)
+
+    @property
+    def count(self) -> int:
+        """How many samples this replica takes, padding included."""
+        return self.valid if self.tail is Tail.UNEVEN else self.longest
+
+    @property
+    def valid(self) -> int:
+        """How many of them are no padding: the last ``count - valid`` repeat earlier places."""
+        left = self.size - self.start
+        whole = left // self.replicas
+        if self.tail is Tail.DROP:
+            return whole
+        return whole + (self.rank < left % self.replicas)
+
+    def places(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the places of this replica's samples number ``begin`` to ``end`` (exclusive)."""
+        steps = np.arange(begin, end, dtype=np.int64)
+        return (self.start + self.rank + steps * self.replicas) % self.size
+
+    def cursor(self, consumed: int) -> int:
+        """Return the epoch's cursor after ``consumed`` steps of every replica, at most longest.
+
+        After the last step it is ``size``, also where the tail was dropped: the epoch is over.
+        """
+        if consumed >= self.longest:
+            return self.size
+        return self.start + consumed * self.replicas
+
 
 Positions = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]

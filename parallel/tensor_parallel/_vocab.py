@@ -1,20 +1,24 @@
-"""A table of vectors whose rows are split over ``mesh["tp"]``."""
+"""An embedding and a cross-entropy whose vocabulary is split over ``mesh["tp"]``."""
 
 from __future__ import annotations
-
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from meshlib import ProcessGroup, ReduceOp
 from parallel._arrays import Array, namespace
-from parallel._checks import check_instance, to_count
-from parallel._groups import Ranks
-from parallel.nn._layers.embedding import Embedding
-from parallel.nn._module import Module
-from parallel.nn._parameter import Parameter
-from parallel.tensor_parallel._parts import Parts
-from parallel.tensor_parallel._regions import Placement, gather, part_size, reduce, sequence_dim
+from parallel._checks import to_count
+from parallel._groups import Ranks, resolve
+from parallel.nn._layers.linear import Embedding
+from parallel.nn._loss import CrossEntropyLoss, Reduction
+from parallel.tensor_parallel._parts import (
+    Parts,
+    Placement,
+    gather,
+    part_size,
+    reduce,
+    sequence_dim,
+)
 
 
 class VocabParallelEmbedding(Embedding):
@@ -55,27 +59,6 @@ class VocabParallelEmbedding(Embedding):
         super().__init__(num_embeddings, embedding_dim, rng=rng, dtype=dtype)
         self.cut(parts, output_layouts)
 
-    @classmethod
-    def from_embedding(
-        cls,
-        embedding: Embedding,
-        mesh: Ranks | None = None,
-        *,
-        output_layouts: Placement | None = None,
-    ) -> Self:
-        """Return the layer that holds this rank's part of a copy of ``embedding``.
-
-        Raises TypeError for what is no ``Embedding``, ValueError where its rows do not divide.
-        """
-        check_instance(embedding, Embedding, "embedding")
-        parts = Parts(mesh)
-        part_size(embedding.weight.shape[0], parts.group, "num_embeddings")
-        layer = cls.__new__(cls)
-        Module.__init__(layer)
-        layer.weight = Parameter(embedding.weight.data.copy())
-        layer.cut(parts, output_layouts)
-        return layer
-
     def cut(self, parts: Parts, output_layouts: Placement | None = None) -> None:
         """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
         self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
@@ -112,3 +95,39 @@ class VocabParallelEmbedding(Embedding):
             grad = gather(grad, self.parts.group, self.scattered_dim)
         rows = grad[own]
         self.defer(lambda: self.accumulate(local, rows))
+
+
+class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
+    """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
+
+    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a
+    ``ColumnParallelLinear``. They are never gathered: two all-reduces, of one number a sample (the
+    largest logit) and of two (the sum of exponentials and the target's logit; a third with label
+    smoothing), give the same loss on every rank, and backward needs none. Shoeybi et al.,
+    "Megatron-LM", arXiv:1909.08053, section 3.
+
+    Args:
+        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        reduction: "mean" over the samples, or their "sum".
+        label_smoothing: the share of the target that is spread over all classes.
+
+    Raises:
+        ValueError: for another reduction, a share outside [0, 1], or ranks without this one.
+        TypeError: for arguments of another type.
+    """
+
+    def __init__(
+        self,
+        mesh: Ranks | None = None,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(reduction, label_smoothing)
+        self.group: ProcessGroup = resolve(mesh, "mesh")
+
+    def block(self, own: int) -> tuple[int, int]:
+        return self.group.rank() * own, self.group.size() * own
+
+    def reduced(self, values: Array, op: ReduceOp) -> Array:
+        self.group.all_reduce(values, op=op)
+        return values

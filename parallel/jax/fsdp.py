@@ -32,8 +32,15 @@ from parallel._checks import to_floating
 from parallel._core.replicas import told_to_all
 from parallel._groups import check_shard_mesh
 from parallel.jax._gathering import Split, gather_arrays, save_results
-from parallel.jax._paths import leaves_below, map_nodes, path_of
-from parallel.jax._trees import TreeOfParameters, check_same_tree, is_trained
+from parallel.jax._tensor_parallel import SplitWeight
+from parallel.jax._trees import (
+    TreeOfParameters,
+    check_same_tree,
+    is_trained,
+    leaves_below,
+    map_nodes,
+    path_of,
+)
 
 __all__ = [
     "Part",
@@ -80,6 +87,18 @@ class ShardedLayer:
             return whole(*inputs, **options)
 
         return layer(call)(self.parts, *inputs, **options)
+
+
+def is_split(node: Any) -> bool:
+    """Whether a node of a pytree is split by ``shard`` or ``parallelize``: for ``is_leaf``."""
+    return isinstance(node, Part | SplitWeight)
+
+
+def split_over(node: Part | SplitWeight) -> tuple[DeviceMesh, ...]:
+    """Return the ranks that have the other parts of a node's array, or nothing."""
+    if isinstance(node, SplitWeight):
+        return (node.mesh,)
+    return () if node.split.axis is None else (node.split.shards,)
 
 
 def is_part(node: Any) -> bool:
@@ -231,23 +250,27 @@ def _first_array(inputs: Any) -> Any:
 def global_norm(grads: Tree) -> jax.Array:
     """Return the norm of the whole arrays of which ``grads`` has the parts. All ranks call.
 
-    For clipping inside ``jit``: multiply by ``jnp.minimum(1, most / norm)``. In at least single
-    precision.
+    Parts are those of ``shard`` and of ``parallelize``, or of both. For clipping inside ``jit``:
+    multiply by ``jnp.minimum(1, most / norm)``. In at least single precision.
     """
-    squares: dict[DeviceMesh | None, jax.Array] = {None: jnp.zeros(())}
-    for part in jax.tree_util.tree_leaves(grads, is_leaf=is_part):
-        array, over = (part.array, part.split) if is_part(part) else (part, None)
-        if not is_trained(array):
-            continue
-        key = None if over is None or over.axis is None else over.shards
-        wide = jnp.promote_types(array.dtype, np.float32)
-        square = jnp.sum(jnp.abs(array.astype(wide)) ** 2)
-        squares[key] = squares.get(key, jnp.zeros(())) + square
-    sums = [
-        total if mesh is None else jit.all_reduce(total, group=mesh)
-        for mesh, total in squares.items()
-    ]
-    return jnp.sqrt(functools.reduce(jnp.add, sums))
+    squares: dict[tuple[DeviceMesh, ...], jax.Array] = {(): jnp.zeros(())}
+
+    def add(over: tuple[DeviceMesh, ...], square: jax.Array) -> None:
+        squares[over] = squares[over] + square if over in squares else square
+
+    for node in jax.tree_util.tree_leaves(grads, is_leaf=is_split):
+        array: Any = node
+        over: tuple[DeviceMesh, ...] = ()
+        while is_split(array):
+            over, array = over + split_over(array), array.array
+        if is_trained(array):
+            wide = jnp.promote_types(array.dtype, np.float32)
+            add(over, jnp.sum(jnp.abs(array.astype(wide)) ** 2))
+    while len(squares) > 1:
+        # A sum over one mesh joins those that are split over the others alone.
+        over = max(squares, key=len)
+        add(over[1:], jit.all_reduce(squares.pop(over), group=over[0]))
+    return jnp.sqrt(squares[()])
 
 
 # ------------------------------------------------------------------ checkpoints

@@ -1,0 +1,288 @@
+"""Layers without matrices: activations and normalisation; and modules in a row.
+
+Activations work element by element: input and output have the same shape and dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel._arrays import Array, is_floating, namespace
+from parallel._checks import (
+    check_instance,
+    check_nonnegative,
+    check_share,
+    to_count,
+    to_floating,
+    to_generator,
+)
+from parallel.nn._layers.linear import check_input
+from parallel.nn._module import Module
+from parallel.nn._parameter import Parameter
+
+
+class Sequential(Module):
+    """Run modules one after the other; their paths are "0", "1" and so on.
+
+    ``layers`` are the modules, the first to be run first. Raises TypeError for a layer that is no
+    ``Module``.
+    """
+
+    def __init__(self, *layers: Module) -> None:
+        super().__init__()
+        for i, layer in enumerate(layers):
+            check_instance(layer, Module, f"layers[{i}]")
+        self.layers = layers
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield (position, module)."""
+        return ((str(i), layer) for i, layer in enumerate(self.layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.layers)
+
+    def __getitem__(self, index: int) -> Module:
+        return self.layers[index]
+
+    def forward(self, x: Any) -> Any:
+        """Return the last module's output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def backward(self, grad: Any) -> Any:
+        """Return the gradient of the first module's input."""
+        for layer in reversed(self.layers):
+            grad = layer.backward(grad)
+        return grad
+
+
+class Residual(Sequential):
+    """Add what modules in a row make of the input to the input itself: ``x + layers(x)``.
+
+    He et al., "Deep Residual Learning", arXiv:1512.03385, section 3.2. ``layers`` are the modules,
+    the first to be run first; the last one's output has the shape of the input. Raises TypeError
+    for a layer that is no ``Module``.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """Return the input plus the last module's output."""
+        return x + super().forward(x)
+
+    def backward(self, grad: Any) -> Any:
+        """Return the gradient of the input: by both ways."""
+        return grad + super().backward(grad)
+
+
+class ReLU(Module):
+    """``max(x, 0)``; the derivative at 0 is 0."""
+
+    def forward(self, x: Array) -> Array:
+        """Return max(x, 0)."""
+        y = namespace(x, "x").maximum(x, 0)
+        self.save_for_backward(y)
+        return y
+
+    def backward(self, grad: Array) -> Array:
+        return grad * (self.saved() > 0)
+
+
+class Tanh(Module):
+    """``tanh(x)``, element by element; the derivative is ``1 - tanh(x)**2``."""
+
+    def forward(self, x: Array) -> Array:
+        """Return ``tanh(x)``: floating, of any shape."""
+        y = namespace(x, "x").tanh(x)
+        self.save_for_backward(y)
+        return y
+
+    def backward(self, grad: Array) -> Array:
+        y = self.saved()
+        return grad * (1 - y * y)
+
+
+class Sigmoid(Module):
+    """``1 / (1 + exp(-x))``, computed as ``(1 + tanh(x / 2)) / 2``, which cannot overflow."""
+
+    def forward(self, x: Array) -> Array:
+        """Return the logistic function of x."""
+        y = (namespace(x, "x").tanh(x * 0.5) + 1) * 0.5
+        self.save_for_backward(y)
+        return y
+
+    def backward(self, grad: Array) -> Array:
+        y = self.saved()
+        return grad * (y * (1 - y))
+
+
+class GELU(Module):
+    """The Gaussian error linear unit, in its tanh form.
+
+    ``x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))``: Hendrycks and Gimpel, "Gaussian Error
+    Linear Units", arXiv:1606.08415, section 2. It differs from the exact one by less than 0.0005
+    and needs no error function, which NumPy lacks.
+    """
+
+    _SCALE = math.sqrt(2 / math.pi)
+    _CUBIC = 0.044715
+
+    def forward(self, x: Array) -> Array:
+        """Return the activation of x."""
+        t = namespace(x, "x").tanh(self._SCALE * x * (1 + self._CUBIC * x * x))
+        self.save_for_backward((x, t))
+        return 0.5 * x * (1 + t)
+
+    def backward(self, grad: Array) -> Array:
+        x, t = self.saved()
+        inner = self._SCALE * (1 + 3 * self._CUBIC * x * x)
+        return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+
+
+class Dropout(Module):
+    """In training, zero each element with probability ``p`` and scale the rest by 1/(1-p).
+
+    Srivastava et al., "Dropout", JMLR 15 (2014), in its inverted form. ``rng`` draws the masks;
+    None: a generator that NumPy's global random state seeds, which ``np.random.seed`` sets. Give
+    ranks that hold different data generators with different seeds, and ranks that hold the same
+    activations (tensor parallel) equal ones.
+
+    Raises ValueError for a ``p`` outside [0, 1), TypeError for one that is no number, and for an
+    ``rng`` that is no generator.
+    """
+
+    def __init__(self, p: float = 0.5, *, rng: np.random.Generator | None = None) -> None:
+        super().__init__()
+        check_share(p, "p", whole=False)
+        self.p = p
+        self.rng: np.random.Generator = to_generator(rng)
+
+    def forward(self, x: Array) -> Array:
+        """Return x with elements dropped (in evaluation mode: x itself).
+
+        Raises TypeError for what is no array.
+        """
+        if not self.training:
+            return x
+        xp = namespace(x, "x")
+        keep = self.rng.random(x.shape) >= self.p
+        mask = xp.asarray(keep / (1 - self.p), dtype=x.dtype)
+        self.save_for_backward(mask)
+        return x * mask
+
+    def backward(self, grad: Array) -> Array:
+        return grad * self.saved()
+
+
+class _Norm(Module):
+    """What both have alike: a factor for each feature, and the division by the root mean square."""
+
+    def __init__(
+        self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        super().__init__()
+        features = to_count(features, "features")
+        check_nonnegative(eps=eps)
+        self.eps = eps
+        self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
+
+    def check(self, x: Array) -> None:
+        """Raise what ``forward`` does."""
+        layer = type(self).__qualname__
+        check_input(x, self.weight, self.weight.size, layer)
+        if not is_floating(x.dtype):  # the mean of integers is float64
+            raise TypeError(f"{layer} expects an input x of floats, got {x.dtype.name}")
+
+    def normalised(self, x: Array) -> Array:
+        """Return ``x`` divided by its root mean square, and save that for backward."""
+        scale = 1 / namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + self.eps)
+        normal = x * scale
+        self.save_for_backward((normal, scale))
+        return normal
+
+
+class LayerNorm(_Norm):
+    """Normalise over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+    Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, equations 3 and 4.
+
+    Args:
+        features: the size of the last dimension of input and output.
+        eps: added to the (biased) variance.
+        dtype: of weight (ones) and bias (zeros), each of shape (features,).
+
+    Raises:
+        ValueError: for no features, a negative eps, or a dtype that is not floating.
+        TypeError: for arguments of another type.
+    """
+
+    def __init__(
+        self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        super().__init__(features, eps, dtype=dtype)
+        self.bias: Parameter = Parameter(np.zeros_like(self.weight.data))
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., features) to the same shape.
+
+        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
+        dtype would make the output another than the parameters'.
+        """
+        self.check(x)
+        normal = self.normalised(x - x.mean(axis=-1, keepdims=True))
+        return normal * self.weight.data + self.bias.data
+
+    def backward(self, grad: Array) -> Array:
+        normal, scale = self.saved()
+        self.defer(lambda: self._accumulate(normal, grad))
+        # The Jacobian of the normalisation projects out the mean and the component along itself.
+        inner = grad * self.weight.data
+        mean = inner.mean(axis=-1, keepdims=True)
+        along = (inner * normal).mean(axis=-1, keepdims=True)
+        return scale * (inner - mean - normal * along)
+
+    def _accumulate(self, normal: Array, grad: Array) -> None:
+        leading = tuple(range(grad.ndim - 1))
+        self.bias.accumulate_grad(grad.sum(axis=leading))
+        self.weight.accumulate_grad((grad * normal).sum(axis=leading))
+
+
+class RMSNorm(_Norm):
+    """Divide by the root of the mean square over the last dimension, times ``weight``.
+
+    ``x / sqrt(mean(x**2) + eps) * weight``: Zhang and Sennrich, "Root Mean Square Layer
+    Normalization", arXiv:1910.07467, equation 4.
+
+    Args:
+        features: the size of the last dimension of input and output.
+        eps: added to the mean square.
+        dtype: of weight (ones), of shape (features,).
+
+    Raises:
+        ValueError: for no features, a negative eps, or a dtype that is not floating.
+        TypeError: for arguments of another type.
+    """
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., features) to the same shape.
+
+        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
+        dtype would make the output another than the parameters'.
+        """
+        self.check(x)
+        return self.normalised(x) * self.weight.data
+
+    def backward(self, grad: Array) -> Array:
+        normal, scale = self.saved()
+        leading = tuple(range(grad.ndim - 1))
+        self.defer(lambda: self.weight.accumulate_grad((grad * normal).sum(axis=leading)))
+        inner = grad * self.weight.data
+        along = (inner * normal).mean(axis=-1, keepdims=True)
+        return scale * (inner - normal * along)
