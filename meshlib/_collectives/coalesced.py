@@ -203,7 +203,7 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_all_gather_coalesced(
         self, output_tensor_lists: Sequence[ListOf[Any]], input_tensor_list: ListOf[Any]
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         name = "output_tensor_lists"
         check_list(output_tensor_lists, name, len(call_queue.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
@@ -309,7 +309,7 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_all_gather_into_coalesced(
         self, output_tensors: ListOf[Any], input_tensors: ListOf[Any]
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         code, size = check_dtype(ins[0], "input_tensors[0]"), len(call_queue.ranks)
@@ -419,7 +419,7 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_reduce_scatter_tensor_coalesced(
         self, output_tensors: ListOf[Any], input_tensors: ListOf[Any], op: ReduceOp
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         sizes, size = [out.flat.size for out in outs], len(call_queue.ranks)

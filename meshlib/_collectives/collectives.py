@@ -126,6 +126,6 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
                 and where each stands.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank >= 0:
             call_queue.issue(_MONITORED_BARRIER, timeout=timeout)

@@ -104,7 +104,7 @@ class GatheringCollectives(GroupOfRanks):
         )
 
     def _prepare_all_gather(self, tensor_list: ListOf[Any], tensor: Any) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
         outs = adapt_targets(tensor_list, "tensor_list", len(call_queue.ranks))
@@ -187,7 +187,7 @@ class GatheringCollectives(GroupOfRanks):
         )
 
     def _prepare_all_gather_into(self, output_tensor: Any, input_tensor: Any) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         x = arrays.source(input_tensor, "input_tensor")
         code = check_dtype(x, "input_tensor")
         out = arrays.target(output_tensor, "output_tensor")
@@ -283,7 +283,7 @@ class GatheringCollectives(GroupOfRanks):
     def _prepare_reduce_scatter(
         self, output: Any, input_list: ListOf[Any], op: ReduceOp
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         out = arrays.target(output, "output")
         ins = adapt_sources(input_list, "input_list", len(call_queue.ranks))
         op, code = check_reduction(op, out, "output")
@@ -381,7 +381,7 @@ class GatheringCollectives(GroupOfRanks):
         )
 
     def _prepare_reduce_scatter_tensor(self, output: Any, input: Any, op: ReduceOp) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
         op, code = check_reduction(op, out, "output")

@@ -169,7 +169,7 @@ class ArrayCollectives(GroupOfRanks):
         )
 
     def _prepare_broadcast(self, tensor: Any, src: int | None, group_src: int | None) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         root = resolve_rank(self, src, group_src, "src")
         is_root = root == call_queue.rank
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
@@ -271,7 +271,7 @@ class ArrayCollectives(GroupOfRanks):
     def _prepare_reduce(
         self, tensor: Any, dst: int | None, op: ReduceOp, group_dst: int | None
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         root = resolve_rank(self, dst, group_dst, "dst")
         is_root = root == call_queue.rank
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")

@@ -121,7 +121,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def _prepare_gather(
         self, tensor: Any, gather_list: ListOf[Any] | None, dst: int | None, group_dst: int | None
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         root = resolve_rank(self, dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
@@ -235,7 +235,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def _prepare_scatter(
         self, tensor: Any, scatter_list: ListOf[Any] | None, src: int | None, group_src: int | None
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         root = resolve_rank(self, src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
@@ -326,7 +326,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def _prepare_all_to_all(
         self, output_tensor_list: ListOf[Any], input_tensor_list: ListOf[Any]
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         size = len(call_queue.ranks)
         outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
         ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
@@ -445,7 +445,7 @@ class PersonalizedCollectives(GroupOfRanks):
         output_split_sizes: Sequence[int] | None,
         input_split_sizes: Sequence[int] | None,
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         size = len(call_queue.ranks)
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.members import Members
 from meshlib._collectives.collectives import Collectives
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._diagnosis.sampling.sample import Coordinate
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import current_world, find_world
+from meshlib._job.current import current_world, find_world, world_of
 from meshlib._job.world import World
 from meshlib._mesh.layout import IndexArray, Layout
 from meshlib._mesh.names import Compress, DimKey, MeshNames, make_dims
@@ -288,9 +289,8 @@ class DeviceMesh(MeshValue, Collectives):
     # ------------------------------------------------------------------ groups
 
     @property
-    def call_queue(self) -> CallQueue:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The way into the calls over all dims."""
-        return self.process_group.call_queue
+    def _call_queue(self) -> CallQueue:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return call_queue_of(self.process_group)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -302,13 +302,13 @@ class DeviceMesh(MeshValue, Collectives):
         known_world, known = self._groups.get(id(world), (None, None))
         if known_world is not None and known is not None and known_world() is world:
             group = known()
-            if group is not None and not group.destroyed:
+            if group is not None and not call_queue_of(group).state.destroyed:
                 return group
         group = self._find_group(world)
         # Several Worlds share a mesh when ranks are threads; forget those that have ended.
         for key, (_, other) in list(self._groups.items()):
             old = other()
-            if old is None or old.destroyed:
+            if old is None or call_queue_of(old).state.destroyed:
                 self._groups.pop(key, None)
         self._groups[id(world)] = (weakref.ref(world), weakref.ref(group))
         return group
@@ -324,7 +324,7 @@ class DeviceMesh(MeshValue, Collectives):
         options = self._options
         if self.ndim == 1:
             (dim,) = self._dims
-            if dim.group is not None and dim.group.context is world:
+            if dim.group is not None and world_of(dim.group) is world:
                 return dim.group
             options = dim.options.over(options)
         return self._names.group(world, members.ravel().tolist(), options, desc)

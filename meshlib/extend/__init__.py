@@ -15,12 +15,12 @@ from meshlib._calls.context import Observer
 from meshlib._calls.members import Members
 from meshlib._calls.spec import CallSpec, Run
 from meshlib._job.continuing.epochs import Change, Choose
+from meshlib._job.current import derived_group
 from meshlib._job.membership import Epoch
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import Record
 from meshlib.extend._calls import issue, observe, recorded
 from meshlib.extend._groups import (
-    derived_group,
     fail,
     failure_of,
     is_idle,

@@ -28,6 +28,7 @@ from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import (
     Group,
+    derived_group,
     find_world,
     is_thread_world,
     resolve_group,
@@ -384,7 +385,7 @@ def _calls_group(group: Group) -> ProcessGroup:
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"
         )
-    return base.companion("jit", f"{base.group_desc or base.id} in jit")
+    return derived_group(base, "jit", f"{base.group_desc or base.id} in jit")
 
 
 def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshlib._arrays.on_gpu import device_flat
 from meshlib._calls.spec import CallSpec
-from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, make_fast
+from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, call_queue_of, make_fast
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
@@ -129,8 +129,9 @@ class Issuing(InJit):
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
-        spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
+        spec, has_result = self.call_spec(x), self.has_result
         kind, carrier, usual = self.kind, self.carrier, self.usual
+        issue = call_queue_of(carrier).issue
 
         def call(output: HostArray, x: HostArray) -> None:
             given = usual(output, x) if type(output) is np.ndarray else None

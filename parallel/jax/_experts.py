@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib import get_world_size, jit
+from meshlib.extend import derived_group
 from meshlib.extend.jit import host_call
 from parallel._core.experts import (
     Score,
@@ -214,7 +215,7 @@ def _exchanged(
     rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
 ) -> jax.Array:
     base = resolve(mesh, "mesh")
-    group = base.companion("rows in jit", f"{base.group_desc or base.id} in jit, rows")
+    group = derived_group(base, "rows in jit", f"{base.group_desc or base.id} in jit, rows")
 
     def move(outputs: Sequence[Any], inputs: Sequence[Any], _: object) -> None:
         (result,), (own, outgoing, incoming) = outputs, inputs

@@ -111,39 +111,6 @@ DOCUMENTED = {
         "wait",
     },
 }
-STILL_SHOWN = {
-    "mesh": {"call_queue"},
-    "group": {
-        "await_failure",
-        "call_queue",
-        "chain",
-        "close",
-        "communicator",
-        "companion",
-        "companions",
-        "context",
-        "destroyed",
-        "do_without",
-        "fail",
-        "fast_path",
-        "has_communicator",
-        "issue",
-        "leave_behind",
-        "members",
-        "observed",
-        "on_failure",
-        "owner",
-        "program_calls",
-        "reached",
-        "release",
-        "retired",
-        "seconds",
-        "state",
-        "under_way",
-    },
-    "work": {"fail", "finish", "outcome", "take"},
-}
-"""Names that rooms of meshlib still call on users' objects. A name may leave, none may come."""
 
 
 def shown():
@@ -158,7 +125,7 @@ def shown():
 
 def test_objects_show_what_is_documented():
     for what, names in run_ranks(shown, 2)[0].items():
-        assert names - STILL_SHOWN[what] == DOCUMENTED[what], what
+        assert names == DOCUMENTED[what], what
 
 
 def test_parallel_may_import_the_public_rooms_of_meshlib():

@@ -26,7 +26,7 @@ JOIN = """
 
     def interrupt_soon():
         # Once this program is in a call.
-        records = group.context.recorder.records
+        records = call_queue_of(group).context.recorder.records
 
         def interrupt():
             while not any(not record.ended for record in records()):
@@ -38,7 +38,7 @@ JOIN = """
 
     def wait_for_news(of):
         # Until this rank knows that the group has failed.
-        while of.await_failure(1.0) is None:
+        while call_queue_of(of).state.await_failure(1.0) is None:
             pass
 """
 """Joins a job in shared memory."""

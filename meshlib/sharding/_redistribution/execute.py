@@ -20,8 +20,9 @@ from meshlib._arrays.checks import check_op
 from meshlib._calls.future import after
 from meshlib._calls.spec import CallSpec
 from meshlib._calls.work import Message, Work
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import current_world
+from meshlib._job.current import current_world, derived_group
 from meshlib.sharding._local import (
     Array,
     Box,
@@ -140,7 +141,7 @@ class _Run:
             return ready
         mesh = step.source.mesh
         group = (mesh if mesh.ndim == 1 else mesh[step.mesh_dims]).process_group
-        part = self._part_of(step, group)
+        part, queue = self._part_of(step, group), call_queue_of(group)
         dtype = self._plan.dtype
         op = ReduceOp.SUM if step.op is None else REDUCTIONS[step.op]
         header: dict[str, Any] = {
@@ -156,7 +157,7 @@ class _Run:
             if array_module(x) is not np:
                 part.prepare(x, gaps=False)
                 part.pack(0)
-                group.issue(CallSpec(kind, part.call, device="cuda", **header))
+                queue.issue(CallSpec(kind, part.call, device="cuda", **header))
                 return _given(part.unpack(0))
             ready = _given(x)
 
@@ -168,7 +169,7 @@ class _Run:
                 result = part.unpack(number)
             return result
 
-        issued = group.issue(CallSpec(kind, run, **header), self._async)
+        issued = queue.issue(CallSpec(kind, run, **header), self._async)
         if not self._async:
             return _given(issued)
         self.works.append(issued)
@@ -218,7 +219,7 @@ class _Run:
             ranks = {mesh.rank_at(place) for mesh in meshes for place in range(mesh.size())}
             # Its messages are counted apart from those of a mesh of the same ranks.
             members = current_world().registry.group_for(sorted(ranks))
-            group = members.companion("redistribution", "redistribution")
+            group = derived_group(members, "redistribution", "redistribution")
             for kind, move, sharding, message in away:
                 place = group.group_rank(message.peer)
                 spec = CallSpec(
@@ -230,7 +231,7 @@ class _Run:
                     device=sharding.mesh.device_type,
                     peer=place,
                 )
-                works.append(group.issue(spec, async_op=True))
+                works.append(call_queue_of(group).issue(spec, async_op=True))
         self.works += works
 
         def finish() -> Array | None:
