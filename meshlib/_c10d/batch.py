@@ -9,7 +9,7 @@ from typing import Any
 from meshlib._c10d.functions.messages import irecv, isend
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.spec import CallSpec
-from meshlib._calls.work import Work
+from meshlib._calls.work import Work, take
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._collectives.point_to_point import prepare_receive, prepare_send
 from meshlib._job.current import Group, resolve_group
@@ -86,5 +86,5 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
             raise type(error)(f"p2p_op_list[{i}]: {error}") from error
     works: list[Work[Any]] = [call[0].issue(call[1], True) for call in prepared if call is not None]
     for work in works:
-        work.take()  # each P2POp has what it has received
+        take(work)  # each P2POp has what it has received
     return works

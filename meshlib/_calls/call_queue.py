@@ -20,7 +20,7 @@ from meshlib._calls.fast_path import SHORT, FastPath
 from meshlib._calls.members import Members
 from meshlib._calls.spec import CallSpec, Run
 from meshlib._calls.state import GroupState, Lifecycle
-from meshlib._calls.work import Work
+from meshlib._calls.work import Work, fail, finish, outcome_of
 from meshlib._native import calls as native
 from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
@@ -115,7 +115,7 @@ class CallQueue:
             finally:
                 state.order.numbering = False
         if work is not None:
-            return work if async_op else work.outcome()
+            return work if async_op else outcome_of(work)
         if async_op:
             return self._at_once(stream, run, record, device)
         record.started = record.issued
@@ -167,9 +167,9 @@ class CallQueue:
         work = self._work(record, stream)
         record.started = record.issued
         try:
-            work.finish(self._run(run, record, device), None)
+            finish(work, self._run(run, record, device))
         except Exception as error:  # noqa: BLE001 (the Work raises it)
-            work.fail(error)
+            fail(work, error)
         finally:
             stream.leave()
         return work
@@ -217,9 +217,9 @@ class CallQueue:
                 record.start()
                 result = self._run(run, record, device)
                 completion, record.completion = record.completion, None
-                work.finish(result, completion)
+                finish(work, result, completion)
             except BaseException as error:  # noqa: BLE001 (the Work raises it)
-                work.fail(error)
+                fail(work, error)
 
         stream.submit(task)
         return work

@@ -35,7 +35,7 @@ from meshlib._mesh.spec import (
     check_dim_names,
     check_shape,
 )
-from meshlib._mesh.value import MeshValue, check_product
+from meshlib._mesh.value import MeshValue, check_product, described_ranks
 from meshlib._records import values_of
 from transport._checks import to_whole_number, to_whole_numbers
 from transport._deadline import Timeout
@@ -243,7 +243,7 @@ class DeviceMesh(MeshValue, Collectives):
         head = f"DeviceMesh({self.device_type}, {self.described()}"
         world = find_world()
         number = None if world is None else self._ranks.number_of(world.rank)
-        shown = self._described_ranks(number or 0)
+        shown = described_ranks(self, number or 0)
         if number is None and self.slice_count > 1:
             return f"{head}, one of {self.slice_count} slices, the first with ranks {shown})"
         return f"{head}, ranks {shown})"
@@ -366,22 +366,7 @@ class DeviceMesh(MeshValue, Collectives):
                 f"mesh has rank {largest}, but the world size is {known}:"
                 f" expected ranks from 0 to {known - 1}"
             )
-        self._show_place(world)
-
-    def _show_place(self, world: World) -> None:
-        """Let who watches the job see where this rank is, if this is the job's mesh: no slice of
-        another one, and at least as large as those before.
-        """
-        if self._ranks.slices != 1:
-            return
-        before = [one.size for one in world.progress.coordinates]
-        if (self.size(), self.ndim) < (math.prod(before) if before else 0, len(before)):
-            return
-        place = self.coordinate_of(world.rank)
-        if place is not None:
-            names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
-            sizes = zip(names, place, self.shape, strict=True)
-            world.progress.coordinates = tuple(Coordinate(*one) for one in sizes)
+        show_place(self, world)
 
     # ------------------------------------------------------------------ remote calls
 
@@ -504,3 +489,19 @@ def current_mesh() -> DeviceMesh:
     if not meshes:
         raise ValueError("there is no current mesh; expected to be inside a `with mesh:` block")
     return meshes[-1]
+
+
+def show_place(mesh: DeviceMesh, world: World) -> None:
+    """Show monitors of the job where this rank is, if ``mesh`` is the job's: no slice of another
+    one, and at least as large as those before.
+    """
+    if mesh.slice_count != 1:
+        return
+    before = [one.size for one in world.progress.coordinates]
+    if (mesh.size(), mesh.ndim) < (math.prod(before) if before else 0, len(before)):
+        return
+    place = mesh.coordinate_of(world.rank)
+    if place is not None:
+        names = mesh.mesh_dim_names or [f"dim_{i}" for i in range(mesh.ndim)]
+        sizes = zip(names, place, mesh.shape, strict=True)
+        world.progress.coordinates = tuple(Coordinate(*one) for one in sizes)

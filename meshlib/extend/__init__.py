@@ -5,13 +5,14 @@ Programs need none of it. Names here keep to the same versions as all public nam
 
 - ``Job``: the calling rank's job, its groups, and the way from one epoch to the next;
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
-- calls: ``observe``, ``issue``, ``recorded``, and the values that describe a call;
+- calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the values that describe a call;
 - arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``, checked and named alike;
 - ``Driver`` and ``driver_of``: streams, events and memory of GPUs;
 - ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
 """
 
 from meshlib._calls.context import Observer
+from meshlib._calls.future import at_once
 from meshlib._calls.members import Members
 from meshlib._calls.spec import CallSpec, Run
 from meshlib._job.continuing.epochs import Change, Choose
@@ -52,6 +53,7 @@ __all__ = [
     "Record",
     "Run",
     "Timeout",
+    "at_once",
     "derived_group",
     "driver_of",
     "dtype_name",

@@ -7,15 +7,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
-
-if TYPE_CHECKING:
-    from meshlib.jit._direct import ProgramCalls
 
 HostArray = npt.NDArray[Any]
 HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
@@ -38,8 +35,8 @@ class StateInJit:
     def __init__(self) -> None:
         self.owner: threading.Thread | None = None
         """The thread whose calls these are: calls are in order within a thread only."""
-        self.calls: ProgramCalls | None = None
-        """Makes its calls without the interpreter."""
+        self.calls: Any = None
+        """``ProgramCalls``, which make its calls without the interpreter; None before the first."""
         self.under_way: dict[int, Any] = {}
         """By tag: calls begun by one place of a program, which end at another."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from meshlib._mesh.device_mesh import DeviceMesh
 from meshlib._mesh.names import DimKey
 from meshlib._mesh.spec import MeshDimError
+from meshlib._mesh.value import positions_of
 from meshlib.sharding._blocks import block, blocks
 from meshlib.sharding._local import shape_of
 from meshlib.sharding._spec import (
@@ -286,7 +287,7 @@ def _positions(mesh: DeviceMesh, entry: Entry) -> list[int]:
         return []
     keys = entry if isinstance(entry, tuple) else (entry,)
     try:
-        return [i for key in keys for i in mesh._positions_of(key)]
+        return [i for key in keys for i in positions_of(mesh, key)]
     except MeshDimError as error:
         raise MeshDimError(f"spec: {error}") from None
 

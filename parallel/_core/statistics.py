@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshlib import Future
+from meshlib.extend import at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Stopwatch:
         def note(_: Future[Any]) -> None:
             landed[index] = time.perf_counter()
 
-        future.at_once(note)
+        at_once(future, note)
 
     def finish(self) -> PassStatistics:
         """Return what was collected, and begin anew."""

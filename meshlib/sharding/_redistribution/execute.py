@@ -17,9 +17,8 @@ from zlib import crc32
 import numpy as np
 
 from meshlib._arrays.checks import check_op
-from meshlib._calls.future import after
 from meshlib._calls.spec import CallSpec
-from meshlib._calls.work import Message, Work
+from meshlib._calls.work import Message, Work, when_all
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import current_world, derived_group
@@ -79,16 +78,11 @@ def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]
     on_gpu = local is not None and array_module(local) is not np
     # A call on a GPU returns when it is on a stream: there is nothing to wait for.
     run = _Run(plan, local, async_op=not on_gpu)
-    whole = Work(lambda: f"redistribution of {plan.shape} to {plan.target}")
-
-    def end() -> None:
-        try:
-            whole.finish(finish(run.value()))
-        except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
-            whole.fail(error)
-
-    _when_all_are_done(run.works, end)
-    return whole
+    return when_all(
+        run.works,
+        lambda: f"redistribution of {plan.shape} to {plan.target}",
+        lambda: finish(run.value()),
+    )
 
 
 class _Run:
@@ -286,12 +280,3 @@ def _once(make: Value) -> Value:
             return made[0]
 
     return value
-
-
-def _when_all_are_done(works: list[Work[Any]], then: Callable[[], None]) -> None:
-    """Call ``then`` when all of ``works`` have ended, well or not; at once if there are none."""
-    if not works:
-        then()
-    note = after(len(works), then)
-    for work in works:
-        work.get_future().add_done_callback(note)

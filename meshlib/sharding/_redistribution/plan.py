@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib._mesh.spec import describe_dims
+from meshlib._mesh.value import described_ranks
 from meshlib._plain_text import binary_size, columns
 from meshlib.sharding._blocks import shared_elements
 from meshlib.sharding._sharding import Sharding
@@ -136,7 +137,7 @@ def held_in_both(a: Sharding, b: Sharding, shape: Sequence[int], itemsize: int) 
 
 
 def _ranks(sharding: Sharding) -> str:
-    return f"ranks {sharding.mesh._described_ranks()}"
+    return f"ranks {described_ranks(sharding.mesh)}"
 
 
 def _over(step: Step) -> str:

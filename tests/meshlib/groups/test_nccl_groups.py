@@ -22,7 +22,7 @@ from fake_nccl import FakeNccl
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
-from meshlib._groups.process_group import ProcessGroup
+from meshlib._calls.call_queue import CallQueue
 from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
 from meshlib._mesh import init as init_mesh
