@@ -7,10 +7,12 @@ Programs need none of it. Names here keep to the same versions as all public nam
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
 - calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the values that describe a call;
 - arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``, checked and named alike;
+- ``dump`` and ``load``: objects as bytes, as the collectives on objects send them;
 - ``Driver`` and ``driver_of``: streams, events and memory of GPUs;
 - ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
 """
 
+from meshlib._arrays.pickling import Payload, dump, load
 from meshlib._calls.context import Observer
 from meshlib._calls.future import at_once
 from meshlib._calls.members import Members
@@ -49,6 +51,7 @@ __all__ = [
     "Kind",
     "Members",
     "Observer",
+    "Payload",
     "RankLog",
     "Record",
     "Run",
@@ -57,11 +60,13 @@ __all__ = [
     "derived_group",
     "driver_of",
     "dtype_name",
+    "dump",
     "fail",
     "failure_of",
     "is_idle",
     "is_usable",
     "issue",
+    "load",
     "log_of",
     "observe",
     "on_failure",
