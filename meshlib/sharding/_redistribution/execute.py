@@ -35,7 +35,7 @@ from meshlib.sharding._local import (
 )
 from meshlib.sharding._redistribution.across import messages_from, messages_to
 from meshlib.sharding._redistribution.exchange import Exchange, Part, Reduction, members_of
-from meshlib.sharding._redistribution.plan import (
+from meshlib.sharding._redistribution.steps import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -45,7 +45,7 @@ from meshlib.sharding._redistribution.plan import (
     Plan,
     Step,
 )
-from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._sharding_value import ShardingValue
 from meshlib.sharding._spec import REDUCTIONS
 from transport._call import Call, Kind, dtype_code
 from transport._communicators.base import Communicator
@@ -107,7 +107,7 @@ class _Run:
             left = self.value
             self.value = lambda: _copied(left())
 
-    def _coordinate(self, sharding: Sharding) -> list[int] | None:
+    def _coordinate(self, sharding: ShardingValue) -> list[int] | None:
         return sharding.mesh.coordinate_of(self._rank)
 
     def _locally(self, step: Step, ready: Value) -> Value:
