@@ -457,7 +457,8 @@ class DeviceMesh(MeshValue, Collectives):
         """
         from meshlib._mesh.to_jax import to_jax
 
-        return to_jax(self)
+        names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
+        return to_jax(self.mesh, names)
 
     # ------------------------------------------------------------------ with mesh:
 
