@@ -1,5 +1,8 @@
 """Collectives that give each pair of members data of its own: gather, scatter, all-to-all."""
 
+# A call without async_op fits the first two overloads of a method: the first one counts.
+# pyright: reportOverlappingOverload=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -49,19 +52,7 @@ class PersonalizedCollectives(GroupOfRanks):
         tensor: A,
         gather_list: ListOf[A] | None = ...,
         dst: int | None = ...,
-        *,
-        async_op: Literal[True],
-        group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> Work[list[A] | None]: ...
-
-    @overload
-    def gather(
-        self,
-        tensor: A,
-        gather_list: ListOf[A] | None,
-        dst: int | None,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         group_dst: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A] | None]: ...
@@ -163,19 +154,7 @@ class PersonalizedCollectives(GroupOfRanks):
         tensor: A,
         scatter_list: ListOf[Any] | None = ...,
         src: int | None = ...,
-        *,
-        async_op: Literal[True],
-        group_src: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def scatter(
-        self,
-        tensor: A,
-        scatter_list: ListOf[Any] | None,
-        src: int | None,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         group_src: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
@@ -273,7 +252,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self,
         output_tensor_list: ListOf[A],
         input_tensor_list: ListOf[Any],
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
@@ -370,19 +349,7 @@ class PersonalizedCollectives(GroupOfRanks):
         input: Any,
         output_split_sizes: Sequence[int] | None = ...,
         input_split_sizes: Sequence[int] | None = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def all_to_all_single(
-        self,
-        output: A,
-        input: Any,
-        output_split_sizes: Sequence[int] | None,
-        input_split_sizes: Sequence[int] | None,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
