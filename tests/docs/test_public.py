@@ -99,6 +99,17 @@ DOCUMENTED = {
         "size",
         "timeout",
     },
+    "future": {
+        "add_done_callback",
+        "done",
+        "exception",
+        "set_exception",
+        "set_result",
+        "then",
+        "value",
+        "wait",
+    },
+    "message": {"group", "group_peer", "op", "peer", "tag", "tensor"},
     "work": {
         "exception",
         "get_future",
@@ -117,6 +128,8 @@ def shown():
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     work = mesh.all_reduce(np.ones(1), async_op=True)
     found = {"mesh": dir(mesh), "group": dir(mesh.process_group), "work": dir(work)}
+    found["future"] = dir(work.get_future())
+    found["message"] = dir(dist.P2POp(dist.isend, np.ones(1), 0))
     work.wait()
     return {
         what: {name for name in names if not name.startswith("_")} for what, names in found.items()
