@@ -15,6 +15,7 @@ JOIN = """
     import os, random, sys, threading, time
     import numpy as np
     import meshlib as dist
+    from meshlib._collectives.group_of_ranks import call_queue_of
     from transport._native import core
 
     dist.init_process_group("shm", timeout=90)
