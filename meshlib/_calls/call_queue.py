@@ -61,7 +61,8 @@ class CallQueue:
         self.streams: CallStreams = CallStreams(name, context.rank, context.adopt_thread)
         self._derived: list[CallQueue] = []
         if base is not None:
-            base._derived.append(self)
+            left = [one for one in base._derived if not one.state.destroyed]
+            base._derived = [*left, self]
 
     def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
