@@ -43,8 +43,10 @@ def _run(arguments: list[str]) -> int:
     command, *rest = arguments
     if command in ("-V", "--version"):
         from meshlib import __version__
+        from transport._native import core, why_not
 
-        sys.stdout.write(f"meshlib {__version__}\n")
+        built = f"none: {why_not}" if core is None else core.__file__
+        sys.stdout.write(f"meshlib {__version__}\ncompiled core: {built}\n")
         return 0
     if command not in COMMANDS:
         expected = ", ".join(COMMANDS)
@@ -62,7 +64,8 @@ def _usage() -> str:
     return (
         "usage: meshlib COMMAND ...\n\n"
         f"{commands}\n\n"
-        "meshlib COMMAND --help says more. meshlib --version prints the version.\n"
+        "meshlib COMMAND --help says more. meshlib --version prints the version, and\n"
+        "whether the compiled core is there.\n"
     )
 
 

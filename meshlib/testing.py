@@ -263,8 +263,8 @@ class _Run:
         for rank in late:
             world = self._ranks[rank].world
             if world is not None:
-                for group in world.groups():
-                    group.fail(DistBackendError(why))
+                for queue in world.registry.queues():
+                    queue.failure.fail(DistBackendError(why))
 
     def _raise_failure(self, late: list[int]) -> None:
         with self._lock:

@@ -19,8 +19,8 @@ class Adapted:
     ``device`` is not ``"cpu"``, it is a ``DeviceFlat``, with the same attributes and slices. At the
     end ``finish()`` copies the contents of ``flat`` back (a no-op when memory is shared). It
     returns the caller's result: the same array if it is writable, else a new one. If
-    ``writes_back``, ``finish`` changes the caller's memory. If ``returned_only``, the caller's array
-    is read-only, and the result is a new one.
+    ``writes_back``, ``finish`` changes the caller's memory. If ``returned_only``, the caller's
+    array is read-only, and the result is a new one.
     """
 
     flat: Flat

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from meshlib._c10d.functions.messages import irecv, isend
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.spec import CallSpec
-from meshlib._calls.work import Work
+from meshlib._calls.work import Work, take
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._collectives.point_to_point import prepare_receive, prepare_send
 from meshlib._job.current import Group, resolve_group
 
@@ -41,26 +43,23 @@ class P2POp:
         self.tag = tag
         self.group_peer = group_peer
 
-    def prepare(self) -> tuple[CallQueue, CallSpec] | None:
-        """Check the arguments; return the call, and where it is made. None where this rank is no
-        member.
-        """
-        group = resolve_group(self.group)
-        if self.op is isend:
-            spec = prepare_send(group, self.tensor, self.peer, self.tag, self.group_peer)
-        else:
-            spec = prepare_receive(
-                group, self.tensor, self.peer, self.tag, self.group_peer, put=self._put
-            )
-        return None if spec is None else (group.call_queue, spec)
-
-    def _put(self, tensor: Any) -> None:
-        self.tensor = tensor
-
     def __repr__(self) -> str:
         name = "isend to" if self.op is isend else "irecv from"
         peer = f"rank {self.peer}" if self.group_peer is None else f"group rank {self.group_peer}"
         return f"<P2POp {name} {peer}, tag {self.tag}>"
+
+
+def _prepare(op: P2POp) -> tuple[CallQueue, CallSpec] | None:
+    """Check the arguments; return the call, and where it is made. None where this rank is no
+    member.
+    """
+    group = resolve_group(op.group)
+    if op.op is isend:
+        spec = prepare_send(group, op.tensor, op.peer, op.tag, op.group_peer)
+    else:
+        put = partial(setattr, op, "tensor")
+        spec = prepare_receive(group, op.tensor, op.peer, op.tag, op.group_peer, put=put)
+    return None if spec is None else (call_queue_of(group), spec)
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
@@ -81,10 +80,10 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
         if not isinstance(op, P2POp):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"p2p_op_list[{i}] must be a P2POp, got {op!r}")
         try:
-            prepared.append(op.prepare())
+            prepared.append(_prepare(op))
         except (TypeError, ValueError) as error:
             raise type(error)(f"p2p_op_list[{i}]: {error}") from error
     works: list[Work[Any]] = [call[0].issue(call[1], True) for call in prepared if call is not None]
     for work in works:
-        work.take()  # each P2POp has what it has received
+        take(work)  # each P2POp has what it has received
     return works

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.continuing.agreement import Agreement, Said
 from meshlib._job.continuing.epochs import agree_on_epoch, enter
@@ -69,7 +70,7 @@ def shrink_group(
     parent = resolve_process_group(group)
     places = _check(parent, ranks_to_exclude, shrink_flags)
     excluded = {parent.ranks[place] for place in places}
-    seconds = parent.seconds if timeout is None else to_seconds(timeout)
+    seconds = call_queue_of(parent).members.seconds if timeout is None else to_seconds(timeout)
     if shrink_flags & SHRINK_ABORT:
         parent.abort("it shrinks")
     if parent is world.default_group:
@@ -115,5 +116,5 @@ def _shrink_other(
     if world.rank not in agreed["members"]:
         why = agreed["missing"].get(str(world.rank), "was excluded")
         raise RankFailedError(f"rank {world.rank} is left out of {parent}: it {why}", world.rank)
-    parent.release()
+    call_queue_of(parent).release()
     return world.registry.agreed_group(name, agreed["members"], parent, parent.group_desc)

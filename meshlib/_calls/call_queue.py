@@ -14,12 +14,13 @@ import numpy as np
 
 from meshlib._calls.call_stream import CallStream
 from meshlib._calls.call_streams import CallStreams
+from meshlib._calls.context import RankContext
 from meshlib._calls.failures.failure import Failure
 from meshlib._calls.fast_path import SHORT, FastPath
 from meshlib._calls.members import Members
 from meshlib._calls.spec import CallSpec, Overlapping, Run, Unended
-from meshlib._calls.state import GroupState
-from meshlib._calls.work import Work
+from meshlib._calls.state import GroupState, Lifecycle
+from meshlib._calls.work import Work, fail, finish, outcome_of
 from meshlib._native import calls as native
 from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
@@ -33,27 +34,35 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 T = TypeVar("T")
 
+DRAIN_SECONDS = 5.0
+"""How long a group that closes waits for calls to end."""
 _OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
 """The reductions that are the same object wherever a program uses them, by their codes."""
 
 
 class CallQueue:
-    """Makes the calls of the group of ``state``.
+    """Makes the calls of the group of ``members``, and ends with it.
 
-    ``ranks`` are the members' global ranks, ``rank`` this one's place among them, -1 if it has
-    none.
+    ``state`` says what became of the group, ``failure`` changes that. ``ranks`` are the members'
+    global ranks, ``rank`` this one's place among them, -1 if it has none. ``base`` is the queue of
+    the group that this one was derived from.
     """
 
-    def __init__(self, state: GroupState, failure: Failure) -> None:
-        members, context = state.members, state.context
-        self.state: GroupState = state
+    def __init__(
+        self, context: RankContext, members: Members, base: CallQueue | None = None
+    ) -> None:
+        self.context: RankContext = context
         self.members: Members = members
         self.ranks: tuple[int, ...] = members.ranks
         self.rank: int = members.rank()
-        self.failure: Failure = failure
+        self.state: GroupState = GroupState(context, members, None if base is None else base.state)
+        self.failure: Failure = Failure(self.state)
         name = members.group_desc or members.id
         self.streams: CallStreams = CallStreams(name, context.rank, context.adopt_thread)
-        self._context = context
+        self._derived: list[CallQueue] = []
+        if base is not None:
+            left = [one for one in base._derived if not one.state.destroyed]
+            base._derived = [*left, self]
 
     def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
@@ -77,7 +86,7 @@ class CallQueue:
             if result is not NotImplemented:
                 return result
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
-        context = self._context
+        context = self.context
         if device != "cpu":
             self.checked(kind, self._check_device, device)
         if context.observers and peer == COLLECTIVE:
@@ -107,7 +116,7 @@ class CallQueue:
             finally:
                 state.order.numbering = False
         if work is not None:
-            return work if async_op else work.outcome()
+            return work if async_op else outcome_of(work)
         if async_op:
             return self._at_once(stream, run, record, device)
         record.started = record.issued
@@ -145,7 +154,7 @@ class CallQueue:
             0, spec.elements, spec.root, spec.kind, spec.dtype, spec.op, extra=spec.extra
         )
         run = spec.run
-        for observer in list(self._context.observers.values()):
+        for observer in list(self.context.observers.values()):
             run = observer(self.members, header, spec.device, run)
         return run
 
@@ -159,9 +168,9 @@ class CallQueue:
         work = self._work(record, stream)
         record.started = record.issued
         try:
-            work.finish(self._run(run, record, device), None)
+            finish(work, self._run(run, record, device))
         except Exception as error:  # noqa: BLE001 (the Work raises it)
-            work.fail(error)
+            fail(work, error)
         finally:
             stream.leave()
         return work
@@ -192,7 +201,7 @@ class CallQueue:
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
         """Return what a call raises that a signal handler makes in the middle of another one."""
-        open_calls = [r for r in self._context.recorder.records(self.members.id) if not r.ended]
+        open_calls = [r for r in self.context.recorder.records(self.members.id) if not r.ended]
         calls = [f"{record.header}, {record.site}" for record in open_calls if record.sync]
         return DistBackendError(
             f"{kind.name.lower()} on {self} cannot be made in the middle of"
@@ -212,12 +221,12 @@ class CallQueue:
                 completion, record.completion = record.completion, None
                 if record.rest is not None:
                     return False
-                work.finish(result, completion)
+                finish(work, result, completion)
             except BaseException as error:  # noqa: BLE001 (the Work raises it)
                 rest, record.rest = record.rest, None
                 if rest is not None:
                     rest.end_before()
-                work.fail(error)
+                fail(work, error)
             return True
 
         def task() -> None:
@@ -258,7 +267,7 @@ class CallQueue:
             raise self.failure.told(record, state.unusable())
         try:
             communicator = state.communicators.get(device) or state.communicator(device)
-            annotate = self._context.recorder.annotate
+            annotate = self.context.recorder.annotate
             if annotate is None:
                 result = run(communicator, record)
             else:
@@ -281,7 +290,7 @@ class CallQueue:
 
     def open_fast_path(self, met: bool) -> None:
         """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
-        context, state, streams = self._context, self.state, self.streams
+        context, state, streams = self.context, self.state, self.streams
         if native is None or not state.usual or (state.fast_path is not None and not met):
             return
         # It makes small calls where it has an outline of the memory that the ranks share.
@@ -321,7 +330,7 @@ class CallQueue:
     def take_over(self, packed: bytes, spec: CallSpec) -> None:
         """Go on with the call ``spec``, which compiled code has begun; ``packed``: its header."""
         streams, peer = self.streams, spec.peer
-        record = self._context.recorder.open(
+        record = self.context.recorder.open(
             self.members.id, packed, spec.nbytes, peer, True, self.members.seconds
         )
         record.started = record.issued
@@ -340,9 +349,38 @@ class CallQueue:
 
     # ------------------------------------------------------------------ the end
 
-    def drain(self, seconds: float) -> bool:
-        """Let calls that were issued end; return whether all did within ``seconds``."""
-        return self.streams.drain(Deadline.after(seconds), self.state.is_receiving)
+    def with_derived(self) -> list[CallQueue]:
+        """Return this queue, and those of the groups derived from its group."""
+        return [self, *(queue for one in self._derived for queue in one.with_derived())]
+
+    def release(self) -> None:
+        """Let go of the communicators if the group is broken and no call is under way on them.
+
+        Likewise for the groups derived from it.
+        """
+        for queue in self.with_derived():
+            if queue.state.lifecycle is Lifecycle.BROKEN and queue.streams.is_idle():
+                queue.state.release()
+
+    def close(self, drain: float = DRAIN_SECONDS) -> None:
+        """Let calls that were issued end (at most ``drain`` seconds), then let go of everything.
+
+        Likewise, before, for the groups derived from it.
+        """
+        for derived in self._derived:
+            derived.close(drain)
+        state = self.state
+        if state.destroyed:
+            return
+        seconds = 0.0 if state.error is not None else drain
+        if state.in_jit is not None:
+            state.in_jit.close(seconds)
+        idle = self.streams.drain(Deadline.after(seconds), state.is_receiving)
+        with state.lock:
+            state.advance(Lifecycle.DESTROYED)
+            state.retired = True
+        state.close(idle=idle)
+        self.streams.join()
 
     def __repr__(self) -> str:
         return repr(self.members)

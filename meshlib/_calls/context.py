@@ -15,7 +15,7 @@ from transport._errors import DistError
 from transport._store.base import Store
 
 Observer = Callable[[Members, CallHeader, str, Run], Run]
-"""See ``ProcessGroup.observed``."""
+"""See ``meshlib.extend.observe``."""
 
 
 class RankContext(Protocol):

@@ -1,5 +1,8 @@
 """``Future``: the outcome of a call, to be."""
 
+# The functions at the end are how other files reach what users are not shown.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import itertools
@@ -68,26 +71,6 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[Future[T]], object]] = []
         self._completion: End | None = None
 
-    @property
-    def continuations(self) -> Continuations | None:
-        """Where callbacks run."""
-        return self._continuations
-
-    @property
-    def completion(self) -> End | None:
-        """What a device still has to do for the outcome."""
-        return self._completion
-
-    @property
-    def outcome(self) -> Any:
-        """The value, without a wait for a device."""
-        return self._value
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The exception, of which nobody is told by this."""
-        return self._exception
-
     def done(self) -> bool:
         """Whether the outcome is there; on a device, whether its work is done."""
         return self._done and (self._completion is None or self._completion.done())
@@ -99,7 +82,7 @@ class Future(Generic[T]):
         for which this future itself waits. Raises ``DistBackendError`` in a fork of the process
         that made the call, and in a signal handler that has interrupted an earlier call.
         """
-        self.block(timeout, lambda: "the future")
+        self._block(timeout, lambda: "the future")
         exception = self.exception()
         if exception is None:
             return self._value
@@ -110,7 +93,7 @@ class Future(Generic[T]):
             # in a circle these would stay until the collector comes.
             del exception, self
 
-    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
+    def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
         For an outcome on a device, the caller's current stream waits, not the host. With a
@@ -121,7 +104,7 @@ class Future(Generic[T]):
             return
         if why := refusal(what(), self._pid, "the wait in that process"):
             raise DistBackendError(why)
-        if self.is_blocked():
+        if self._is_blocked():
             raise DistBackendError(
                 f"{what()} comes after a call that this thread is in the middle of: a signal"
                 " handler cannot wait for it; expected the handler to return first"
@@ -180,7 +163,7 @@ class Future(Generic[T]):
             future = awaited
         return False
 
-    def is_blocked(self) -> bool:
+    def _is_blocked(self) -> bool:
         """Whether the calling thread is itself in the middle of a call that comes before this."""
         return not self._done and self._blocked is not None and self._blocked()
 
@@ -269,11 +252,7 @@ class Future(Generic[T]):
         else:
             stream.submit(lambda: self._call([callback]))
 
-    def at_once(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call ``callback(self)`` in the very thread in which this future becomes done.
-
-        For what neither waits nor raises: the group's next call waits for it.
-        """
+    def _at_once(self, callback: Callable[[Future[T]], object]) -> None:
         if not self._keep(self._first, callback):
             callback(self)
 
@@ -331,11 +310,27 @@ def check_callable(callback: object) -> None:
         raise TypeError(f"callback must be callable, got {callback!r}")
 
 
+def block(future: Future[Any], timeout: Timeout | None, what: Callable[[], str]) -> None:
+    """Wait for the outcome of ``future`` without looking at it; ``what()`` names it in the error.
+
+    Raises ``WaitTimeoutError`` past ``timeout``.
+    """
+    future._block(timeout, what)
+
+
+def at_once(future: Future[T], callback: Callable[[Future[T]], object]) -> None:
+    """Call ``callback(future)`` in the very thread in which ``future`` becomes done.
+
+    For what neither waits nor raises: the group's next call waits for it.
+    """
+    future._at_once(callback)
+
+
 def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
     """Return a future to be settled, waited for as ``futures`` are: at least one."""
     # A thread that waits for a remote call lets another one run.
     remote = next((future for future in futures if type(future) is not Future), futures[0])
-    return remote._follower()  # pyright: ignore[reportPrivateUsage]
+    return remote._follower()
 
 
 def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:

@@ -6,6 +6,7 @@ import enum
 import threading
 from collections.abc import Callable, Iterable
 from copy import copy
+from typing import Any
 
 from meshlib._calls.context import RankContext
 from meshlib._calls.fast_path import CallOrder, FastPath, Order
@@ -14,6 +15,8 @@ from meshlib._events.events import Departures, Refused
 from transport._communicators.base import Communicator
 from transport._errors import DistError
 from transport._interrupts import Condition, is_held
+from transport._store.base import Store
+from transport._store.prefix_store import PrefixStore
 
 
 class Lifecycle(enum.IntEnum):
@@ -64,7 +67,10 @@ class GroupState:
         """
         self.communicators: dict[str, Communicator] = {}
         """By the device whose arrays they carry."""
+        self.in_jit: Any = None
+        """What ``meshlib.jit`` keeps with the group; it is closed before the group."""
         self._base = base
+        self._users_store: Store | None = None
         self._changed = Condition(self.lock)
         self._making = threading.RLock()
 
@@ -112,6 +118,15 @@ class GroupState:
                 self._changed.wait_for(lambda: self.error is not None, timeout)
         return None if self.error is None else copy(self.error)
 
+    def on_failure(self, listener: Callable[[DistError], object]) -> None:
+        """Call ``listener(error)`` when the group breaks, or now if it has, in any thread.
+
+        The listener must return soon, and may be called again.
+        """
+        self.failure_listeners.append(listener)
+        if (error := self.await_failure(0)) is not None:
+            listener(error)
+
     def unusable(self) -> Exception:
         """Return what a call on it raises."""
         if self.error is not None:
@@ -133,6 +148,25 @@ class GroupState:
         self.error = None
         with self.lock:
             self.advance(Lifecycle.DESTROYED, error)
+
+    def users_store(self) -> Store:
+        """Return the group's own part of the job's store; its waits end when the group breaks.
+
+        Raises ValueError after the group was destroyed.
+        """
+        if self._users_store is None:
+            store = PrefixStore(f"users/{self.members.id}", self.context.store.clone())
+            with self.lock:
+                if self._users_store is None:
+                    self._users_store = store
+            if self._users_store is store:
+                self.on_failure(store.end_waits)
+            else:
+                store.close()
+        if self.destroyed:
+            self._users_store.close()
+            raise self.unusable()
+        return self._users_store
 
     # ------------------------------------------------------------------ communicators
 
@@ -190,6 +224,8 @@ class GroupState:
 
     def close(self, *, idle: bool) -> None:
         """Let go of the communicators for good; unless ``idle``, a call is still under way."""
+        if self._users_store is not None:
+            self._users_store.close()
         for communicator in list(self.communicators.values()):
             for text in communicator.left_over() if self.error is None else ():
                 self.context.log.warning("%s ends with messages left: %s", self.members, text)

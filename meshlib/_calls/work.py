@@ -1,5 +1,8 @@
 """``Work``: a call that was issued with ``async_op=True``."""
 
+# The functions below the class are how other files reach what users are not shown.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import enum
@@ -9,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import UntakenResult
 from meshlib._calls.call_stream import Continuations
-from meshlib._calls.future import End, Future, after, joint
+from meshlib._calls.future import End, Future, after, at_once, block, joint
 from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError
 
@@ -75,7 +78,7 @@ class Work(Generic[T]):
         as in c10d.
         """
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
-        self._future.block(bound, self._describe)
+        block(self._future, bound, self._describe)
         exception = self._future.exception()
         if exception is None:
             return True
@@ -90,7 +93,7 @@ class Work(Generic[T]):
 
     def result(self) -> T:
         """Return what the synchronous call would have returned. Waits for the end."""
-        self.take()
+        take(self)
         return self._future.wait()
 
     def source_rank(self) -> int:
@@ -106,41 +109,14 @@ class Work(Generic[T]):
 
     def get_future(self) -> Future[T]:
         """Return the future of the result."""
-        self.take()
+        take(self)
         return self._future
 
     def get_future_result(self) -> Future[WorkResult]:
         """Return a future of how the call ends, a ``WorkResult``; it never holds an exception."""
         after = Future[WorkResult]()
-        self._future.at_once(lambda done: after.set_result(_how_it_ended(done)))
+        at_once(self._future, lambda done: after.set_result(_how_it_ended(done)))
         return after
-
-    def outcome(self) -> Any:
-        """Wait for the end and return all of it: a ``Message`` for a receive."""
-        self.take()
-        self.wait()
-        return self._outcome
-
-    def finish(self, outcome: Any, completion: End | None = None) -> None:
-        """Record a good end: what the call gave, and the end of what a device still does for it.
-
-        For the group that runs the call.
-        """
-        self._outcome = outcome
-        result = outcome.result if isinstance(outcome, Message) else outcome
-        if is_only_returned(result) and not self._taken:
-            self._untaken = UntakenResult(self, self._where())
-        self._future.set_result(result, completion)
-
-    def take(self) -> None:
-        """Note that the result is taken, or in the program's hands already."""
-        self._taken = True
-        if self._untaken is not None:
-            self._untaken.take()
-
-    def fail(self, exception: BaseException) -> None:
-        """Record a bad end. For the group that runs the call."""
-        self._future.set_exception(exception)
 
     def __repr__(self) -> str:
         if not self.is_completed():
@@ -150,11 +126,39 @@ class Work(Generic[T]):
         return f"<Work {self._describe()}: {state}>"
 
 
+def outcome_of(work: Work[Any]) -> Any:
+    """Wait for the end of ``work`` and return all of it: a ``Message`` for a receive."""
+    take(work)
+    work.wait()
+    return work._outcome
+
+
+def finish(work: Work[Any], outcome: Any, completion: End | None = None) -> None:
+    """Record a good end: what the call gave, and the end of what a device still does for it."""
+    work._outcome = outcome
+    result = outcome.result if isinstance(outcome, Message) else outcome
+    if is_only_returned(result) and not work._taken:
+        work._untaken = UntakenResult(work, work._where())
+    work._future.set_result(result, completion)
+
+
+def fail(work: Work[Any], exception: BaseException) -> None:
+    """Record a bad end."""
+    work._future.set_exception(exception)
+
+
+def take(work: Work[Any]) -> None:
+    """Note that the result is taken, or in the program's hands already."""
+    work._taken = True
+    if work._untaken is not None:
+        work._untaken.take()
+
+
 class _Ends:
     """The ends of several calls on devices, as one ``End``."""
 
     def __init__(self, parts: Sequence[Future[Any]]) -> None:
-        self._ends = [end for future in parts if (end := future.completion) is not None]
+        self._ends = [end for future in parts if (end := future._completion) is not None]
 
     def done(self) -> bool:
         return all(end.done() for end in self._ends)
@@ -205,29 +209,47 @@ def _collect_futures(futures: Sequence[Future[T]]) -> Future[list[Future[T]]]:
 def _collect_works(works: Sequence[Work[T]]) -> Work[list[T]]:
     parts = [work.get_future() for work in works]
     names = [repr(work) for work in works]
+    return when_all(
+        works, lambda: f"all of {', '.join(names)}", lambda: [part._value for part in parts]
+    )
+
+
+def when_all(
+    works: Sequence[Work[Any]], describe: Callable[[], str], make: Callable[[], T]
+) -> Work[T]:
+    """Return a ``Work`` that ends with what ``make()`` returns, or raises, after all of ``works``.
+
+    ``make`` is called in the thread in which the last one ends; the next call of its group waits
+    for it. If some failed, the ``Work`` raises the exception of the first in the list instead.
+    """
+    parts = [work.get_future() for work in works]
 
     def tell() -> None:
         for part in parts:
             part.exception()
 
     # What follows on all runs where none of them has to wait for it.
-    whole: Work[list[T]] = Work(
-        lambda: f"all of {', '.join(names)}",
+    whole: Work[T] = Work(
+        describe,
         tell,
-        parts[0].continuations,
-        blocked=lambda: any(part.is_blocked() for part in parts),
+        parts[0]._continuations if parts else None,
+        blocked=lambda: any(part._is_blocked() for part in parts),
     )
 
     def end() -> None:
-        failures = [part.failure for part in parts if part.failure is not None]
-        if failures:
-            whole.fail(failures[0])
-        else:
-            whole.finish([part.outcome for part in parts], _Ends(parts))
+        try:
+            for part in parts:
+                if part._exception is not None:
+                    raise part._exception
+            finish(whole, make(), _Ends(parts))
+        except BaseException as error:  # noqa: BLE001 (the Work raises it)
+            fail(whole, error)
 
+    if not parts:
+        end()
     note = after(len(parts), end)
     for part in parts:
-        part.at_once(note)
+        at_once(part, note)
     return whole
 
 

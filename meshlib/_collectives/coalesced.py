@@ -1,5 +1,8 @@
 """Collectives on several arrays at once, as one call: one set of messages, not one for each."""
 
+# A call without async_op fits the first two overloads of a method: the first one counts.
+# pyright: reportOverlappingOverload=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -53,17 +56,7 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         tensors: ListOf[A],
         op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
-    ) -> Work[list[A]]: ...
-
-    @overload
-    def all_reduce_coalesced(
-        self,
-        tensors: ListOf[A],
-        op: ReduceOp,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
@@ -150,7 +143,7 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         output_tensor_lists: Sequence[ListOf[A]],
         input_tensor_list: ListOf[Any],
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[list[A]]]: ...
 
@@ -203,7 +196,7 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_all_gather_coalesced(
         self, output_tensor_lists: Sequence[ListOf[Any]], input_tensor_list: ListOf[Any]
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         name = "output_tensor_lists"
         check_list(output_tensor_lists, name, len(call_queue.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
@@ -258,7 +251,7 @@ class CoalescedCollectives(GroupOfRanks):
         self,
         output_tensors: ListOf[A],
         input_tensors: ListOf[Any],
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
@@ -309,7 +302,7 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_all_gather_into_coalesced(
         self, output_tensors: ListOf[Any], input_tensors: ListOf[Any]
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         code, size = check_dtype(ins[0], "input_tensors[0]"), len(call_queue.ranks)
@@ -354,18 +347,7 @@ class CoalescedCollectives(GroupOfRanks):
         output_tensors: ListOf[A],
         input_tensors: ListOf[Any],
         op: ReduceOp = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
-    ) -> Work[list[A]]: ...
-
-    @overload
-    def reduce_scatter_tensor_coalesced(
-        self,
-        output_tensors: ListOf[A],
-        input_tensors: ListOf[Any],
-        op: ReduceOp,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
@@ -419,7 +401,7 @@ class CoalescedCollectives(GroupOfRanks):
     def _prepare_reduce_scatter_tensor_coalesced(
         self, output_tensors: ListOf[Any], input_tensors: ListOf[Any], op: ReduceOp
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         sizes, size = [out.flat.size for out in outs], len(call_queue.ranks)

@@ -11,6 +11,9 @@ made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailed
 member is gone; after these three the group is broken and says so.
 """
 
+# A call without async_op fits the first two overloads of a method: the first one counts.
+# pyright: reportOverlappingOverload=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -71,7 +74,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
     @overload
     def barrier(
         self,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         device_ids: Sequence[int] | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[None]: ...
@@ -126,6 +129,6 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
                 and where each stands.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank >= 0:
             call_queue.issue(_MONITORED_BARRIER, timeout=timeout)

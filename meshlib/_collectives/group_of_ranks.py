@@ -1,5 +1,8 @@
 """What the collective mixins build on: something that has, or is, a process group."""
 
+# ``call_queue_of`` is how other files reach the one attribute that users are not shown.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,7 +33,7 @@ class GroupOfRanks:
     """Something that has, or is, a process group."""
 
     # No ABC: those take half a microsecond for ``isinstance``, which each call asks once.
-    call_queue: CallQueue
+    _call_queue: CallQueue
     """The way into the calls of that group."""
 
     @property
@@ -52,7 +55,7 @@ class GroupOfRanks:
 
         ``listed``: see ``FastPath.make``; None where that does not know the arguments.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         fast_path = call_queue.state.fast_path
         if fast_path is not None and listed is not None and not async_op:
             result = fast_path.make(
@@ -78,9 +81,14 @@ class GroupOfRanks:
         Raises ValueError for None.
         """
         if items is None:
-            rank = self.call_queue.ranks[self.call_queue.rank]
+            rank = self._call_queue.ranks[self._call_queue.rank]
             raise ValueError(f"{name} is None on the {end}, rank {rank}; expected a list")
         return items
+
+
+def call_queue_of(group: GroupOfRanks) -> CallQueue:
+    """Return the way into the calls of ``group``, with all that users need not see of it."""
+    return group._call_queue
 
 
 def make_fast(
@@ -94,7 +102,7 @@ def make_fast(
 
     Returns NotImplemented for any other call, of which nothing has happened then.
     """
-    call_queue = group.call_queue
+    call_queue = group._call_queue
     fast_path = call_queue.state.fast_path
     if fast_path is None:
         return NotImplemented
@@ -115,7 +123,7 @@ def resolve_rank(
     a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
     argument's (``src``: then also ``group_src``).
     """
-    members = group.call_queue.members
+    members = group._call_queue.members
     if type(rank) is int and group_rank is None:  # the usual case at once
         place = members.place_of(rank)
         if place is not None:

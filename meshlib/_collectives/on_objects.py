@@ -109,7 +109,7 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank < 0:
             return NO_MEMBER
 
@@ -160,7 +160,7 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank < 0:
             return NO_MEMBER
 
@@ -209,7 +209,7 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank < 0:
             return None
 
@@ -269,7 +269,7 @@ class ObjectCollectives(
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank < 0:
             return None
 
@@ -328,7 +328,7 @@ class ObjectCollectives(
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank < 0:
             return
         left = _shared_out(timeout)
@@ -373,7 +373,7 @@ class ObjectCollectives(
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         if call_queue.rank < 0:
             return -1
         left = _shared_out(timeout)
@@ -390,6 +390,6 @@ class ObjectCollectives(
         return sender
 
     def _gather_sizes(self, size: int, timeout: float | None) -> list[int]:
-        sizes = np.empty(len(self.call_queue.ranks), np.int64)
+        sizes = np.empty(len(self._call_queue.ranks), np.int64)
         self.all_gather_into_tensor(sizes, np.array([size], np.int64), timeout=timeout)
         return sizes.tolist()

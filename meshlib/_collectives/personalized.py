@@ -1,5 +1,8 @@
 """Collectives that give each pair of members data of its own: gather, scatter, all-to-all."""
 
+# A call without async_op fits the first two overloads of a method: the first one counts.
+# pyright: reportOverlappingOverload=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -49,19 +52,7 @@ class PersonalizedCollectives(GroupOfRanks):
         tensor: A,
         gather_list: ListOf[A] | None = ...,
         dst: int | None = ...,
-        *,
-        async_op: Literal[True],
-        group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> Work[list[A] | None]: ...
-
-    @overload
-    def gather(
-        self,
-        tensor: A,
-        gather_list: ListOf[A] | None,
-        dst: int | None,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         group_dst: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A] | None]: ...
@@ -121,7 +112,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def _prepare_gather(
         self, tensor: Any, gather_list: ListOf[Any] | None, dst: int | None, group_dst: int | None
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         root = resolve_rank(self, dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
@@ -163,19 +154,7 @@ class PersonalizedCollectives(GroupOfRanks):
         tensor: A,
         scatter_list: ListOf[Any] | None = ...,
         src: int | None = ...,
-        *,
-        async_op: Literal[True],
-        group_src: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def scatter(
-        self,
-        tensor: A,
-        scatter_list: ListOf[Any] | None,
-        src: int | None,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         group_src: int | None = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
@@ -235,7 +214,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def _prepare_scatter(
         self, tensor: Any, scatter_list: ListOf[Any] | None, src: int | None, group_src: int | None
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         root = resolve_rank(self, src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
@@ -273,7 +252,7 @@ class PersonalizedCollectives(GroupOfRanks):
         self,
         output_tensor_list: ListOf[A],
         input_tensor_list: ListOf[Any],
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[list[A]]: ...
 
@@ -326,7 +305,7 @@ class PersonalizedCollectives(GroupOfRanks):
     def _prepare_all_to_all(
         self, output_tensor_list: ListOf[Any], input_tensor_list: ListOf[Any]
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         size = len(call_queue.ranks)
         outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
         ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
@@ -370,19 +349,7 @@ class PersonalizedCollectives(GroupOfRanks):
         input: Any,
         output_split_sizes: Sequence[int] | None = ...,
         input_split_sizes: Sequence[int] | None = ...,
-        *,
-        async_op: Literal[True],
-        timeout: Timeout | None = ...,
-    ) -> Work[A]: ...
-
-    @overload
-    def all_to_all_single(
-        self,
-        output: A,
-        input: Any,
-        output_split_sizes: Sequence[int] | None,
-        input_split_sizes: Sequence[int] | None,
-        async_op: Literal[True],
+        async_op: Literal[True] = ...,
         timeout: Timeout | None = ...,
     ) -> Work[A]: ...
 
@@ -445,7 +412,7 @@ class PersonalizedCollectives(GroupOfRanks):
         output_split_sizes: Sequence[int] | None,
         input_split_sizes: Sequence[int] | None,
     ) -> CallSpec:
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         size = len(call_queue.ranks)
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")

@@ -13,6 +13,7 @@ from meshlib._collectives.group_of_ranks import (
     ARRAYS,
     NO_MEMBER,
     GroupOfRanks,
+    call_queue_of,
     make_fast,
     resolve_rank,
 )
@@ -68,7 +69,7 @@ class PointToPoint(GroupOfRanks):
             return
         spec = prepare_send(self, tensor, dst, tag, group_dst)
         if spec is not None:
-            self.call_queue.issue(spec, False, timeout)
+            self._call_queue.issue(spec, False, timeout)
 
     def isend(
         self,
@@ -98,7 +99,7 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = prepare_send(self, tensor, dst, tag, group_dst)
-        return NO_MEMBER if spec is None else self.call_queue.issue(spec, True, timeout)
+        return NO_MEMBER if spec is None else self._call_queue.issue(spec, True, timeout)
 
     def recv(
         self,
@@ -135,7 +136,7 @@ class PointToPoint(GroupOfRanks):
         if sender is not NotImplemented:
             return sender
         spec = prepare_receive(self, tensor, src, tag, group_src, in_place=True)
-        return -1 if spec is None else self.call_queue.issue(spec, False, timeout).source
+        return -1 if spec is None else self._call_queue.issue(spec, False, timeout).source
 
     def irecv(
         self,
@@ -167,7 +168,7 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
         """
         spec = prepare_receive(self, tensor, src, tag, group_src)
-        return NO_MEMBER if spec is None else self.call_queue.issue(spec, True, timeout)
+        return NO_MEMBER if spec is None else self._call_queue.issue(spec, True, timeout)
 
 
 def prepare_send(
@@ -176,7 +177,7 @@ def prepare_send(
     """Check ``send``'s arguments; return the call, for the call queue. None where this rank is no
     member.
     """
-    if group.call_queue.rank < 0:
+    if call_queue_of(group).rank < 0:
         return None
     peer = resolve_rank(group, dst, group_dst, "dst")
     check_tag(tag)
@@ -205,7 +206,7 @@ def prepare_receive(
     ``in_place``: the call does not return the array. ``put`` is called with a new array in the
     place of one that cannot be written to.
     """
-    call_queue = group.call_queue
+    call_queue = call_queue_of(group)
     if call_queue.rank < 0:
         return None
     anybody = src is None and group_src is None

@@ -49,7 +49,7 @@ class SymmetricMemory(GroupOfRanks):
         Raises ValueError, on all members, when they ask for different arrays; the group stays
         usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
-        call_queue = self.call_queue
+        call_queue = self._call_queue
         rank = call_queue.rank
         if rank < 0:
             return None
@@ -91,7 +91,7 @@ class SymmetricMemory(GroupOfRanks):
             return driver.array(memory.pointer, dims, dtype, number, memory)
 
         spec = CallSpec(Kind.ALLOCATE, run, nbytes=nbytes, device="cuda")
-        return self.call_queue.issue(spec, timeout=timeout)
+        return self._call_queue.issue(spec, timeout=timeout)
 
 
 class _Place:

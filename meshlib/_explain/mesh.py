@@ -10,6 +10,7 @@ from meshlib._mesh.config import MeshConfig
 from meshlib._mesh.device_mesh import DeviceMesh
 from meshlib._mesh.read_config import SUFFIXES_IN_WORDS
 from meshlib._mesh.spec import DimOptions
+from meshlib._mesh.value import described_ranks
 from meshlib._plain_text import columns
 
 WHOLE_TABLE = 64
@@ -134,7 +135,7 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
             place = along.coordinate_of(rank)
             assert place is not None, "checked above"
             count = f"rank {place[0]} of {along.size()}"
-            listed = along._described_ranks(number)
+            listed = described_ranks(along, number)
         rows.append([f"  {shown}", count, listed, _options(config.options_for(name))])
     title = "groups" if rank is None else f"groups of rank {rank}"
     return [title, *columns(rows)]
@@ -143,11 +144,11 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
 def _listed(along: DeviceMesh) -> str:
     """Return all groups if they fit into a line, else the first ones and the last."""
     count = along.slice_count
-    shown = [along._described_ranks(i) for i in range(min(count, SHOWN_CHARACTERS))]
+    shown = [described_ranks(along, i) for i in range(min(count, SHOWN_CHARACTERS))]
     everything = " ".join(shown)
     if count <= 3 or (count == len(shown) and len(everything) <= SHOWN_CHARACTERS):
         return everything
-    return f"{shown[0]} {shown[1]} … {along._described_ranks(count - 1)}"
+    return f"{shown[0]} {shown[1]} … {described_ranks(along, count - 1)}"
 
 
 def _options(options: DimOptions) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from transport._call import Call, Kind
 from transport._communicators.base import Communicator
@@ -38,7 +39,7 @@ def connect(group: ProcessGroup, driver: Driver, device: int) -> None:
     def run(communicator: Communicator[Any], call: Call) -> None:
         _nccl(communicator).connect(call, driver, device)
 
-    group.issue(CallSpec(Kind.SPLIT, run, device="cuda"))
+    call_queue_of(group).issue(CallSpec(Kind.SPLIT, run, device="cuda"))
 
 
 def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequence[int]]) -> bool:
@@ -50,7 +51,8 @@ def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequ
     if parent.backends.get("cuda") != NCCL:
         return False
     can = child is None or (
-        child.backends.get("cuda") == NCCL and not child.has_communicator("cuda")
+        child.backends.get("cuda") == NCCL
+        and "cuda" not in call_queue_of(child).state.communicators
     )
     state = np.array([can], np.int8)
     parent.all_reduce(state, ReduceOp.MIN)
@@ -60,11 +62,11 @@ def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequ
     def run(communicator: Communicator[Any], call: Call) -> bool:
         if child is None:
             return _nccl(communicator).split(call, None, None)
-        inner: Communicator[Any] = child.communicator("cuda")
+        inner: Communicator[Any] = call_queue_of(child).state.communicator("cuda")
         return _nccl(communicator).split(call, inner.membership, inner)
 
     same = zlib.crc32(repr(parts).encode())
-    return parent.issue(CallSpec(Kind.SPLIT, run, extra=same, device="cuda"))
+    return call_queue_of(parent).issue(CallSpec(Kind.SPLIT, run, extra=same, device="cuda"))
 
 
 def _nccl(communicator: Communicator[Any]) -> NcclCommunicator:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshlib._collectives.collectives import Collectives
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.thread_rank import thread_rank
 from meshlib._job.world import Current, World, current
@@ -39,6 +40,24 @@ def current_world() -> World:
             "the default process group is not initialised; call init_process_group() first"
         )
     return world
+
+
+def world_of(group: ProcessGroup) -> World:
+    """Return the World that has made ``group``."""
+    context = call_queue_of(group).context
+    assert isinstance(context, World)
+    return context
+
+
+def derived_group(group: ProcessGroup, purpose: str, desc: str = "") -> ProcessGroup:
+    """Return the group of the same ranks for calls of ``purpose``, counted apart.
+
+    For calls that come in an order of their own. There is one for each purpose, with the backends
+    and the deadline of ``group``; it is closed and aborted with ``group``, and its failures are its
+    own. Making it costs no message. ``desc`` is its name in messages. Raises ValueError after
+    ``group`` was destroyed, and on a rank that is no member.
+    """
+    return world_of(group).registry.derived_group(group, purpose, desc)
 
 
 def install(world: World | None, *, thread_only: bool) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from meshlib._calls.failures.reporter import Reporter
 from meshlib._calls.failures.statements import put_last_calls
+from meshlib._calls.state import GroupState
 from meshlib._events.events import Chain, Chains, Departures, Leave
 from meshlib._events.log import publish
 from meshlib._recording.recorder import COLLECTIVE, FlightRecorder, Record
@@ -26,28 +26,33 @@ from transport._errors import (
 )
 from transport._store.base import Store
 
-if TYPE_CHECKING:
-    from meshlib._groups.process_group import ProcessGroup
-
 PARTING_SECONDS = 5.0
 """How long the store may take to answer when a rank leaves."""
 
 
-def chains(groups: Iterable[ProcessGroup], joined: Iterable[str]) -> dict[str, Chain | None]:
+def chains(groups: Iterable[GroupState], joined: Iterable[str]) -> dict[str, Chain | None]:
     """Return the ends of the chains of calls on the groups ``joined``."""
-    whole = {group.id: group.chain() for group in groups if group.await_failure(0) is None}
+    whole = {
+        group.members.id: (group.order.sequence, group.order.history)
+        for group in groups
+        if group.error is None
+    }
     return {group_id: whole.get(group_id) for group_id in sorted(joined)}
 
 
 def say_goodbye(
-    store: Store, rank: int, found: Chains, groups: Iterable[ProcessGroup], records: FlightRecorder
+    store: Store, rank: int, found: Chains, groups: Iterable[GroupState], records: FlightRecorder
 ) -> bool:
     """Tell the others that ``rank`` leaves after the calls ``found``; False without the store."""
-    mine = [group for group in groups if found.get(group.id) and len(group.ranks) > 1]
+    mine = {
+        group.members.id: group.order.sequence
+        for group in groups
+        if found.get(group.members.id) and len(group.members.ranks) > 1
+    }
     with suppress(DistStoreError):
         store = store.with_patience(PARTING_SECONDS)
         if mine:
-            put_last_calls(store, rank, {g.id: g.reached() for g in mine}, records.records())
+            put_last_calls(store, rank, mine, records.records())
         publish(store, Leave(rank, found))
         return True
     return False
@@ -68,7 +73,7 @@ def count_out(store: Store, size: int, lost: int, linger: float) -> None:
 
 def find_mismatch(
     store: Store,
-    groups: Iterable[ProcessGroup],
+    groups: Iterable[GroupState],
     found: Chains,
     left: Sequence[Departures],
     records: FlightRecorder,
@@ -84,40 +89,41 @@ def find_mismatch(
         failure = group.await_failure(0)
         if isinstance(failure, CollectiveMismatchError) and str(failure) not in told:
             return failure
-        mine = found.get(group.id)
+        members = group.members
+        mine = found.get(members.id)
         if failure is not None or mine is None:
             continue
         others: dict[Chain, list[int]] = {}
         for departures in left:
-            for theirs, ranks in departures.chains(group.id).items():
+            for theirs, ranks in departures.chains(members.id).items():
                 if theirs is not None and theirs != mine:
                     others.setdefault(theirs, []).extend(ranks)
         if not others:
             continue
-        calls = _collectives(records, group)
+        calls = _collectives(records, members.id)
         differing = [
             (place, theirs)
             for theirs, ranks in others.items()
             if _differ(mine, theirs, calls)
-            for place in group.state.members.places_of(ranks)
+            for place in members.places_of(ranks)
         ]
         if not differing:
             continue
         place, theirs = min(differing)
-        why = f"rank {group.ranks[place]} had made other calls when it left the job"
+        why = f"rank {members.ranks[place]} had made other calls when it left the job"
         record = calls.get(theirs[0])
         if record is None:
             return CollectiveMismatchError(
-                f"the members of {group} made different calls up to #{theirs[0]}, of which"
+                f"the members of {members} made different calls up to #{theirs[0]}, of which"
                 f" there is no record any more: {why}"
             )
         error = HeaderMismatchError(why, place, record.header, None)
-        return Reporter(group.state, store).explain(record, error)
+        return Reporter(group, store).explain(record, error)
     return None
 
 
-def _collectives(records: FlightRecorder, group: ProcessGroup) -> dict[int, Record]:
-    found = [record for record in records.records(group.id) if record.peer == COLLECTIVE]
+def _collectives(records: FlightRecorder, group_id: str) -> dict[int, Record]:
+    found = [record for record in records.records(group_id) if record.peer == COLLECTIVE]
     return {record.header.sequence: record for record in found}
 
 

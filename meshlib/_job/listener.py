@@ -124,7 +124,7 @@ class FailureListener:
 
     def _answer(self, query: Query) -> None:
         group = self._registry.get(query.group)
-        reached, ranks = (0, ()) if group is None else (group.reached(), group.ranks)
+        reached, ranks = (0, ()) if group is None else (group.state.order.sequence, group.ranks)
         records = self._recorder.records()
         said = Statement.of(self._rank, records, self._main_thread, query, reached, ranks)
         with suppress(DistStoreError):

@@ -57,7 +57,7 @@ class Progress:
         """Return the rank's groups, and its place in the job and on a mesh."""
         from meshlib._diagnosis.sampling.sampler import RankStatus
 
-        groups = {group.id: group.members for group in self._registry.all()}
+        groups = {queue.members.id: queue.members for queue in self._registry.queues()}
         membership, epoch = self._membership, self._membership.epoch
         return RankStatus(
             membership.rank, groups, epoch.number, membership.place, epoch.size, self.coordinates

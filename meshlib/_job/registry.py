@@ -7,8 +7,10 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
+from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.context import RankContext
 from meshlib._calls.members import Members
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._events.events import Departures, Refused
 from meshlib._groups.backend import parse_backend
 from meshlib._groups.process_group import ProcessGroup
@@ -78,11 +80,11 @@ class GroupRegistry:
         key = _group_id("mesh", members, options)
         with self._interning:
             count, last = self._interned.get(key, (0, None))
-            if last is not None and not last.retired:
-                return last
             if last is not None:
-                for old in (last, *last.companions()):
-                    old.release()
+                queue = call_queue_of(last)
+                if not queue.state.retired:
+                    return last
+                queue.release()
                 count += 1
             told = f"{options}{self._epoch}" + (f" after {count}" if count else "")
             group_id = _group_id("mesh", members, told)
@@ -90,12 +92,23 @@ class GroupRegistry:
             self._interned[key] = count, group
         return group
 
-    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
-        """Make what ``base.companion(purpose, desc)`` returns."""
-        group_id = _group_id(purpose, base.ranks, base.id)
-        return self._group(
-            group_id, base.ranks, base.backends, base.seconds, desc, base, base.compression
-        )
+    def derived_group(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """See ``meshlib.extend.derived_group``."""
+        queue = call_queue_of(base)
+        if base.rank() < 0:
+            raise ValueError(f"rank {base.global_rank} is no member of {base}")
+        group_id = _group_id(purpose, base.ranks, f"{base.id}{self._epoch}")
+        with self._interning:
+            if queue.state.destroyed:
+                raise ValueError(f"{base} was destroyed; make a new one")
+            with self._lock:
+                found = self._groups.get(group_id)
+            if found is None:
+                found = self._group(
+                    group_id, base.ranks, base.backends, 0.0, desc, base, base.compression
+                )
+        found.set_timeout(queue.members.seconds)
+        return found
 
     def new_group(
         self,
@@ -133,7 +146,12 @@ class GroupRegistry:
         ranks = tuple(members)
         group_id = _group_id("agreed", ranks, name)
         return self._group(
-            group_id, ranks, like.backends, like.seconds, desc, compression=like.compression
+            group_id,
+            ranks,
+            like.backends,
+            call_queue_of(like).members.seconds,
+            desc,
+            compression=like.compression,
         )
 
     def next_name(self, stem: str) -> str:
@@ -142,10 +160,10 @@ class GroupRegistry:
             count = self._names[stem] = self._names.get(stem, 0) + 1
         return f"{stem}/{count}{self._epoch}"
 
-    def begin_epoch(self, number: int, kept: Collection[str]) -> list[ProcessGroup]:
+    def begin_epoch(self, number: int, kept: Collection[str]) -> list[CallQueue]:
         """Begin an epoch, which gives groups new ids, except those ``kept`` (their ids).
 
-        Drops the other groups and returns them, to be closed.
+        Drops the other groups and returns their queues, to be closed.
         """
         with self._interning:
             self._epoch = f" epoch {number}"
@@ -156,7 +174,7 @@ class GroupRegistry:
                 self._groups = {key: one for key, one in self._groups.items() if key in kept}
                 self._made.clear()
                 self._names.clear()
-        return ended
+        return [call_queue_of(group) for group in ended]
 
     def quiet(self) -> dict[str, tuple[int, int, int]]:
         """Return the state of the usable groups without a call under way, by id.
@@ -165,9 +183,13 @@ class GroupRegistry:
         Members that all have the same state of a group can go on with it.
         """
         return {
-            group.id: (*group.chain(), len(group.ranks))
-            for group in self.all()
-            if group.rank() >= 0 and group.state.usable and group.call_queue.streams.is_idle()
+            queue.members.id: (
+                queue.state.order.sequence,
+                queue.state.order.history,
+                len(queue.ranks),
+            )
+            for queue in self.queues()
+            if queue.rank >= 0 and queue.state.usable and queue.streams.is_idle()
         }
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -194,21 +216,27 @@ class GroupRegistry:
         with self._lock:
             return list(self._groups.values())
 
+    def queues(self) -> list[CallQueue]:
+        """Return the call queues of the groups, that of the default group first."""
+        return [call_queue_of(group) for group in self.all()]
+
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        for one in (*group.companions(), group):
-            with self._lock:
-                self._groups.pop(one.id, None)
-            one.close()
-
-    def get(self, group_id: str) -> ProcessGroup | None:
-        """Return the group with that id, None if this rank has made none."""
+        queue = call_queue_of(group)
         with self._lock:
-            return self._groups.get(group_id)
+            for one in queue.with_derived():
+                self._groups.pop(one.members.id, None)
+        queue.close()
+
+    def get(self, group_id: str) -> CallQueue | None:
+        """Return the queue of the group with that id, None if this rank has made none."""
+        with self._lock:
+            group = self._groups.get(group_id)
+        return None if group is None else call_queue_of(group)
 
     def progress(self) -> list[tuple[Members, int]]:
         """Return the members of each group, and the number of its last collective."""
-        return [(group.members, group.reached()) for group in self.all()]
+        return [(queue.members, queue.state.order.sequence) for queue in self.queues()]
 
     def clear(self) -> None:
         """Drop all groups, which are closed."""
@@ -221,41 +249,39 @@ class GroupRegistry:
         """Break the group with that id, now or when it is made; the first error stays."""
         with self._lock:
             self._failures.setdefault(group_id, error)
-            group = self._groups.get(group_id)
-        if group is not None:
-            group.fail(error)
+        if (queue := self.get(group_id)) is not None:
+            queue.failure.fail(error)
 
     def refuse(self, refusal: Refused) -> None:
         """Tell a group, now or when it is made, that a member refused one of its calls."""
         with self._lock:
             self._refusals.setdefault(refusal.group, []).append(refusal)
-            group = self._groups.get(refusal.group)
-        if group is not None:
-            group.call_queue.failure.hear_refusal(refusal)
+        if (queue := self.get(refusal.group)) is not None:
+            queue.failure.hear_refusal(refusal)
 
     def lose(self, rank: int, error: DistError) -> None:
         """Break the groups of ``rank``, whose loss ``membership`` has noted."""
-        for group in self.all():
-            if rank in group.ranks:
-                group.fail(error)
+        for queue in self.queues():
+            if rank in queue.ranks:
+                queue.failure.fail(error)
 
     def do_without(self, left: Departures) -> None:
         """Tell the groups that ranks have left, as ``membership`` has noted."""
-        for group in self.all():
-            group.do_without(left)
+        for queue in self.queues():
+            queue.failure.do_without(left)
 
     def end_all(self, why: str) -> None:
         """Break all groups of this rank."""
-        for group in self.all():
-            group.fail(DistBackendError(f"{group} has ended: {why}"))
+        for queue in self.queues():
+            queue.failure.fail(DistBackendError(f"{queue} has ended: {why}"))
 
     def leave_behind(self, error: DistError) -> None:
         """Have all groups raise ``error``, in a fork of this rank's process."""
         # Threads that did not come along may have held the locks.
         self._lock, self._interning = threading.Lock(), threading.Lock()
         self._left_behind = error
-        for group in self.all():
-            group.leave_behind(error)
+        for queue in self.queues():
+            queue.state.end_in_a_fork(error)
 
     def _group(
         self,
@@ -269,29 +295,31 @@ class GroupRegistry:
     ) -> ProcessGroup:
         rank = self._context.rank
         who = Members(group_id, members, rank, dict(chosen), seconds, desc, compression)
-        group = ProcessGroup(self._context, who, beside, self.make_companion)
+        group = ProcessGroup(self._context, who, beside)
+        queue = call_queue_of(group)
         with self._lock:
             self._groups[group_id] = group
         if self._left_behind is not None:
-            group.leave_behind(self._left_behind)
+            queue.state.end_in_a_fork(self._left_behind)
             return group
         self._context.log.info(
             "%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds
         )
-        self._tell_news(group)
+        self._tell_news(queue)
         return group
 
-    def _tell_news(self, group: ProcessGroup) -> None:
+    def _tell_news(self, queue: CallQueue) -> None:
         """Tell a new group the news that came before it."""
+        group_id, failure = queue.members.id, queue.failure
         with self._lock:
-            known = self._failures.get(group.id) or self._membership.failure_of(group.ranks)
-            refusals = list(self._refusals.get(group.id, ()))
+            known = self._failures.get(group_id) or self._membership.failure_of(queue.ranks)
+            refusals = list(self._refusals.get(group_id, ()))
         if known is not None:
-            group.fail(known)
+            failure.fail(known)
         for refusal in refusals:
-            group.call_queue.failure.hear_refusal(refusal)
+            failure.hear_refusal(refusal)
         for left in self._membership.departures:
-            group.do_without(left)
+            failure.do_without(left)
 
 
 @lru_cache(maxsize=64)  # a thousand ranks that are threads ask for the same

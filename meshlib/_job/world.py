@@ -13,15 +13,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, Protocol, Self
 
+from meshlib._calls.call_queue import DRAIN_SECONDS
 from meshlib._calls.context import Observer
 from meshlib._calls.failures.reporter import NEWS_SECONDS
 from meshlib._calls.members import Members
+from meshlib._calls.state import GroupState
 from meshlib._diagnosis.stalls import StallDetector
 from meshlib._diagnosis.watcher import Watcher
 from meshlib._events.events import RankLost
 from meshlib._events.log import publish
 from meshlib._groups.backend import STAGED, make_device_communicator
-from meshlib._groups.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.flight_record import FlightRecord
 from meshlib._job.leaving import chains, count_out, find_mismatch, say_goodbye
 from meshlib._job.listener import FailureListener
@@ -108,7 +110,7 @@ class World:
         self.recorded_calls: int = capacity_from_environment()
         self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
         self.observers: dict[str, Observer] = {}
-        """See ``ProcessGroup.observed``; by the id of the observer's group."""
+        """See ``meshlib.extend.observe``; by the id of the observer's group."""
         self.entered: _Entered = _Entered()
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
@@ -200,10 +202,10 @@ class World:
         self.membership.begin(epoch, joining=joining)
         self.progress.coordinates = ()
         why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
-        for group in ended:
-            group.fail(DistBackendError(f"{group} has ended: {why}"))
-        for group in reversed(ended):
-            group.close(drain=0.0)
+        for queue in ended:
+            queue.failure.fail(DistBackendError(f"{queue} has ended: {why}"))
+        for queue in reversed(ended):
+            queue.close(drain=0.0)
         self.default_group = self.registry.group_for(epoch.members, desc="default")
 
     def make_communicator(self, group: Members, device: str) -> Communicator:
@@ -267,10 +269,11 @@ class World:
             return
         if self.rpc is not None:
             self.rpc.close()
-        groups = self.groups()
-        told = {str(group.await_failure(0)) for group in groups if group.retired}
-        for group in reversed(groups):
-            group.close(drain)
+        queues = self.registry.queues()
+        groups = [queue.state for queue in queues]
+        told = {str(group.error) for group in groups if group.retired}
+        for queue in reversed(queues):
+            queue.close(drain)
         mismatch = self._take_leave(groups, told)
         if self.flight_record.trouble is not None:
             self.flight_record.write_if_asked()
@@ -289,7 +292,7 @@ class World:
         if mismatch is not None:
             raise mismatch
 
-    def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
+    def _take_leave(self, groups: list[GroupState], told: set[str]) -> DistError | None:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
             sliced(self.listener.left.wait, LEAVE_SECONDS)

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.members import Members
 from meshlib._collectives.collectives import Collectives
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._diagnosis.sampling.sample import Coordinate
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import current_world, find_world
+from meshlib._job.current import current_world, find_world, world_of
 from meshlib._job.world import World
 from meshlib._mesh.layout import IndexArray, Layout
 from meshlib._mesh.names import Compress, DimKey, MeshNames, make_dims
@@ -33,7 +34,7 @@ from meshlib._mesh.spec import (
     check_dim_names,
     check_shape,
 )
-from meshlib._mesh.value import MeshValue, check_product
+from meshlib._mesh.value import MeshValue, check_product, described_ranks
 from meshlib._records import values_of
 from transport._checks import to_whole_number, to_whole_numbers
 from transport._deadline import Timeout
@@ -240,7 +241,7 @@ class DeviceMesh(MeshValue, Collectives):
         head = f"DeviceMesh({self.device_type}, {self.described()}"
         world = find_world()
         number = None if world is None else self._ranks.number_of(world.rank)
-        shown = self._described_ranks(number or 0)
+        shown = described_ranks(self, number or 0)
         if number is None and self.slice_count > 1:
             return f"{head}, one of {self.slice_count} slices, the first with ranks {shown})"
         return f"{head}, ranks {shown})"
@@ -286,9 +287,8 @@ class DeviceMesh(MeshValue, Collectives):
     # ------------------------------------------------------------------ groups
 
     @property
-    def call_queue(self) -> CallQueue:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The way into the calls over all dims."""
-        return self.process_group.call_queue
+    def _call_queue(self) -> CallQueue:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return call_queue_of(self.process_group)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -300,13 +300,13 @@ class DeviceMesh(MeshValue, Collectives):
         known_world, known = self._groups.get(id(world), (None, None))
         if known_world is not None and known is not None and known_world() is world:
             group = known()
-            if group is not None and not group.destroyed:
+            if group is not None and not call_queue_of(group).state.destroyed:
                 return group
         group = self._find_group(world)
         # Several Worlds share a mesh when ranks are threads; forget those that have ended.
         for key, (_, other) in list(self._groups.items()):
             old = other()
-            if old is None or old.destroyed:
+            if old is None or call_queue_of(old).state.destroyed:
                 self._groups.pop(key, None)
         self._groups[id(world)] = (weakref.ref(world), weakref.ref(group))
         return group
@@ -322,7 +322,7 @@ class DeviceMesh(MeshValue, Collectives):
         options = self._options
         if self.ndim == 1:
             (dim,) = self._dims
-            if dim.group is not None and dim.group.context is world:
+            if dim.group is not None and world_of(dim.group) is world:
                 return dim.group
             options = dim.options.over(options)
         return self._names.group(world, members.ravel().tolist(), options, desc)
@@ -364,22 +364,7 @@ class DeviceMesh(MeshValue, Collectives):
                 f"mesh has rank {largest}, but the world size is {known}:"
                 f" expected ranks from 0 to {known - 1}"
             )
-        self._show_place(world)
-
-    def _show_place(self, world: World) -> None:
-        """Let who watches the job see where this rank is, if this is the job's mesh: no slice of
-        another one, and at least as large as those before.
-        """
-        if self._ranks.slices != 1:
-            return
-        before = [one.size for one in world.progress.coordinates]
-        if (self.size(), self.ndim) < (math.prod(before) if before else 0, len(before)):
-            return
-        place = self.coordinate_of(world.rank)
-        if place is not None:
-            names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
-            sizes = zip(names, place, self.shape, strict=True)
-            world.progress.coordinates = tuple(Coordinate(*one) for one in sizes)
+        show_place(self, world)
 
     # ------------------------------------------------------------------ remote calls
 
@@ -470,7 +455,8 @@ class DeviceMesh(MeshValue, Collectives):
         """
         from meshlib._mesh.to_jax import to_jax
 
-        return to_jax(self)
+        names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
+        return to_jax(self.mesh, names)
 
     # ------------------------------------------------------------------ with mesh:
 
@@ -502,3 +488,19 @@ def current_mesh() -> DeviceMesh:
     if not meshes:
         raise ValueError("there is no current mesh; expected to be inside a `with mesh:` block")
     return meshes[-1]
+
+
+def show_place(mesh: DeviceMesh, world: World) -> None:
+    """Show monitors of the job where this rank is, if ``mesh`` is the job's: no slice of another
+    one, and at least as large as those before.
+    """
+    if mesh.slice_count != 1:
+        return
+    before = [one.size for one in world.progress.coordinates]
+    if (mesh.size(), mesh.ndim) < (math.prod(before) if before else 0, len(before)):
+        return
+    place = mesh.coordinate_of(world.rank)
+    if place is not None:
+        names = mesh.mesh_dim_names or [f"dim_{i}" for i in range(mesh.ndim)]
+        sizes = zip(names, place, mesh.shape, strict=True)
+        world.progress.coordinates = tuple(Coordinate(*one) for one in sizes)

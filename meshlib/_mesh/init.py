@@ -13,7 +13,7 @@ from meshlib._job.current import current_world
 from meshlib._job.gpu import choose_cuda_device
 from meshlib._job.init import ensure_world
 from meshlib._mesh.config import MeshConfig
-from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.device_mesh import DeviceMesh, show_place
 from meshlib._mesh.names import Compress, DimKey
 from meshlib._mesh.spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib._mesh.value import check_device_type
@@ -83,7 +83,7 @@ def init_device_mesh(
 def _bound(mesh: DeviceMesh) -> DeviceMesh:
     """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
     world = current_world()
-    mesh._show_place(world)
+    show_place(mesh, world)
     device = world.cuda_device
     inside = mesh.get_coordinate() is not None
     if mesh.device_type == "cuda" and device is not None and inside:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._did_you_mean import did_you_mean
 from meshlib._mesh.layout import Dim
 from meshlib._mesh.spec import (
@@ -91,7 +92,7 @@ class MeshNames:
         found = self._groups.setdefault(world, {})
         key = (tuple(ranks), options)
         known = found[key]() if key in found else None
-        if known is not None and not known.destroyed:
+        if known is not None and not call_queue_of(known).state.destroyed:
             return known
         group = world.registry.group_for(
             ranks,

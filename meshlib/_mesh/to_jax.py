@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from transport._tcp.meeting.address import listening_host
 if TYPE_CHECKING:
     import jax.sharding
 
-    from meshlib._mesh.device_mesh import DeviceMesh
+    from meshlib._mesh.layout import IndexArray
 
 _ADDRESS_KEY = "jax/coordinator"
 _START_SECONDS = 120
@@ -24,8 +25,8 @@ _START_SECONDS = 120
 _SHUTDOWN_SECONDS = 10
 
 
-def to_jax(mesh: DeviceMesh) -> jax.sharding.Mesh:
-    """See ``DeviceMesh.to_jax``."""
+def to_jax(ranks: IndexArray, names: Sequence[str]) -> jax.sharding.Mesh:
+    """Return the mesh of ``ranks`` with the dims ``names``; see ``DeviceMesh.to_jax``."""
     import jax
     import jax.sharding
 
@@ -49,8 +50,7 @@ def to_jax(mesh: DeviceMesh) -> jax.sharding.Mesh:
                 "Check XLA_FLAGS and what is visible to each process"
             )
         devices[rank] = own[0]
-    names = mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(mesh.ndim))
-    return jax.sharding.Mesh(devices[mesh.mesh], names)
+    return jax.sharding.Mesh(devices[ranks], names)
 
 
 def _initialize(world: World) -> None:

@@ -195,18 +195,6 @@ class MeshValue:
         """Return the dims as ``dp=2 × tp=2``."""
         return describe_dims([dim.name for dim in self._dims], self.shape)
 
-    def _described_ranks(self, slice_number: int = 0) -> str:
-        """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``.
-
-        ``slice_number`` counts this mesh's slices in the order of their first ranks.
-        """
-        size = self.size()
-        places = range(size if size <= SHOWN_RANKS else 4)
-        shown = [str(self.rank_at(place, slice_number)) for place in places]
-        if size > SHOWN_RANKS:
-            shown += ["…", str(self.rank_at(size - 1, slice_number))]
-        return f"[{', '.join(shown)}]"
-
     # ------------------------------------------------------------------ other meshes of its ranks
 
     def __getitem__(self: M, mesh_dim: DimKey | Sequence[DimKey]) -> M:
@@ -401,11 +389,6 @@ class MeshValue:
         return named
 
     def _positions_of(self, mesh_dim: DimKey) -> tuple[int, ...]:
-        """Return which of this mesh's own dims ``mesh_dim`` stands for, the outermost first.
-
-        One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for
-        what is not there, and for a name over parts of dims.
-        """
         found, dims = self._find(mesh_dim), self._dims
         own = [i for i, one in enumerate(dims) if one is found]
         if own:
@@ -429,6 +412,28 @@ class MeshValue:
         inside = [name for name, named in self._names.all().items() if covers(named.dim)]
         names = dict.fromkeys([*(self.mesh_dim_names or ()), *inside])
         return ", ".join(names) if names else f"0 to {self.ndim - 1}"
+
+
+def described_ranks(mesh: MeshValue, slice_number: int = 0) -> str:
+    """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``.
+
+    ``slice_number`` counts the slices of ``mesh`` in the order of their first ranks.
+    """
+    size = mesh.size()
+    places = range(size if size <= SHOWN_RANKS else 4)
+    shown = [str(mesh.rank_at(place, slice_number)) for place in places]
+    if size > SHOWN_RANKS:
+        shown += ["…", str(mesh.rank_at(size - 1, slice_number))]
+    return f"[{', '.join(shown)}]"
+
+
+def positions_of(mesh: MeshValue, mesh_dim: DimKey) -> tuple[int, ...]:
+    """Return which of the own dims of ``mesh`` a key stands for, the outermost first.
+
+    One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for
+    what is not there, and for a name over parts of dims.
+    """
+    return mesh._positions_of(mesh_dim)  # pyright: ignore[reportPrivateUsage]
 
 
 def check_device_type(device_type: object) -> str:

@@ -40,7 +40,7 @@ class Participants:
         if self.group is None or world is None:
             return self
         own = world.registry.new_group(
-            self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False
+            self.ranks, timeout=self.group.timeout, desc="checkpoint", sort=False
         )
         return Participants(own)
 

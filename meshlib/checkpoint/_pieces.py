@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from meshlib._mesh.value import described_ranks
 from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.layout import Index, Writers, aligned, chunked, members_outside
 from meshlib.checkpoint._files.storage import BLOCK, Storage
@@ -89,7 +90,7 @@ class Kept(NamedTuple):
         if self.sharding is None:
             return line
         mesh = self.sharding.mesh
-        ranks = mesh._described_ranks() if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
+        ranks = described_ranks(mesh) if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
         return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 

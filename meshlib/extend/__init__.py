@@ -5,22 +5,25 @@ Programs need none of it. Names here keep to the same versions as all public nam
 
 - ``Job``: the calling rank's job, its groups, and the way from one epoch to the next;
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
-- calls: ``observe``, ``issue``, ``recorded``, and the values that describe a call;
+- calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the values that describe a call;
 - arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``, checked and named alike;
+- ``dump`` and ``load``: objects as bytes, as the collectives on objects send them;
 - ``Driver`` and ``driver_of``: streams, events and memory of GPUs;
 - ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
 """
 
+from meshlib._arrays.pickling import Payload, dump, load
 from meshlib._calls.context import Observer
+from meshlib._calls.future import at_once
 from meshlib._calls.members import Members
 from meshlib._calls.spec import CallSpec, Run
 from meshlib._job.continuing.epochs import Change, Choose
+from meshlib._job.current import derived_group
 from meshlib._job.membership import Epoch
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import Record
 from meshlib.extend._calls import issue, observe, recorded
 from meshlib.extend._groups import (
-    derived_group,
     fail,
     failure_of,
     is_idle,
@@ -48,18 +51,22 @@ __all__ = [
     "Kind",
     "Members",
     "Observer",
+    "Payload",
     "RankLog",
     "Record",
     "Run",
     "Timeout",
+    "at_once",
     "derived_group",
     "driver_of",
     "dtype_name",
+    "dump",
     "fail",
     "failure_of",
     "is_idle",
     "is_usable",
     "issue",
+    "load",
     "log_of",
     "observe",
     "on_failure",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from meshlib._calls.context import Observer
 from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import Record
 
 
-def observe(group: ProcessGroup, observer: Observer) -> AbstractContextManager[None]:
+@contextmanager
+def observe(group: ProcessGroup, observer: Observer) -> Generator[None]:
     """Return a context in which ``observer`` sees this rank's collectives before they begin.
 
     Args:
@@ -24,7 +26,14 @@ def observe(group: ProcessGroup, observer: Observer) -> AbstractContextManager[N
     Raises:
         RuntimeError: At the beginning, when ``group`` has an observer already.
     """
-    return group.observed(observer)
+    observers = call_queue_of(group).context.observers
+    if group.id in observers:
+        raise RuntimeError(f"the calls of {group} are observed already; only one can do so")
+    observers[group.id] = observer
+    try:
+        yield
+    finally:
+        del observers[group.id]
 
 
 def issue(group: ProcessGroup, call: CallSpec) -> None:
@@ -33,7 +42,7 @@ def issue(group: ProcessGroup, call: CallSpec) -> None:
     Its kind, elements, root, dtype, op and extra must be equal on all members. Raises what the
     collectives raise.
     """
-    group.issue(call)
+    call_queue_of(group).issue(call)
 
 
 @contextmanager
@@ -42,7 +51,7 @@ def recorded(group: ProcessGroup) -> Generator[list[Record]]:
 
     Gives a list, which is filled at the end of the block, in the order of issue.
     """
-    recorder = group.context.recorder
+    recorder = call_queue_of(group).context.recorder
     found: list[Record] = []
     followed = recorder.follow()
     try:

@@ -11,7 +11,13 @@ import numpy as np
 
 from meshlib._arrays.checks import check_op
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import Group, find_world, is_thread_world, resolve_process_group
+from meshlib._job.current import (
+    Group,
+    derived_group,
+    find_world,
+    is_thread_world,
+    resolve_process_group,
+)
 from meshlib.jit._host_calls import internals
 from transport._call import dtype_code
 from transport._checks import to_whole_number
@@ -34,7 +40,7 @@ def calls_group(group: Group) -> ProcessGroup:
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"
         )
-    return base.companion("jit", f"{base.group_desc or base.id} in jit")
+    return derived_group(base, "jit", f"{base.group_desc or base.id} in jit")
 
 
 def prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:

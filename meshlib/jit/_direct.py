@@ -18,11 +18,12 @@ import jax
 import numpy as np
 
 from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._native import calls as native
 from meshlib._recording.recorder import CAPACITY, COLLECTIVE, Record
 from meshlib.jit._call_site import CallSite
-from meshlib.jit._program import HostArray, HostFunction, Program
+from meshlib.jit._program import HostArray, HostFunction, Program, state_in_jit
 from transport._call import Call, Kind
 from transport._deadline import Deadline
 from transport._interrupts import next_slice
@@ -134,7 +135,7 @@ class DirectCall(NamedTuple):
 
     def go_on(self, header: bytes, output: HostArray, x: HostArray) -> None:
         """Go on with the call that compiled code has begun."""
-        self.group.call_queue.take_over(header, self.spec(output, x))
+        call_queue_of(self.group).take_over(header, self.spec(output, x))
         if self.clears:
             output.fill(0)
 
@@ -206,9 +207,9 @@ class ProgramCalls:
     """How compiled programs make the calls of ``group``; see ``meshlib/_native/jit``."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        context = group.context
-        order, recorder = group.state.order, context.recorder
+        self._queue = queue = call_queue_of(group)
+        context = queue.context
+        order, recorder = queue.state.order, context.recorder
         place = group.rank(), group.size()
         self.native: Any = native.ProgramCalls(order, recorder, context.observers, *place, CAPACITY)  # type: ignore[union-attr]
         self._codes: dict[CodeType, int] = {}
@@ -221,15 +222,14 @@ class ProgramCalls:
 
     def reopen(self, peer: int) -> None:
         """Let compiled code make calls for another moment, if all is as usual."""
-        group, native = self._group, self.native
-        state, context = group.state, group.context
+        native, state, context = self.native, self._queue.state, self._queue.context
         native.open(0)
         communicator = state.communicators.get("cpu")
         if communicator is None or not state.usual or context.log.detailed:
             return
         if peer != COLLECTIVE:
             lent = communicator.lend_rings(peer)
-            if peer == group.rank():
+            if peer == self._queue.rank:
                 native.set_self(lent is not None)
             elif lent is not None:
                 native.connect(peer, *lent)
@@ -243,7 +243,7 @@ class ProgramCalls:
         while self.native.busy and not deadline.expired:
             time.sleep(next_slice(1e-3))
         self.native.open(0)
-        recorder = self._group.context.recorder
+        recorder = self._queue.context.recorder
         recorder.past.extend(self._records())
         recorder.sources.remove(self._records)
 
@@ -254,10 +254,10 @@ class ProgramCalls:
         for number, packed, issued, ended, nbytes, peer, site, thread in self.native.entries():
             record = kept.get(number)
             if record is None or not record.ended:
-                seconds = self._group.seconds
+                members = self._queue.members
                 code = codes[site]
                 record = Record(
-                    packed, True, self._group.id, nbytes, peer, seconds, None, thread, code, 0
+                    packed, True, members.id, nbytes, peer, members.seconds, None, thread, code, 0
                 )
                 record.issued = record.started = issued
                 record.ended = ended
@@ -269,6 +269,7 @@ def program_calls(group: ProcessGroup) -> ProgramCalls | None:
     """Return what makes the calls of ``group`` in compiled programs; None: only Python does."""
     if handler is None or sys.is_finalizing():
         return None
-    if group.program_calls is None:
-        group.program_calls = ProgramCalls(group)
-    return group.program_calls
+    state = state_in_jit(group)
+    if state.calls is None:
+        state.calls = ProgramCalls(group)
+    return state.calls

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshlib._arrays.on_gpu import device_flat
 from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
@@ -124,7 +125,8 @@ class Issuing(InJit):
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
-        spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
+        spec, has_result = self.call_spec(x), self.has_result
+        issue = call_queue_of(self.carrier).issue
 
         def call(output: HostArray, x: HostArray) -> None:
             issue(spec(output, x))

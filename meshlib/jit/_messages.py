@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib._collectives.group_of_ranks import resolve_rank
+from meshlib._collectives.group_of_ranks import call_queue_of, resolve_rank
 from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import Group, resolve_group
+from meshlib._job.current import Group, derived_group, resolve_group
 from meshlib.jit._arguments import prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._direct import DirectCall
@@ -48,7 +48,7 @@ class _OneToOne(SameShape):
         if not self.derivation:
             return self.group
         desc = f"{self.group.group_desc}, derivative {self.derivation}"
-        return self.group.companion(f"jit-derivative-{self.derivation}", desc)
+        return derived_group(self.group, f"jit-derivative-{self.derivation}", desc)
 
     def differential(self) -> InJit:
         return replace(self, derivation=f"{self.derivation}t")
@@ -134,7 +134,7 @@ class Exchange(InJit):
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         send, receive = self._halves()
         sending, receiving = send.call_spec(x), receive.call_spec(self.result(x))
-        carrier = send.carrier
+        carrier = call_queue_of(send.carrier)
 
         def call(output: HostArray, x: HostArray) -> None:
             work = carrier.issue(sending(x, x), async_op=True)

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib._calls.work import Work
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import Group
+from meshlib._job.current import Group, derived_group
 from meshlib.jit._arguments import in_one_call, is_tree, prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._kinds import Issuing, flat_of
-from meshlib.jit._program import HostArray, HostFunction, Program
+from meshlib.jit._program import HostArray, HostFunction, Program, state_in_jit
 from transport._call import Kind
 
 
@@ -93,7 +94,7 @@ class _Half(InJit):
 
     def beside(self) -> Permute:
         """Return the permute that is made."""
-        group = self.group.companion("passing", f"{self.group.group_desc}, passing")
+        group = derived_group(self.group, "passing", f"{self.group.group_desc}, passing")
         return replace(self.whole, group=group, tag=self.tag)
 
 
@@ -108,14 +109,15 @@ class PermuteStart(_Half):
         def start(held: HostArray, program: Program) -> None:
             if type(held) is not np.ndarray:
                 return  # see PermuteDone
-            before = group.under_way.get(tag)
+            under_way = state_in_jit(group).under_way
+            before = under_way.get(tag)
             if before is not None:
                 before.break_off(
                     RuntimeError(f"no permute_done came before the next start, tag {tag}")
                 )
             came = np.empty_like(held)
-            work: Work[Any] = group.issue(spec(came, held.copy()), async_op=True)
-            group.under_way[tag] = _UnderWay(work, came, program, break_off)
+            work: Work[Any] = call_queue_of(group).issue(spec(came, held.copy()), async_op=True)
+            under_way[tag] = _UnderWay(work, came, program, break_off)
             program.guard(break_off)
 
         def break_off(error: BaseException) -> None:
@@ -155,7 +157,7 @@ class PermuteDone(_Half):
 
 def _taken(group: ProcessGroup, tag: int) -> _UnderWay:
     """Take what is under way out of the books. Raises RuntimeError if that is nothing."""
-    under_way: _UnderWay | None = group.under_way.pop(tag, None)
+    under_way: _UnderWay | None = state_in_jit(group).under_way.pop(tag, None)
     if under_way is None:
         raise RuntimeError(f"permute_done with tag {tag}, but no permute_start before it: {group}")
     under_way.program.unguard(under_way.break_off)

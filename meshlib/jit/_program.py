@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 
 HostArray = npt.NDArray[Any]
@@ -26,6 +27,31 @@ Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
 
 None stands for NumPy's own, for which nothing has to be prepared.
 """
+
+
+class StateInJit:
+    """What a group has inside ``jax.jit``."""
+
+    def __init__(self) -> None:
+        self.owner: threading.Thread | None = None
+        """The thread whose calls these are: calls are in order within a thread only."""
+        self.calls: Any = None
+        """``ProgramCalls``, which make its calls without the interpreter; None before the first."""
+        self.under_way: dict[int, Any] = {}
+        """By tag: calls begun by one place of a program, which end at another."""
+
+    def close(self, seconds: float) -> None:
+        """Let a call that is under way end, at most ``seconds``; then leave all calls to Python."""
+        if self.calls is not None:
+            self.calls.close(seconds)
+
+
+def state_in_jit(group: ProcessGroup) -> StateInJit:
+    """Return what ``group`` has inside ``jax.jit``."""
+    state = call_queue_of(group).state
+    if state.in_jit is None:
+        state.in_jit = StateInJit()
+    return state.in_jit
 
 
 class Program:
@@ -50,7 +76,8 @@ class Program:
         """
         me = threading.current_thread()
         for group in self._groups:
-            owner = group.owner
+            state = state_in_jit(group)
+            owner = state.owner
             if owner is me:
                 continue
             if owner is not None and owner.is_alive():
@@ -60,7 +87,7 @@ class Program:
                     " two of them ranks could make the calls in different orders. Give each thread"
                     " a group of its own, such as dist.new_group(ranks)"
                 )
-            group.owner = me
+            state.owner = me
 
     @property
     def is_ours(self) -> bool:

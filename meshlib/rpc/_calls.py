@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from meshlib._calls.future import Future, after, joint
+from meshlib._calls.future import Future, after, at_once, joint
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import Record
 from meshlib.rpc._errors import describe, safely
@@ -32,12 +32,11 @@ class RpcFuture(Future[Any]):
         self.object = oid
         """The object of this worker whose value it is."""
 
-    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
-        """Wait for the outcome without raising it; ``what()`` names it in the error."""
+    def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         if self._done:
             return
         with self.execution.waiting(self):
-            super().block(timeout, what)
+            super()._block(timeout, what)
 
     def _follower(self) -> Future[Any]:
         return RpcFuture(self.execution)
@@ -83,7 +82,7 @@ class OutgoingCall(RpcFuture):
         """Whether it asks the worker itself, and calls no function."""
         return isinstance(self._func, str)
 
-    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
+    def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the reply. Read it in this thread, unless another reads the connection."""
         if self._done:
             return
@@ -103,7 +102,7 @@ class OutgoingCall(RpcFuture):
                 connection.read_until(lambda: self._done or deadline.expired)
                 timeout = deadline.remaining()
         if not self._done:
-            Future.block(self, timeout, what)
+            Future._block(self, timeout, what)
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless it has one."""
@@ -187,12 +186,12 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     count = after(len(futures), lambda: settle(end, None, None))
 
     def note(done: Future[Any]) -> None:
-        if done.failure is not None:
+        if done.exception() is not None:
             settle(end, done, None)
         count(done)
 
     for future in futures:
-        future.at_once(note)
+        at_once(future, note)
     failed: Future[Any] | None = end.wait()
     if failed is not None:
         failed.wait()

@@ -20,8 +20,9 @@ A ``DArray`` is a global array of which each rank has a part::
 
 from meshlib.sharding._blocks import block
 from meshlib.sharding._creation import distribute_array, full, ones, random, zeros
-from meshlib.sharding._darray import DArray, ShardingError
-from meshlib.sharding._redistribution.plan import Plan, Step
+from meshlib.sharding._darray import DArray
+from meshlib.sharding._global_array import ShardingError
+from meshlib.sharding._redistribution.steps import Plan, Step
 from meshlib.sharding._sharding import Sharding
 from meshlib.sharding._spec import P, Partial, Replicate, Shard
 

@@ -1,34 +1,23 @@
-"""``DArray``: a global array of which this rank has a part."""
+"""``DArray``: a global array of which this rank has a part, as one of NumPy's arrays."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, overload
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshlib._arrays.checks import check_op
 from meshlib._mesh.device_mesh import DeviceMesh
-from meshlib.sharding._local import Array
-from meshlib.sharding._redistribution.execute import begin, carry_out
-from meshlib.sharding._redistribution.plan import plan
-from meshlib.sharding._sharding import PartialDims, Sharding
-from meshlib.sharding._spec import REDUCTIONS
+from meshlib.sharding._global_array import GlobalArray
+from meshlib.sharding._jax_arrays import from_jax, to_jax
+from meshlib.sharding._rules.shapes import assign, select
+from meshlib.sharding._rules.table import apply_function, apply_ufunc
 
 if TYPE_CHECKING:
     import jax
 
-    from meshlib._calls.work import Work
-
-
-class ShardingError(ValueError):
-    """An operation has no rule for how its arrays are sharded; the message says what to do."""
-
 
 @final
-class DArray(NDArrayOperatorsMixin):
+class DArray(GlobalArray):
     """A global array on a mesh: a ``Sharding`` and, on each rank, a local NumPy or CuPy array.
 
     It is made by ``distribute_array``, ``DArray.from_local`` and the functions of
@@ -41,150 +30,7 @@ class DArray(NDArrayOperatorsMixin):
     ``full_array`` and its description work there.
     """
 
-    __slots__ = ("_local", "dtype", "shape", "sharding")
-
-    # Without this, a `for` loop would call __getitem__ with 0, 1, 2 ….
-    __iter__ = None
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # as NumPy's arrays, == is elementwise
-    __array_priority__ = 1000
-
-    shape: tuple[int, ...]
-    """The global shape."""
-    dtype: np.dtype[Any]
-    """The dtype."""
-    sharding: Sharding
-    """How the array lies on its mesh."""
-
-    def __init__(
-        self, local: Array | None, sharding: Sharding, shape: Sequence[int], dtype: Any
-    ) -> None:
-        """Use ``DArray.from_local``, which checks its arguments."""
-        self._local = local
-        self.sharding = sharding
-        self.shape = tuple(shape)
-        self.dtype = np.dtype(dtype)
-
-    @classmethod
-    def from_local(
-        cls,
-        local: Array,
-        sharding: Sharding,
-        shape: Sequence[int] | None = None,
-        *,
-        run_check: bool = True,
-    ) -> Self:
-        """Return the global array whose part on this rank is ``local``, which is not copied.
-
-        With ``run_check`` the ranks of the mesh compare shapes and dtypes, with one message of a
-        few bytes to each. Then ``shape`` (the global one) may be omitted, also for uneven parts.
-        All ranks raise ValueError that names the first rank with a wrong part. Without it nothing
-        is sent; without a ``shape``, parts are assumed even.
-
-        Raises ValueError when ``local`` has another shape than its part of ``shape``, and on a rank
-        outside the mesh; TypeError unless it is a NumPy or CuPy array, of a dtype to which the op
-        of its partial values applies.
-        """
-        from meshlib.sharding._parts import agreed_shape, own_shape
-
-        lengths = (agreed_shape if run_check else own_shape)(local, sharding, shape)
-        for _, op in sharding.partial_dims:
-            check_op(REDUCTIONS[op], local.dtype)
-        return cls(local, sharding, lengths, local.dtype)
-
-    # ------------------------------------------------------------------ asked
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh."""
-        return self.sharding.mesh
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims of the global array."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the global array."""
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes of an element."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the global array."""
-        return self.size * self.dtype.itemsize
-
-    def to_local(self) -> Array:
-        """Return this rank's part: a view, so that writing to it changes this array.
-
-        Partial values are as they are, not reduced. None on a rank outside the mesh.
-        """
-        return None if self._local is None else self._local.view()
-
-    @property
-    def local(self) -> Array:
-        """As ``to_local``, for ranks of the mesh. Raises ValueError on a rank outside."""
-        if self._local is None:
-            raise ValueError(
-                f"rank {self.mesh.get_rank()} is not in {self.mesh}, so it has no part of the array"
-            )
-        return self._local.view()
-
-    def __repr__(self) -> str:
-        return f"DArray(shape={self.shape}, dtype={self.dtype}, {self.sharding})"
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dims")
-        return self.shape[0]
-
-    # ------------------------------------------------------------------ laid out anew
-
-    @overload
-    def redistribute(
-        self, spec: Any = None, partial: PartialDims = None, *, async_op: Literal[False] = False
-    ) -> Self: ...
-
-    @overload
-    def redistribute(
-        self, spec: Any = None, partial: PartialDims = None, *, async_op: Literal[True]
-    ) -> Work[Any]: ...
-
-    def redistribute(
-        self, spec: Any = None, partial: PartialDims = None, *, async_op: bool = False
-    ) -> Self | Work[Any]:
-        """Return the same global array in another sharding; every rank of the mesh calls.
-
-        ``spec`` is a ``Sharding``, on this mesh or another one (then the ranks of both call), or a
-        spec for this mesh. The steps are those of ``self.sharding.plan(...)``. An array that lies
-        so already is returned itself. With ``async_op`` the result is a ``Work``, whose
-        ``result()`` is the array; until it is done this one must not change.
-        """
-        target = self.sharding.with_spec(spec, partial)
-        steps = plan(self.sharding, target, self.shape, self.dtype)
-
-        def made(local: Array | None) -> Self:
-            if not steps.steps and target == self.sharding:
-                return self
-            return type(self)(local, target, self.shape, self.dtype)
-
-        return (begin if async_op else carry_out)(steps, self._local, made)
-
-    def full_array(self) -> Array:
-        """Return the whole global array, a new one, on every rank of the mesh (None outside)."""
-        everywhere = self.redistribute(Sharding(self.mesh))
-        local = everywhere.to_local()
-        return local.copy() if everywhere is self and local is not None else local
-
-    def reduced(self) -> Self:
-        """Return the array with partial values reduced; itself where there are none."""
-        if not self.sharding.partial_dims:
-            return self
-        return self.redistribute(self.sharding.reduced())
+    __slots__ = ()
 
     # ------------------------------------------------------------------ other libraries
 
@@ -194,8 +40,6 @@ class DArray(NDArrayOperatorsMixin):
         Each process has one device there. Partial values are reduced first. Raises ValueError for
         uneven parts, which JAX's arrays cannot have, and as ``DeviceMesh.to_jax`` does.
         """
-        from meshlib.sharding._jax_arrays import to_jax
-
         return to_jax(self)
 
     @classmethod
@@ -205,102 +49,20 @@ class DArray(NDArrayOperatorsMixin):
         On the CPU its part is JAX's memory, which is read-only. Raises ValueError for an array on
         another mesh or without a ``NamedSharding``.
         """
-        from meshlib.sharding._jax_arrays import from_jax
-
         return cls(*from_jax(array, mesh))
 
     # ------------------------------------------------------------------ as NumPy's arrays
 
-    def __getitem__(self, index: Any) -> DArray:
-        from meshlib.sharding._rules.shapes import select
-
+    def __getitem__(self, index: Any) -> Self:
         return select(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        from meshlib.sharding._rules.shapes import assign
-
         assign(self, index, value)
 
-    @property
-    def T(self) -> DArray:
-        """The array with its dims in reverse order."""
-        return self.transpose()
-
-    def item(self) -> Any:
-        """Return the value of an array with one element, which rank 0 and all others get.
-
-        Raises ValueError for more elements.
-        """
-        if self.size != 1:
-            raise ValueError(f"{self!r} has {self.size} elements; expected one")
-        return self.full_array().item()
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def astype(self, dtype: Any, copy: bool = True) -> Self:
-        """Return the array in another dtype, a copy; partial values are reduced first.
-
-        Without ``copy`` an array that has the dtype is returned itself, partial values as they are.
-        """
-        if not copy and self.dtype == np.dtype(dtype):
-            return self
-        x = self.reduced()
-        local = None if x._local is None else x._local.astype(dtype)
-        return type(self)(local, x.sharding, x.shape, dtype)
-
-    def copy(self) -> Self:
-        """Return a copy in the same sharding."""
-        local = None if self._local is None else self._local.copy()
-        return type(self)(local, self.sharding, self.shape, self.dtype)
-
-    def reshape(self, *shape: Any) -> DArray:
-        """Return the array in another shape, where each part of it is a part of the result."""
-        return cast("DArray", np.reshape(self, shape[0] if len(shape) == 1 else shape))
-
-    def transpose(self, *axes: Any) -> DArray:
-        """Return the array with its dims in another order (default: reversed)."""
-        return cast("DArray", np.transpose(self, axes[0] if len(axes) == 1 else axes or None))
-
-    def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
-        """Return the sum, partial along the mesh dims that split ``axis``."""
-        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
-
-    def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
-        """Return the mean, partial along the mesh dims that split ``axis``."""
-        return np.mean(self, axis=axis, dtype=dtype, keepdims=keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> DArray:
-        """Return the greatest value, partial along the mesh dims that split ``axis``."""
-        return np.max(self, axis=axis, keepdims=keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> DArray:
-        """Return the least value, partial along the mesh dims that split ``axis``."""
-        return np.min(self, axis=axis, keepdims=keepdims)
-
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        from meshlib.sharding._rules import apply_ufunc
-
         return apply_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        from meshlib.sharding._rules import apply_function
-
         return apply_function(func, args, kwargs)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise ShardingError(
-            f"{self!r} is not turned into one array silently; use full_array() for the whole of it,"
-            " to_local() for this rank's part"
-        )

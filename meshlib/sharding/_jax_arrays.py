@@ -13,10 +13,10 @@ from meshlib.sharding._sharding import Sharding
 if TYPE_CHECKING:
     import jax
 
-    from meshlib.sharding._darray import DArray
+    from meshlib.sharding._global_array import GlobalArray
 
 
-def to_jax(x: DArray) -> jax.Array:
+def to_jax(x: GlobalArray) -> jax.Array:
     """See ``DArray.to_jax``."""
     import jax
     import jax.sharding

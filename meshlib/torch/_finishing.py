@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib._calls.future import Future
-from meshlib._calls.work import Work
+from meshlib._calls.work import Work, when_all
 from meshlib.torch._tensors import Array
 from transport._operands.reduce_op import ReduceOp
 
@@ -56,20 +55,9 @@ def finished(work: Work[Any], finish: Finish) -> Work[Any]:
     """Return a Work that ends when ``finish()`` has run after ``work``, before the next call of the
     group.
     """
-    future = work.get_future()
-    whole: Work[Any] = Work(
-        lambda: repr(work), future.exception, future.continuations, blocked=future.is_blocked
-    )
 
-    def end(done: Future[Any]) -> None:
-        try:
-            if done.failure is not None:
-                raise done.failure
-            finish()
-        except BaseException as error:  # noqa: BLE001 (it belongs to the waiting thread)
-            whole.fail(error)
-        else:
-            whole.finish(done.outcome)
+    def end() -> Any:
+        finish()
+        return work.result()
 
-    future.at_once(end)
-    return whole
+    return when_all([work], lambda: repr(work), end)

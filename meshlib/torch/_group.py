@@ -13,6 +13,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.torch._around import HAS_HOOKS, Around
 from meshlib.torch._collectives import TensorCollectives
 from meshlib.torch._membership import Seat, join, leave
@@ -52,7 +53,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         self.continuations: Continuations = Continuations()
         self.around: Around = Around()
         self._abort_hooks: dict[int, Callable[[], object]] = {}
-        seat.group.on_failure(self._call_abort_hooks)
+        call_queue_of(seat.group).state.on_failure(self._call_abort_hooks)
 
     # ------------------------------------------------------------------ who
 

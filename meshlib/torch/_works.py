@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from meshlib._calls.call_stream import CallStream
+from meshlib._calls.future import at_once
 from meshlib._calls.work import Work
 from meshlib._groups.process_group import ProcessGroup
 
@@ -174,4 +175,4 @@ class TorchWork(_c10d.Work):
             task()
         else:
             level = self._level
-            self._work.get_future().at_once(lambda _: self._continuations.submit(level, task))
+            at_once(self._work.get_future(), lambda _: self._continuations.submit(level, task))

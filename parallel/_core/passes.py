@@ -9,6 +9,7 @@ from typing import Any
 
 import meshlib as dist
 from meshlib import Future, ProcessGroup
+from meshlib.extend import at_once
 from parallel._arrays import Namespace
 
 
@@ -132,7 +133,7 @@ class Stopwatch:
         def note(_: Future[Any]) -> None:
             landed[index] = time.perf_counter()
 
-        future.at_once(note)
+        at_once(future, note)
 
     def finish(self) -> PassStatistics:
         """Return what was collected, and begin anew."""

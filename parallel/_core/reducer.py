@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
-from meshlib import Future, ProcessGroup, WaitTimeoutError
+from meshlib import Future, ProcessGroup
 from parallel._arrays import Array
 from parallel._core.buckets import Bucket, BucketSet, GradientOwner, GradientSpec, ReducerOptions
 from parallel._core.comm_hooks import GradBucket, allreduce_hook, check_like, only
@@ -236,10 +237,8 @@ class Reducer:
     def let_go(self) -> None:
         """Return when no call works on borrowed memory any more; the group has been broken."""
         for _, future in self._launched:
-            try:
-                future.block(_LET_GO_SECONDS, lambda: "a reduction that was broken off")
-            except WaitTimeoutError:
-                continue
+            with suppress(Exception):
+                future.wait(_LET_GO_SECONDS)
         self._release()
 
     def _release(self) -> None:

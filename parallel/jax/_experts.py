@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib import get_world_size, jit
+from meshlib.extend import derived_group
 from meshlib.extend.jit import host_call
 from parallel._core.experts import (
     Score,
@@ -207,7 +208,7 @@ def exchange(
     When the program runs it ends with the text of a ValueError if more come than there is room for.
     """
     base = resolve(mesh, "mesh")
-    group = base.companion("rows in jit", f"{base.group_desc or base.id} in jit, rows")
+    group = derived_group(base, "rows in jit", f"{base.group_desc or base.id} in jit, rows")
 
     def move(outputs: Sequence[Any], inputs: Sequence[Any], _: object) -> None:
         (result,), (own, outgoing, incoming) = outputs, inputs

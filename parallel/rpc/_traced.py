@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from meshlib import rpc
+from meshlib.extend import at_once
 from meshlib.extend.jit import is_compiling, is_tracing
 from parallel.rpc._contexts import Context, Keeper
 from parallel.rpc._engine import run_pass
@@ -159,14 +160,8 @@ class Through(rpc.Future[Any]):
         """Return what the call has failed with."""
         return self._started.exception()
 
-    @property
-    def failure(self) -> BaseException | None:
-        """What the call has failed with."""
-        return self._started.failure
-
-    def at_once(self, callback: Any) -> None:
-        """Have ``callback(self)`` called when the call ends (``wait_all``)."""
-        self._started.at_once(lambda _: callback(self))
+    def _at_once(self, callback: Any) -> None:
+        at_once(self._started, lambda _: callback(self))
 
     def _derivative(self, recorded: list[Recorded]) -> Any:
         here, context, sinks = self._here, self._context, self._sinks

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 KINDS = (
     "all_reduce",
@@ -39,7 +40,7 @@ _ROUNDS = 12
 Calls = dict[str, Callable[[], object]]
 
 
-def arrays(nbytes: int, size: int) -> dict[str, Any]:
+def arrays(nbytes: int, size: int) -> dict[str, npt.NDArray[np.float32]]:
     """Return what the calls work on: ``nbytes`` is what one member gives or gets."""
     one = np.zeros(nbytes // 4, np.float32)
     whole = np.zeros((size, nbytes // 4), np.float32)

@@ -54,7 +54,7 @@ class UncheckedCallQueue(CallQueue):
         seconds = self.members.seconds if timeout is None else to_seconds(timeout)
         if spec.device not in self.members.backends:
             raise ValueError(f"{self} has no backend for arrays on {spec.device!r}")
-        if self._context.observers:
+        if self.context.observers:
             raise RuntimeError("unchecked calls cannot be observed")
         state, stream = self.state, self.streams.collectives
         with state.lock:
@@ -63,7 +63,7 @@ class UncheckedCallQueue(CallQueue):
             state.order.sequence += 1
             if async_op or spec.peer != COLLECTIVE or not stream.try_enter():
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
-            if self._context.log.detailed:
+            if self.context.log.detailed:
                 raise RuntimeError("unchecked calls are not logged")
         try:
             result = self._run_unchecked(spec.run, _UncheckedCall(seconds), spec.device)

@@ -25,6 +25,10 @@ FILES = {
     "personalized": "personalized",
 }
 """Which file of methods each file of functions is written from."""
+NOTE = """
+# A call without async_op fits the first two overloads of a function: the first one counts.
+# pyright: reportOverlappingOverload=false
+"""
 AFTER_GROUP = ("async_op", "tag", "device", "group_src", "group_dst", "timeout")
 """``group`` stands before the first of these, as in c10d."""
 GROUP_WORDS = "    group: A ProcessGroup or a DeviceMesh; None is the default group."
@@ -51,6 +55,7 @@ def written(name: str) -> str:
     body = "\n".join(parts)
     head = (
         f'"""Written by tests/docs/functions.py from meshlib/_collectives/{FILES[name]}.py."""\n'
+        f"{NOTE if any(first.values()) else ''}\n"
         "from __future__ import annotations\n"
     )
     typevar = 'A = TypeVar("A")\n' if "[A]" in body else ""
@@ -109,17 +114,15 @@ def _with_group(method: ast.FunctionDef) -> list[tuple[str, str, str | None]]:
 
 
 def _overloads(typed: ast.FunctionDef) -> str:
-    """Return the overloads: not asynchronous, so by keyword, so by position, and undecided."""
+    """Return the overloads: not asynchronous, so, and undecided."""
     arguments = _with_group(typed)
     assert typed.returns is not None
     result = ast.unparse(typed.returns)
     place = [name for name, _, _ in arguments].index("async_op")
     before, after = arguments[:place], arguments[place + 1 :]
-    required = [(name, kind, None) for name, kind, _ in before]
     forms = (
         ([*before, ("async_op", "Literal[False]", "...")], result),
-        ([*before, ("*", "", None), ("async_op", "Literal[True]", None)], f"Work[{result}]"),
-        ([*required, ("async_op", "Literal[True]", None)], f"Work[{result}]"),
+        ([*before, ("async_op", "Literal[True]", "...")], f"Work[{result}]"),
         ([*before, ("async_op", "bool", "...")], f"{result} | Work[{result}]"),
     )
     return "".join(
@@ -130,7 +133,7 @@ def _overloads(typed: ast.FunctionDef) -> str:
 
 def _listed(arguments: list[tuple[str, str, str | None]]) -> str:
     return ", ".join(
-        name + (f": {kind}" if kind else "") + (f" = {default}" if default is not None else "")
+        f"{name}: {kind}" + (f" = {default}" if default is not None else "")
         for name, kind, default in arguments
     )
 

@@ -5,9 +5,11 @@ import importlib
 import inspect
 import itertools
 import re
+import tomllib
 
 import functions
 import pytest
+from pages import ROOT
 
 import meshlib
 from meshlib import checkpoint, rpc
@@ -51,6 +53,7 @@ NOT_MADE_BY_USERS = {
     "parallel.nn.RemovableHandle",
     "parallel.rpc.Recorded",
 }
+ROOMS = ("meshlib", "transport", "parallel")
 POINTER = re.compile(r"^See\b|\b(as for|as in|those of) ``\w")
 
 
@@ -163,3 +166,38 @@ def test_help_shows_it():
     assert "Reduce ``tensor`` over the members" in text
     assert "group: A ProcessGroup or a DeviceMesh" in text
     assert "group:" not in inspect.getdoc(meshlib.ProcessGroup.all_reduce)
+
+
+def without_words(node, where, in_class=False):
+    """Yield what has no docstring and no underscore: ruff's D1, which leaves out ``_module.py``."""
+    for one in node.body:
+        if not isinstance(one, ast.FunctionDef | ast.ClassDef) or one.name.startswith("_"):
+            continue
+        decorators = {ast.unparse(decorator) for decorator in one.decorator_list}
+        is_method = in_class and isinstance(one, ast.FunctionDef)
+        shown = (
+            ast.get_docstring(one) or "overload" in decorators or f"{one.name}.setter" in decorators
+        )
+        if not shown:
+            yield f"{where}:{one.lineno} {one.name}", is_method
+        if isinstance(one, ast.ClassDef):
+            yield from without_words(one, where, True)
+
+
+def test_modules_with_an_underscore_keep_the_rule_of_docstrings_too():
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    ignores = table["per-file-ignores"]
+    found = []
+    for path in sorted(one for room in ROOMS for one in (ROOT / room).rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        # The ends of the patterns are all *, ** or a whole name.
+        ignored = {
+            rule
+            for pattern, rules in ignores.items()
+            if name.startswith(pattern.rstrip("*"))
+            for rule in rules
+        }
+        tree = ast.parse(path.read_text())
+        missing = without_words(tree, name)
+        found += [what for what, is_method in missing if not (is_method and "D102" in ignored)]
+    assert not found

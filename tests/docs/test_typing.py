@@ -9,6 +9,7 @@ from pathlib import Path
 
 import basic_user
 import data_parallel
+import overloads
 import pytest
 import stencil
 import summa
@@ -16,6 +17,7 @@ import typed_user
 
 from meshlib.testing import run_ranks
 
+MYPY = shutil.which("mypy", path=sysconfig.get_path("scripts"))
 PYRIGHT = shutil.which("pyright", path=sysconfig.get_path("scripts"))
 
 
@@ -51,3 +53,15 @@ def test_pyrights_basic_mode_takes_a_program_in_torchs_idioms(tmp_path):
     assert report["summary"]["filesAnalyzed"] == 1
     found = report["generalDiagnostics"]
     assert not [f"{d['range']['start']['line'] + 1}: {d['message']}" for d in found]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not MYPY, reason="mypy is not installed")
+def test_mypys_strict_mode_takes_users_programs(tmp_path):
+    programs = [basic_user, data_parallel, overloads, stencil, summa, typed_user]
+    names = [Path(shutil.copy(Path(one.__file__), tmp_path)).name for one in programs]
+    command = [MYPY, "--strict", "--no-incremental", "--python-executable", sys.executable, *names]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr

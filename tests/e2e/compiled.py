@@ -15,6 +15,7 @@ JOIN = """
     import os, random, sys, threading, time
     import numpy as np
     import meshlib as dist
+    from meshlib._collectives.group_of_ranks import call_queue_of
     from transport._native import core
 
     dist.init_process_group("shm", timeout=90)
@@ -26,7 +27,7 @@ JOIN = """
 
     def interrupt_soon():
         # Once this program is in a call.
-        records = group.context.recorder.records
+        records = call_queue_of(group).context.recorder.records
 
         def interrupt():
             while not any(not record.ended for record in records()):
@@ -38,7 +39,7 @@ JOIN = """
 
     def wait_for_news(of):
         # Until this rank knows that the group has failed.
-        while of.await_failure(1.0) is None:
+        while call_queue_of(of).state.await_failure(1.0) is None:
             pass
 """
 """Joins a job in shared memory."""

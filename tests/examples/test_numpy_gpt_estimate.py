@@ -10,6 +10,7 @@ from numpy_gpt.trainer import Trainer
 from numpy_gpt_runs import EVERYTHING, FOLDER, some, write_config
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._mesh.config import MeshConfig
 from meshlib.testing import run_ranks
 from transport._choosing.choice import DEFAULT
@@ -131,7 +132,7 @@ def test_estimate(dims, sequence, tmp_path, counted):
         if dist.get_rank() == 0:
             sent.clear()
         dist.barrier()
-        recorder = trainer.dims.pp.process_group.context.recorder
+        recorder = call_queue_of(trainer.dims.pp.process_group).context.recorder
         records = recorder.follow()
         trainer.step(1)
         recorder.unfollow(records)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib import extend
 from meshlib.checkpoint import Checkpointer, load, save
 from meshlib.checkpoint._pieces import Piece
 from meshlib.testing import run_ranks
@@ -107,7 +108,7 @@ def test_no_array_moves_where_owners_keep_states(tmp_path):
             most.append(header.elements)
             return run
 
-        with mesh.process_group.observed(observe):
+        with extend.observe(mesh.process_group, observe):
             state = global_state(model, optimizer)
             save(tmp_path, state, step=1, sync=False)
             again = load(tmp_path, global_layout(model, optimizer))

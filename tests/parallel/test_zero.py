@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from training import assert_close, batch, make_model, parameters
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, Join, ZeroRedundancyOptimizer, nn, optim
 from parallel.zero._shards import assign_owners
@@ -113,9 +114,9 @@ def test_one_call_for_each_dtype():
         ]
         optimizer = ZeroRedundancyOptimizer(params, optim.SGD)
         group = dist.group.WORLD.process_group
-        before = group.reached()
+        before = call_queue_of(group).state.order.sequence
         optimizer.step()
-        return group.reached() - before
+        return call_queue_of(group).state.order.sequence - before
 
     assert run_ranks(job, 3) == [2] * 3
 
@@ -131,10 +132,12 @@ def test_what_is_copied_at_once_is_bounded(monkeypatch):
         for number, parameter in enumerate(params):
             parameter.grad = np.full(parameter.shape, number, "f4")
         group = dist.group.WORLD.process_group
-        before = group.reached()
+        before = call_queue_of(group).state.order.sequence
         optimizer.step()
-        assert group.reached() - before == 3
-        largest = max(r.nbytes for r in group.context.recorder.records(group.id)[-3:])
+        assert call_queue_of(group).state.order.sequence - before == 3
+        largest = max(
+            r.nbytes for r in call_queue_of(group).context.recorder.records(group.id)[-3:]
+        )
         return largest, [set(parameter.data.tolist()) for parameter in params]
 
     values = [{1.0 - number} for number in range(6)]

@@ -1,5 +1,8 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/gathered.py."""
 
+# A call without async_op fits the first two overloads of a function: the first one counts.
+# pyright: reportOverlappingOverload=false
+
 from __future__ import annotations
 
 from typing import Any, Literal, TypeVar, overload
@@ -26,16 +29,7 @@ def all_gather(
     tensor_list: ListOf[A],
     tensor: Any,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
-) -> Work[list[A]]: ...
-@overload
-def all_gather(
-    tensor_list: ListOf[A],
-    tensor: Any,
-    group: Group,
-    async_op: Literal[True],
+    async_op: Literal[True] = ...,
     timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
 @overload
@@ -91,16 +85,7 @@ def all_gather_into_tensor(
     output_tensor: A,
     input_tensor: Any,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
-) -> Work[A]: ...
-@overload
-def all_gather_into_tensor(
-    output_tensor: A,
-    input_tensor: Any,
-    group: Group,
-    async_op: Literal[True],
+    async_op: Literal[True] = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @overload
@@ -161,17 +146,7 @@ def reduce_scatter(
     input_list: ListOf[Any],
     op: ReduceOp = ...,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
-) -> Work[A]: ...
-@overload
-def reduce_scatter(
-    output: A,
-    input_list: ListOf[Any],
-    op: ReduceOp,
-    group: Group,
-    async_op: Literal[True],
+    async_op: Literal[True] = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @overload
@@ -233,17 +208,7 @@ def reduce_scatter_tensor(
     input: Any,
     op: ReduceOp = ...,
     group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
-) -> Work[A]: ...
-@overload
-def reduce_scatter_tensor(
-    output: A,
-    input: Any,
-    op: ReduceOp,
-    group: Group,
-    async_op: Literal[True],
+    async_op: Literal[True] = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
 @overload

@@ -94,7 +94,12 @@ class Failure:
     # ------------------------------------------------------------------ members that leave
 
     def do_without(self, left: Departures) -> None:
-        """See ``ProcessGroup.do_without``."""
+        """Note that ranks have left the job.
+
+        If a member made no call on the group, calls that need it raise ``RankFailedError``, those
+        under way too; others go on. If it made some, its channels tell who needs it. What it sent
+        is still received.
+        """
         members, state = self._members, self._state
         with state.lock:
             if left in state.departures:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from meshlib._calls.future import WaitTimeoutError
+from meshlib._calls.future import WaitTimeoutError, block
 from meshlib.rpc._caller import Caller
 from meshlib.rpc._calls import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
@@ -124,7 +124,7 @@ class Shutdown:
         said: dict[int, object] = {}
         for rank, call in asked.items():
             with suppress(WaitTimeoutError):
-                call.block(deadline.remaining(), lambda: "shutdown")
+                block(call, deadline.remaining(), lambda: "shutdown")
             if not call.done():
                 missing = ", ".join(describe(r) for r, c in asked.items() if not c.done())
                 why = f"{missing} have not called it, or are not done with their calls"

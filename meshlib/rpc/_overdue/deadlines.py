@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from meshlib._calls.future import Future
+from meshlib._calls.future import Future, at_once
 from meshlib.rpc._calls import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._overdue.timer import TimerThread
@@ -93,10 +93,10 @@ class Deadlines:
 
         def on_answer(done: Future[Any]) -> None:
             silent = f"{who} does not answer at all"
-            end(silent if done.failure is not None else done.outcome)
+            end(silent if done.exception() is not None else done.value())
 
         if call.is_question:
             end("")
             return
         self.request_record()
-        caller.ask(call.to, "where", call.number, seconds=STATE_SECONDS).at_once(on_answer)
+        at_once(caller.ask(call.to, "where", call.number, seconds=STATE_SECONDS), on_answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from meshlib._calls.future import Future
+from meshlib._calls.future import Future, block
 from meshlib.rpc._calls import OutgoingCall, polled, seconds_of
 from meshlib.rpc._errors import RemoteTraceback, describe, without_frames
 from meshlib.rpc._membership.directory import WorkerInfo
@@ -201,7 +201,7 @@ def create(
     polled(made)
 
     def note(done: Future[Any]) -> None:
-        error = done.failure
+        error = done.exception()
         # The owner knows of its own errors, not of a request that was lost or timed out.
         if error is not None and not isinstance(error.__cause__, RemoteTraceback):
             who = worker.directory.describe(worker.rank)
@@ -227,9 +227,9 @@ def _bound(worker: LocalWorker, timeout: Timeout | None) -> float | None:
 def _local(worker: LocalWorker, oid: ObjectId, seconds: float | None = None) -> Any:
     """On the owner: return the object when it is made. Raises what making it raised."""
     value = worker.references.value_of(oid)
-    value.block(seconds, lambda: f"the object {oid}")
-    if value.failure is not None:
-        raise without_frames(value.failure)
+    block(value, seconds, lambda: f"the object {oid}")
+    if (failure := value.exception()) is not None:
+        raise without_frames(failure)
     return value.wait()
 
 

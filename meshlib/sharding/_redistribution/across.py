@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
 from meshlib.sharding._blocks import blocks
 from meshlib.sharding._local import Box, intersection, shape_of
-from meshlib.sharding._redistribution.plan import POINT_TO_POINT, Step, held_bytes
 from meshlib.sharding._redistribution.search import steps_within
-from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._redistribution.steps import POINT_TO_POINT, Step, held_bytes
+from meshlib.sharding._sharding_value import ShardingValue
+
+S = TypeVar("S", bound=ShardingValue)
 
 
 def steps_across(
-    source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int
+    source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
 ) -> list[Step]:
     """Return the steps from ``source`` to ``target``, which are on different meshes.
 
@@ -61,7 +64,7 @@ class Message:
 
 
 def messages_to(
-    source: Sharding, target: Sharding, shape: Sequence[int], rank: int
+    source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
 ) -> list[Message]:
     """Return what ``rank`` receives of its part of ``target``; from itself: what it keeps."""
     coordinate = target.mesh.coordinate_of(rank)
@@ -69,7 +72,7 @@ def messages_to(
 
 
 def messages_from(
-    source: Sharding, target: Sharding, shape: Sequence[int], rank: int
+    source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
 ) -> list[Message]:
     """Return what ``rank``, which has a part of ``source``, sends; to itself: what it keeps."""
     if source.mesh.coordinate_of(rank) is None:
@@ -87,7 +90,7 @@ def messages_from(
 
 @lru_cache(maxsize=4096)
 def _providers(
-    source: Sharding, target: Sharding, shape: tuple[int, ...], rank: int
+    source: ShardingValue, target: ShardingValue, shape: tuple[int, ...], rank: int
 ) -> tuple[Message, ...]:
     """Return which rank gives ``rank`` each part of what it is to have: itself where it can.
 
@@ -108,7 +111,7 @@ def _providers(
     return tuple(found)
 
 
-def _copy_for(source: Sharding, target: Sharding, rank: int) -> dict[int, int]:
+def _copy_for(source: ShardingValue, target: ShardingValue, rank: int) -> dict[int, int]:
     """Return the coordinates along the source's replicated dims of the copy that ``rank`` reads."""
     coordinate = target.mesh.coordinate_of(rank)
     assert coordinate is not None, "a receiver is in the target's mesh"
@@ -120,7 +123,7 @@ def _copy_for(source: Sharding, target: Sharding, rank: int) -> dict[int, int]:
 
 
 def _parts_of(
-    sharding: Sharding, shape: Sequence[int], box: Box
+    sharding: ShardingValue, shape: Sequence[int], box: Box
 ) -> Iterator[tuple[list[int], Box]]:
     """Yield the parts of ``box`` that lie on different ranks, with the ranks' coordinates.
 
@@ -146,11 +149,11 @@ def _parts_of(
 
 
 def spread(
-    sharding: Sharding,
+    sharding: S,
     shape: Sequence[int],
     mesh_dims: Sequence[int],
     keep: Sequence[tuple[int, ...]],
-) -> Sharding:
+) -> S:
     """Return ``sharding``, with the array dims split as ``keep`` has them and nothing partial, and
     ``mesh_dims`` splitting the array dim that has the longest parts.
     """
@@ -162,10 +165,12 @@ def spread(
         ]
         longest = lengths.index(max(lengths))
         dims[longest] = (*dims[longest], *mesh_dims)
-    return Sharding.of_positions(sharding.mesh, dims)
+    return sharding.of_positions(sharding.mesh, dims)
 
 
-def _at_home(source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int) -> int:
+def _at_home(
+    source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
+) -> int:
     """Return the bytes of ``target`` that its ranks have in ``source`` already."""
     kept = 0
     small, large = sorted((source.mesh, target.mesh), key=lambda mesh: mesh.size())

@@ -26,7 +26,7 @@ from meshlib.sharding._local import (
     relative,
     shape_of,
 )
-from meshlib.sharding._redistribution.plan import ALL_GATHER, Step
+from meshlib.sharding._redistribution.steps import ALL_GATHER, Step
 from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat, ReduceOp

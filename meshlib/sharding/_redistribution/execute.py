@@ -17,11 +17,11 @@ from zlib import crc32
 import numpy as np
 
 from meshlib._arrays.checks import check_op
-from meshlib._calls.future import after
 from meshlib._calls.spec import CallSpec
-from meshlib._calls.work import Message, Work
+from meshlib._calls.work import Message, Work, when_all
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.current import current_world
+from meshlib._job.current import current_world, derived_group
 from meshlib.sharding._local import (
     Array,
     Box,
@@ -35,7 +35,7 @@ from meshlib.sharding._local import (
 )
 from meshlib.sharding._redistribution.across import messages_from, messages_to
 from meshlib.sharding._redistribution.exchange import Exchange, Part, Reduction, members_of
-from meshlib.sharding._redistribution.plan import (
+from meshlib.sharding._redistribution.steps import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -45,7 +45,7 @@ from meshlib.sharding._redistribution.plan import (
     Plan,
     Step,
 )
-from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._sharding_value import ShardingValue
 from meshlib.sharding._spec import REDUCTIONS
 from transport._call import Call, Kind, dtype_code
 from transport._communicators.base import Communicator
@@ -78,16 +78,11 @@ def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]
     on_gpu = local is not None and array_module(local) is not np
     # A call on a GPU returns when it is on a stream: there is nothing to wait for.
     run = _Run(plan, local, async_op=not on_gpu)
-    whole = Work(lambda: f"redistribution of {plan.shape} to {plan.target}")
-
-    def end() -> None:
-        try:
-            whole.finish(finish(run.value()))
-        except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
-            whole.fail(error)
-
-    _when_all_are_done(run.works, end)
-    return whole
+    return when_all(
+        run.works,
+        lambda: f"redistribution of {plan.shape} to {plan.target}",
+        lambda: finish(run.value()),
+    )
 
 
 class _Run:
@@ -112,7 +107,7 @@ class _Run:
             left = self.value
             self.value = lambda: _copied(left())
 
-    def _coordinate(self, sharding: Sharding) -> list[int] | None:
+    def _coordinate(self, sharding: ShardingValue) -> list[int] | None:
         return sharding.mesh.coordinate_of(self._rank)
 
     def _locally(self, step: Step, ready: Value) -> Value:
@@ -140,7 +135,7 @@ class _Run:
             return ready
         mesh = step.source.mesh
         group = (mesh if mesh.ndim == 1 else mesh[step.mesh_dims]).process_group
-        part = self._part_of(step, group)
+        part, queue = self._part_of(step, group), call_queue_of(group)
         dtype = self._plan.dtype
         op = ReduceOp.SUM if step.op is None else REDUCTIONS[step.op]
         header: dict[str, Any] = {
@@ -156,7 +151,7 @@ class _Run:
             if array_module(x) is not np:
                 part.prepare(x, gaps=False)
                 part.pack(0)
-                group.issue(CallSpec(kind, part.call, device="cuda", **header))
+                queue.issue(CallSpec(kind, part.call, device="cuda", **header))
                 return _given(part.unpack(0))
             ready = _given(x)
 
@@ -168,7 +163,7 @@ class _Run:
                 result = part.unpack(number)
             return result
 
-        issued = group.issue(CallSpec(kind, run, **header), self._async)
+        issued = queue.issue(CallSpec(kind, run, **header), self._async)
         if not self._async:
             return _given(issued)
         self.works.append(issued)
@@ -218,7 +213,7 @@ class _Run:
             ranks = {mesh.rank_at(place) for mesh in meshes for place in range(mesh.size())}
             # Its messages are counted apart from those of a mesh of the same ranks.
             members = current_world().registry.group_for(sorted(ranks))
-            group = members.companion("redistribution", "redistribution")
+            group = derived_group(members, "redistribution", "redistribution")
             for kind, move, sharding, message in away:
                 place = group.group_rank(message.peer)
                 spec = CallSpec(
@@ -230,7 +225,7 @@ class _Run:
                     device=sharding.mesh.device_type,
                     peer=place,
                 )
-                works.append(group.issue(spec, async_op=True))
+                works.append(call_queue_of(group).issue(spec, async_op=True))
         self.works += works
 
         def finish() -> Array | None:
@@ -285,12 +280,3 @@ def _once(make: Value) -> Value:
             return made[0]
 
     return value
-
-
-def _when_all_are_done(works: list[Work[Any]], then: Callable[[], None]) -> None:
-    """Call ``then`` when all of ``works`` have ended, well or not; at once if there are none."""
-    if not works:
-        then()
-    note = after(len(works), then)
-    for work in works:
-        work.get_future().add_done_callback(note)

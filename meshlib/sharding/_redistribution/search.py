@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count, takewhile
 from math import prod
 
-from meshlib.sharding._redistribution.plan import (
+from meshlib.sharding._redistribution.steps import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -26,21 +26,21 @@ from meshlib.sharding._redistribution.plan import (
     held_bytes,
     held_in_both,
 )
-from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._sharding_value import ShardingValue
 
 Cost = tuple[int, int, int, int]
 """Bytes on the wire, collectives, messages that a rank sends, steps."""
 
 
 def steps_within(
-    source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int
+    source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
 ) -> list[Step]:
     """Return the cheapest steps from ``source`` to ``target``, which are on one mesh."""
     search = _Search(target, tuple(shape), itemsize)
     numbers = count()
-    queue: list[tuple[Cost, int, Sharding, tuple[Step, ...]]] = []
+    queue: list[tuple[Cost, int, ShardingValue, tuple[Step, ...]]] = []
     heappush(queue, ((0, 0, 0, 0), next(numbers), source, ()))
-    done: set[Sharding] = set()
+    done: set[ShardingValue] = set()
     limit = search.missing(source)
     while queue:
         cost, _, at, path = heappop(queue)
@@ -61,18 +61,18 @@ def steps_within(
 
 @dataclass(slots=True)
 class _Search:
-    target: Sharding
+    target: ShardingValue
     shape: tuple[int, ...]
     itemsize: int
 
-    def missing(self, at: Sharding) -> int | None:
+    def missing(self, at: ShardingValue) -> int | None:
         """Return the bytes that an exchange from ``at`` moves; None where it is not possible."""
         if at.partial_dims != self.target.partial_dims:
             return None
         here = held_in_both(at, self.target, self.shape, self.itemsize)
         return held_bytes(self.target, self.shape, self.itemsize) - here
 
-    def edges(self, at: Sharding) -> Iterator[tuple[Step, Cost]]:
+    def edges(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
         """Yield the steps that may follow ``at``, with their costs."""
         for d in range(len(self.shape)):
             yield from self._slices(at, d)
@@ -92,8 +92,8 @@ class _Search:
     def _step(
         self,
         kind: str,
-        at: Sharding,
-        to: Sharding,
+        at: ShardingValue,
+        to: ShardingValue,
         mesh_dims: Sequence[int],
         op: str | None = None,
         wire_bytes: int | None = None,
@@ -107,27 +107,27 @@ class _Search:
         step = Step(kind, at, to, tuple(mesh_dims), op, wire_bytes)
         return step, (wire_bytes, 1, messages, 1)
 
-    def _next(self, at: Sharding, array_dim: int) -> tuple[int, ...]:
+    def _next(self, at: ShardingValue, array_dim: int) -> tuple[int, ...]:
         """Return the mesh dims that the target splits ``array_dim`` by beyond those of ``at``."""
         now, wanted = at.split_of(array_dim), self.target.split_of(array_dim)
         return wanted[len(now) :] if wanted[: len(now)] == now else ()
 
-    def _slices(self, at: Sharding, d: int) -> Iterator[tuple[Step, Cost]]:
+    def _slices(self, at: ShardingValue, d: int) -> Iterator[tuple[Step, Cost]]:
         run = _leading(self._next(at, d), set(at.replicated_dims))
         if run:
             yield self._step(SLICE, at, _split(at, self.shape, d, at.split_of(d) + run), run)
 
-    def _partitions(self, at: Sharding) -> Iterator[tuple[Step, Cost]]:
+    def _partitions(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
         wanted, free = self.target.partial_dims, set(at.replicated_dims)
         # Last of all: what is partial can neither be gathered nor moved for less.
         if at.dims != self.target.dims or not set(at.partial_dims) <= set(wanted):
             return
         for op in sorted({op for i, op in wanted if i in free}):
             new = [(i, own) for i, own in wanted if i in free and own == op]
-            to = Sharding.of_positions(at.mesh, at.dims, (*at.partial_dims, *new))
+            to = at.of_positions(at.mesh, at.dims, (*at.partial_dims, *new))
             yield self._step(PARTITION, at, to, [i for i, _ in new], op)
 
-    def _gathers(self, at: Sharding, d: int) -> Iterator[tuple[Step, Cost]]:
+    def _gathers(self, at: ShardingValue, d: int) -> Iterator[tuple[Step, Cost]]:
         now, wanted = at.split_of(d), self.target.split_of(d)
         for left in range(len(_common(now, wanted)), len(now)):
             moved, rest = now[left:], _split(at, self.shape, d, now[:left])
@@ -138,7 +138,7 @@ class _Search:
                     to = _split(rest, self.shape, other, at.split_of(other) + moved)
                     yield self._step(ALL_TO_ALL, at, to, moved)
 
-    def _scatters(self, at: Sharding, d: int) -> Iterator[tuple[Step, Cost]]:
+    def _scatters(self, at: ShardingValue, d: int) -> Iterator[tuple[Step, Cost]]:
         for op in {op for i, op in at.partial_dims if (i, op) not in self.target.partial_dims}:
             pending = {i for i, own in at.partial_dims if own == op}
             run = _leading(self._next(at, d), pending)
@@ -149,20 +149,20 @@ class _Search:
                 sent = held_bytes(at, self.shape, self.itemsize) - less
                 yield self._step(REDUCE_SCATTER, at, to, dims, op, sent)
 
-    def _reductions(self, at: Sharding) -> Iterator[tuple[Step, Cost]]:
+    def _reductions(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
         for op in {op for i, op in at.partial_dims if (i, op) not in self.target.partial_dims}:
             wanted = set(self.target.partial_dims)
             pending = [i for i, own in at.partial_dims if own == op and (i, op) not in wanted]
             free = set(self.target.replicated_dims)
             for dims in {tuple(pending), tuple(i for i in pending if i in free)} - {()}:
                 partial = [(i, own) for i, own in at.partial_dims if i not in dims]
-                to = Sharding.of_positions(at.mesh, at.dims, partial)
+                to = at.of_positions(at.mesh, at.dims, partial)
                 held = held_bytes(at, self.shape, self.itemsize)
                 n = prod(at.mesh.shape[i] for i in dims)
                 yield self._step(ALL_REDUCE, at, to, dims, op, 2 * (n - 1) * held // n)
 
 
-def changed_dims(a: Sharding, b: Sharding) -> tuple[int, ...]:
+def changed_dims(a: ShardingValue, b: ShardingValue) -> tuple[int, ...]:
     """Return the mesh dims that do not split the same part of the same array dim in both."""
     same: set[int] = set()
     for left, right in zip(a.dims, b.dims, strict=False):
@@ -182,13 +182,13 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _split(
-    at: Sharding,
+    at: ShardingValue,
     shape: Sequence[int],
     array_dim: int,
     mesh_dims: tuple[int, ...],
     partial: Sequence[tuple[int, str]] | None = None,
-) -> Sharding:
+) -> ShardingValue:
     """Return ``at`` with one array dim split by other mesh dims."""
     dims = [at.split_of(d) for d in range(len(shape))]
     dims[array_dim] = mesh_dims
-    return Sharding.of_positions(at.mesh, dims, at.partial_dims if partial is None else partial)
+    return at.of_positions(at.mesh, dims, at.partial_dims if partial is None else partial)

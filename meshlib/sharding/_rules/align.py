@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from meshlib._mesh.device_mesh import DeviceMesh
-from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._global_array import GlobalArray, ShardingError
 from meshlib.sharding._local import Array, relative
-from meshlib.sharding._sharding import LINEAR, Sharding, dim_key
+from meshlib.sharding._sharding import Sharding
+from meshlib.sharding._sharding_value import LINEAR, dim_key
 
 Label = Hashable
 Split = tuple[int, ...]
@@ -40,7 +41,7 @@ class Aligned:
         return Sharding.of_positions(self.mesh, dims, partial)
 
 
-def align(name: str, operands: Sequence[DArray], labels: Sequence[Sequence[Label]]) -> Aligned:
+def align(name: str, operands: Sequence[GlobalArray], labels: Sequence[Sequence[Label]]) -> Aligned:
     """Bring ``operands`` into line without a message.
 
     Raises ShardingError, naming the operation ``name``, where that is not possible.
@@ -80,7 +81,7 @@ def align(name: str, operands: Sequence[DArray], labels: Sequence[Sequence[Label
     return Aligned(mesh, locals_, splits)
 
 
-def one_mesh(name: str, operands: Sequence[DArray]) -> DeviceMesh:
+def one_mesh(name: str, operands: Sequence[GlobalArray]) -> DeviceMesh:
     """Return the mesh that all ``operands`` are on; raise ShardingError when they are not."""
     mesh = operands[0].mesh
     for number, x in enumerate(operands[1:], 1):
@@ -92,7 +93,7 @@ def one_mesh(name: str, operands: Sequence[DArray]) -> DeviceMesh:
     return mesh
 
 
-def stays_partial(x: DArray, op: str, dtype: np.dtype[Any]) -> bool:
+def stays_partial(x: GlobalArray, op: str, dtype: np.dtype[Any]) -> bool:
     """Whether the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
 
     That holds for the same op and dtype: in a wider one, integers that wrapped around would differ.
@@ -104,7 +105,7 @@ def stays_partial(x: DArray, op: str, dtype: np.dtype[Any]) -> bool:
     return exact and x.dtype == dtype and all(own in ops for _, own in x.sharding.partial_dims)
 
 
-def together(operands: Sequence[DArray], stay: bool) -> tuple[list[DArray], PartialPairs]:
+def together(operands: Sequence[GlobalArray], stay: bool) -> tuple[list[GlobalArray], PartialPairs]:
     """Return the operands of one operation, and what of its result is partial.
 
     Partial values stay if they may ``stay`` and all operands have the same ones; otherwise they are
@@ -129,14 +130,14 @@ def summed_as(op: str, dtype: np.dtype[Any], split: bool) -> tuple[str, np.dtype
 
 
 def check_plain(name: str, value: Any, mesh: DeviceMesh) -> Any:
-    """Return an operand that is no DArray; raise ShardingError unless it is a single value."""
+    """Return an operand that is no GlobalArray; raise ShardingError unless it is a single value."""
     if value is None or np.ndim(value) == 0:
         return value
     raise belongs_nowhere(name, value, mesh)
 
 
 def belongs_nowhere(name: str, value: Any, mesh: DeviceMesh) -> ShardingError:
-    """Return the error for an operand that should have been a DArray."""
+    """Return the error for an operand that should have been a GlobalArray."""
     return ShardingError(
         f"{name}: an operand is a {type(value).__name__} of shape {np.shape(value)} that belongs to"
         f" no mesh, while another is a DArray on {mesh}; use distribute_array(operand,"
@@ -147,7 +148,7 @@ def belongs_nowhere(name: str, value: Any, mesh: DeviceMesh) -> ShardingError:
 def _check_each_once(
     name: str,
     mesh: DeviceMesh,
-    operands: Sequence[DArray],
+    operands: Sequence[GlobalArray],
     labels: Sequence[Sequence[Label]],
     splits: dict[Label, Split],
 ) -> None:
@@ -176,7 +177,9 @@ def _check_each_once(
             raise _misfit(name, number, x, why, dict.fromkeys(twice, ()))
 
 
-def _misfit(name: str, number: int, x: DArray, why: str, wanted: dict[int, Split]) -> ShardingError:
+def _misfit(
+    name: str, number: int, x: GlobalArray, why: str, wanted: dict[int, Split]
+) -> ShardingError:
     dims = [wanted.get(d, x.sharding.split_of(d)) for d in range(x.ndim)]
     used: set[int] = set()
     kept: list[Split] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._global_array import GlobalArray, ShardingError
 from meshlib.sharding._local import as_array, dim_of
 from meshlib.sharding._rules.align import (
     Label,
@@ -23,11 +23,11 @@ from meshlib.sharding._rules.align import (
 def contract(
     name: str,
     function: Callable[..., Any],
-    operands: Sequence[DArray],
+    operands: Sequence[GlobalArray],
     labels: Sequence[Sequence[Label]],
     result: Sequence[Label],
     repeated: Collection[Label] = (),
-) -> DArray:
+) -> GlobalArray:
     """Return ``function`` of ``operands``, summed over the labels that ``result`` lacks.
 
     Dims of length 1 with one of the ``repeated`` labels are repeated along longer ones.
@@ -53,11 +53,11 @@ def contract(
     op, wide = summed_as("sum", dtype, bool(summed))
     local = as_array(function(*(x.astype(wide, copy=False) for x in aligned.locals)))
     sharding = aligned.sharding(result, (*partial, *((i, op) for i in summed)))
-    whole = DArray(local, sharding, [lengths[label] for label in result], local.dtype)
+    whole = type(operands[0])(local, sharding, [lengths[label] for label in result], local.dtype)
     return whole.astype(dtype, copy=False)
 
 
-def matmul(a: Any, b: Any) -> DArray:
+def matmul(a: Any, b: Any) -> GlobalArray:
     """Return ``a @ b``, with NumPy's rules for vectors and stacks of matrices."""
     a, b = _arrays("matmul", (a, b))
     if not a.ndim or not b.ndim:
@@ -73,14 +73,14 @@ def dot(a: Any, b: Any) -> Any:
     """Return ``np.dot(a, b)``: as ``matmul`` for vectors and matrices, ``*`` for single values."""
     if np.ndim(a) == 0 or np.ndim(b) == 0:
         # Unlike ``*``, it takes a Python number for one of NumPy's, with a dtype.
-        first, second = (x if isinstance(x, DArray) else np.asarray(x) for x in (a, b))
+        first, second = (x if isinstance(x, GlobalArray) else np.asarray(x) for x in (a, b))
         return np.multiply(first, second)
     if np.ndim(a) > 2 or np.ndim(b) > 2:
         raise ShardingError("dot: of more than 2 dims it has no rule; use matmul or einsum")
     return matmul(a, b)
 
 
-def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
+def einsum(operands: Sequence[Any], optimize: Any = False) -> GlobalArray:
     """Return ``np.einsum(*operands)``, subscripts as letters, without an ellipsis."""
     subscripts, *given = operands
     if not isinstance(subscripts, str) or "." in subscripts:
@@ -109,7 +109,7 @@ def einsum(operands: Sequence[Any], optimize: Any = False) -> DArray:
     return contract("einsum", function, arrays, labels, right, left)
 
 
-def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
+def tensordot(a: Any, b: Any, axes: Any = 2) -> GlobalArray:
     """Return ``np.tensordot(a, b, axes)``."""
     a, b = _arrays("tensordot", (a, b))
     if np.ndim(axes) == 0:
@@ -132,7 +132,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
     return contract("tensordot", function, (a, b), (left, right), result)
 
 
-def vdot(a: Any, b: Any) -> DArray:
+def vdot(a: Any, b: Any) -> GlobalArray:
     """Return the sum of the products of the elements of ``a``, conjugated, and ``b``."""
     a, b = _arrays("vdot", (a, b))
     if a.shape != b.shape:
@@ -145,10 +145,10 @@ def _stacked(count: int) -> tuple[int, ...]:
     return tuple(range(-count, 0)) if count > 0 else ()
 
 
-def _arrays(name: str, operands: Sequence[Any]) -> list[DArray]:
+def _arrays(name: str, operands: Sequence[Any]) -> list[GlobalArray]:
     """Return the operands; raise ShardingError unless all are DArrays."""
-    mesh = next(x.mesh for x in operands if isinstance(x, DArray))
+    mesh = next(x.mesh for x in operands if isinstance(x, GlobalArray))
     for x in operands:
-        if not isinstance(x, DArray):
+        if not isinstance(x, GlobalArray):
             raise belongs_nowhere(name, x, mesh)
     return list(operands)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._global_array import GlobalArray, ShardingError
 from meshlib.sharding._local import array_module, as_array
 from meshlib.sharding._rules.align import align, check_plain, one_mesh, stays_partial, together
-from meshlib.sharding._sharding import Sharding
 
 _SUMS = frozenset({np.add, np.positive})
 _INTEGER_SUMS = _SUMS | {np.subtract, np.negative}
@@ -33,16 +32,16 @@ def elementwise(
 ) -> Any:
     """Return ``function`` of DArrays and single values, element by element."""
     options = dict(kwargs or {})
-    arrays = [x for x in inputs if isinstance(x, DArray)]
+    arrays = [x for x in inputs if isinstance(x, GlobalArray)]
     mesh = one_mesh(name, arrays)
     for x in inputs:
-        if not isinstance(x, DArray):
+        if not isinstance(x, GlobalArray):
             check_plain(name, x, mesh)
     # What NumPy refuses of one element it refuses on all ranks, also on those that have none.
-    ones = (_one(x) if isinstance(x, DArray) else x for x in inputs)
+    ones = (_one(x) if isinstance(x, GlobalArray) else x for x in inputs)
     with np.errstate(all="ignore"):
         made = function(*ones, **options)
-    signed = isinstance(inputs[-1], DArray) and inputs[-1].dtype.kind == "i"
+    signed = isinstance(inputs[-1], GlobalArray) and inputs[-1].dtype.kind == "i"
     if function is np.power and signed and made.dtype.kind == "i":
         raise ShardingError(
             "power: integers with signed exponents have no rule, as only the ranks that have a"
@@ -54,10 +53,10 @@ def elementwise(
     aligned = align(name, arrays, labels)
     sharding = aligned.sharding(range(len(shape)), left)
     parts = iter(aligned.locals)
-    locals_ = [next(parts) if isinstance(x, DArray) else x for x in inputs]
+    locals_ = [next(parts) if isinstance(x, GlobalArray) else x for x in inputs]
     if out is not None:
         for one in out:
-            if not isinstance(one, DArray) or one.sharding != sharding or one.shape != shape:
+            if not isinstance(one, GlobalArray) or one.sharding != sharding or one.shape != shape:
                 raise ShardingError(
                     f"{name}: the result is {shape} in {sharding}, but out is {one!r}; expected a"
                     " DArray that lies so (without out, the result is a new one)"
@@ -66,9 +65,9 @@ def elementwise(
         function(*locals_, **options, out=written if len(out) > 1 else written[0])
         return tuple(out) if len(out) > 1 else out[0]
     result = function(*locals_, **options)
-    if isinstance(result, tuple):
-        return tuple(_made(one, sharding, shape) for one in result)
-    return _made(result, sharding, shape)
+    results = [as_array(one) for one in (result if isinstance(result, tuple) else (result,))]
+    made_of = [type(arrays[0])(one, sharding, shape, one.dtype) for one in results]
+    return tuple(made_of) if isinstance(result, tuple) else made_of[0]
 
 
 def _of_parts(
@@ -86,24 +85,19 @@ def _of_parts(
     if function not in _INTEGER_SUMS and function not in (np.multiply, np.true_divide):
         return False
     dtype = made.dtype
-    arrays = [x for x in inputs if isinstance(x, DArray)]
+    arrays = [x for x in inputs if isinstance(x, GlobalArray)]
     if len(arrays) == len(inputs):
         of_parts = function in (_INTEGER_SUMS if dtype.kind in "iu" else _SUMS)
     elif dtype.kind != "f":
         of_parts = False
     elif function is np.multiply:
-        of_parts = 0 < inputs[isinstance(inputs[0], DArray)] <= 1
+        of_parts = 0 < inputs[isinstance(inputs[0], GlobalArray)] <= 1
     else:
         of_parts = function is np.true_divide and inputs[0] is arrays[0] and 1 <= inputs[1] < np.inf
     alike = [stays_partial(x, "sum", dtype) for x in arrays] + [x.dtype == dtype for x in out or ()]
     return of_parts and all(alike)
 
 
-def _one(x: DArray) -> Any:
+def _one(x: GlobalArray) -> Any:
     """Return an array of one element that stands for ``x``, or none where ``x`` has none."""
     return array_module(x.local).ones(min(x.size, 1), x.dtype)
-
-
-def _made(local: Any, sharding: Sharding, shape: Sequence[int]) -> DArray:
-    local = as_array(local)
-    return DArray(local, sharding, shape, local.dtype)

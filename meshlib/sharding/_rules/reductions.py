@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._global_array import GlobalArray, ShardingError
 from meshlib.sharding._local import array_module
 from meshlib.sharding._rules.align import stays_partial, summed_as
 from meshlib.sharding._rules.contractions import vdot
@@ -45,12 +45,12 @@ OF_UFUNCS: dict[np.ufunc, Reduction] = {
 
 def reduce(
     rule: Reduction,
-    a: DArray,
+    a: GlobalArray,
     axis: Axis = None,
     dtype: Any = None,
     keepdims: bool = False,
     initial: Any = None,
-) -> DArray:
+) -> GlobalArray:
     """Return ``a`` reduced over ``axis``, partial along the mesh dims that split it.
 
     ``dtype`` is for sums and products, ``initial`` for the greatest and the least.
@@ -85,10 +85,12 @@ def reduce(
     shape = [1 if d in axes else a.shape[d] for d in kept]
     partial = (*a.sharding.partial_dims, *((i, op) for i in split))
     sharding = Sharding.of_positions(a.mesh, dims, partial)
-    return DArray(result, sharding, shape, result.dtype).astype(wanted, copy=False)
+    return type(a)(result, sharding, shape, result.dtype).astype(wanted, copy=False)
 
 
-def mean(a: DArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DArray:
+def mean(
+    a: GlobalArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False
+) -> GlobalArray:
     """Return the mean over ``axis``: the sum, divided by how many there are."""
     np.mean(np.ones((1,) * a.ndim), axis)  # which checks the axis
     made = wide = a.dtype if dtype is None else np.dtype(dtype)
@@ -97,59 +99,60 @@ def mean(a: DArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False
     elif dtype is None and a.dtype == np.float16:
         wide = np.dtype(np.float32)
     total = reduce(SUM, a, axis, wide, keepdims)
-    return cast(DArray, np.true_divide(total, _count(a, axis))).astype(made, copy=False)
+    return cast(GlobalArray, np.true_divide(total, _count(a, axis))).astype(made, copy=False)
 
 
 def var(
-    a: DArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
-) -> DArray:
+    a: GlobalArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
+) -> GlobalArray:
     """Return the variance over ``axis``, by way of the mean."""
     if dtype is not None and np.dtype(dtype).kind in "biu":
         raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float's")
     if dtype is None and a.dtype.kind in "biu":
         dtype = np.float64
     a = a.reduced()
-    apart = cast(DArray, a - mean(a, axis, dtype, keepdims=True))
+    apart = cast(GlobalArray, a - mean(a, axis, dtype, keepdims=True))
     total = _squares(apart, lambda x: reduce(SUM, np.square(x), axis, dtype, keepdims))
-    return cast(DArray, np.true_divide(total, max(_count(a, axis) - ddof, 0)))
+    return cast(GlobalArray, np.true_divide(total, max(_count(a, axis) - ddof, 0)))
 
 
 def std(
-    a: DArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
-) -> DArray:
+    a: GlobalArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
+) -> GlobalArray:
     """Return the standard deviation over ``axis``."""
-    return cast(DArray, np.sqrt(var(a, axis, dtype, ddof, keepdims)))
+    return cast(GlobalArray, np.sqrt(var(a, axis, dtype, ddof, keepdims)))
 
 
-def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DArray:
+def norm(x: GlobalArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> GlobalArray:
     """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
     np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # which checks both
     vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
     if x.dtype.kind in "biu":
         x = x.astype(float)  # whose squares do not overflow
     if ord == np.inf and vectors:
-        return reduce(MAX, cast(DArray, np.abs(x)), axis, keepdims=keepdims, initial=0)
+        return reduce(MAX, cast(GlobalArray, np.abs(x)), axis, keepdims=keepdims, initial=0)
     if not (ord is None or (ord == 2 and vectors)):
         raise ShardingError(f"linalg.norm: ord={ord!r} of {x!r} has no rule; use full_array()")
     if axis is not None:
         return cast(
-            DArray, np.sqrt(_squares(x, lambda x: reduce(SUM, np.square(x), axis, None, keepdims)))
+            GlobalArray,
+            np.sqrt(_squares(x, lambda x: reduce(SUM, np.square(x), axis, None, keepdims))),
         )
-    whole = cast(DArray, np.sqrt(_squares(x, lambda x: vdot(x, x))))
+    whole = cast(GlobalArray, np.sqrt(_squares(x, lambda x: vdot(x, x))))
     return whole.reshape((1,) * x.ndim) if keepdims else whole
 
 
-def _axes(a: DArray, axis: Axis) -> tuple[int, ...]:
+def _axes(a: GlobalArray, axis: Axis) -> tuple[int, ...]:
     """Return the dims that ``axis`` means: those of length 1 once NumPy has reduced over it."""
     left = np.any(np.empty((0,) * a.ndim, bool), axis=axis, keepdims=True).shape
     return tuple(d for d, length in enumerate(left) if length)
 
 
-def _count(a: DArray, axis: Axis) -> int:
+def _count(a: GlobalArray, axis: Axis) -> int:
     return prod(a.shape[d] for d in _axes(a, axis))
 
 
-def _squares(x: DArray, total: Callable[[Any], DArray]) -> DArray:
+def _squares(x: GlobalArray, total: Callable[[Any], GlobalArray]) -> GlobalArray:
     """Return the sum of the squared magnitudes, given how a real array's is made."""
     return total(np.real(x)) + total(np.imag(x)) if x.dtype.kind == "c" else total(x)
 

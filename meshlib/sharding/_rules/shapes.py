@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._global_array import A, GlobalArray, ShardingError
 from meshlib.sharding._local import array_module, dim_of
 from meshlib.sharding._rules.align import align, together
 from meshlib.sharding._sharding import Sharding
 
 
-def moved(function: Callable[..., Any]) -> Callable[..., DArray]:
+def moved(function: Callable[..., Any]) -> Callable[..., GlobalArray]:
     """Return the rule of a function of NumPy's that moves whole dims, or adds some of length 1."""
 
-    def rule(a: DArray, **options: Any) -> DArray:
+    def rule(a: GlobalArray, **options: Any) -> GlobalArray:
         # NumPy checks the arguments, and moves dims whose lengths are their numbers, from 2.
         numbered = np.broadcast_to(np.empty((), bool), range(2, a.ndim + 2))
         came = [length - 2 for length in function(numbered, **options).shape]
@@ -29,7 +29,7 @@ def moved(function: Callable[..., Any]) -> Callable[..., DArray]:
     return rule
 
 
-def squeeze(a: DArray, axis: Any = None) -> DArray:
+def squeeze(a: GlobalArray, axis: Any = None) -> GlobalArray:
     """Return ``a`` without dims of length 1: all of them, or those at ``axis``."""
     np.squeeze(np.broadcast_to(np.empty((), bool), a.shape), axis)  # which checks the axis
     if axis is None:
@@ -44,7 +44,7 @@ def squeeze(a: DArray, axis: Any = None) -> DArray:
     return _like(a, local, [a.sharding.split_of(d) for d in kept], [a.shape[d] for d in kept])
 
 
-def reshape(a: DArray, shape: Any, order: str = "C") -> DArray:
+def reshape(a: GlobalArray, shape: Any, order: str = "C") -> GlobalArray:
     """Return ``a`` in another ``shape``, where each part of it is a part of the result.
 
     Dims that become one, or come of one, may be split in the outermost of them alone, and evenly.
@@ -75,15 +75,15 @@ def reshape(a: DArray, shape: Any, order: str = "C") -> DArray:
                 )
     target = Sharding.of_positions(a.mesh, dims, a.sharding.partial_dims)
     local = a.local.reshape(target.local_shape(wanted))
-    return DArray(local, target, wanted, a.dtype)
+    return type(a)(local, target, wanted, a.dtype)
 
 
-def ravel(a: DArray, order: str = "C") -> DArray:
+def ravel(a: GlobalArray, order: str = "C") -> GlobalArray:
     """Return ``a`` with one dim; see ``reshape``."""
     return reshape(a, -1, order)
 
 
-def select(x: DArray, index: Any) -> DArray:
+def select(x: A, index: Any) -> A:
     """Return ``x[index]``: integers, slices, None and an ellipsis, whole slices where it is split.
 
     The result has the memory of ``x``, as in NumPy.
@@ -121,17 +121,17 @@ def select(x: DArray, index: Any) -> DArray:
     return _like(x, x.local[(*here, ...)], dims, shape)
 
 
-def assign(x: DArray, index: Any, value: Any) -> None:
+def assign(x: GlobalArray, index: Any, value: Any) -> None:
     """Do ``x[index] = value``, with a single value or a DArray that lies alike."""
     if x.sharding.partial_dims:
         raise ShardingError(f"assigning to {x!r}, whose values are partial; use reduced() first")
     part = select(x, index)
-    if isinstance(value, DArray):
+    if isinstance(value, GlobalArray):
         value = value.reduced()
         entries = index if isinstance(index, tuple) else (index,)
         element = not part.ndim and ... not in entries  # which NumPy sets to a single value alone
         while value.ndim > part.ndim and value.shape[0] == 1 and not element:
-            value = value[0]
+            value = select(value, 0)
         pairs = zip(value.shape[::-1], part.shape[::-1], strict=False)
         if value.ndim > part.ndim or any(n not in (1, length) for n, length in pairs):
             raise ValueError(f"assigning: {value!r} does not fit {part!r}")
@@ -150,7 +150,7 @@ def assign(x: DArray, index: Any, value: Any) -> None:
     part.local[...] = value
 
 
-def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DArray:
+def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> GlobalArray:
     """Return the arrays joined along ``axis``, which may not be split."""
     operands = _all_arrays("concatenate", arrays)
     if axis is None:
@@ -176,10 +176,10 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DArray:
     local = array_module(aligned.locals[0]).concatenate(aligned.locals, axis=axis)
     shape = list(operands[0].shape)
     shape[axis] = sum(x.shape[axis] for x in operands)
-    return DArray(local, aligned.sharding(range(ndim), partial), shape, local.dtype)
+    return type(operands[0])(local, aligned.sharding(range(ndim), partial), shape, local.dtype)
 
 
-def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
+def stack(arrays: Sequence[Any], axis: int = 0) -> GlobalArray:
     """Return the arrays, of one shape, joined along a new dim."""
     operands = _all_arrays("stack", arrays)
     return concatenate(
@@ -187,9 +187,9 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
     )
 
 
-def _like(x: DArray, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> DArray:
+def _like(x: A, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> A:
     sharding = Sharding.of_positions(x.mesh, dims, x.sharding.partial_dims)
-    return DArray(local, sharding, shape, x.dtype)
+    return type(x)(local, sharding, shape, x.dtype)
 
 
 def _no_integer(entry: Any) -> bool:
@@ -202,21 +202,21 @@ def _no_integer(entry: Any) -> bool:
     return False
 
 
-def _without(x: DArray, array_dim: int) -> Any:
+def _without(x: GlobalArray, array_dim: int) -> Any:
     dims = [() if d == array_dim else x.sharding.split_of(d) for d in range(x.ndim)]
     return Sharding.of_positions(x.mesh, dims).spec
 
 
-def _split(name: str, x: DArray, array_dim: int) -> ShardingError:
+def _split(name: str, x: GlobalArray, array_dim: int) -> ShardingError:
     return ShardingError(
         f"{name}: dim {array_dim} of {x!r} is split; redistribute it first, such as to"
         f" {_without(x, array_dim)}"
     )
 
 
-def _all_arrays(name: str, arrays: Sequence[Any]) -> list[DArray]:
+def _all_arrays(name: str, arrays: Sequence[Any]) -> list[GlobalArray]:
     operands = list(arrays)
-    if not operands or not all(isinstance(x, DArray) for x in operands):
+    if not operands or not all(isinstance(x, GlobalArray) for x in operands):
         raise ShardingError(f"{name}: expected a list of DArrays, got {operands!r}")
     return operands
 

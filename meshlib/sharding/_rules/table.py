@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.sharding._darray import DArray, ShardingError
+from meshlib.sharding._global_array import GlobalArray, ShardingError
+from meshlib.sharding._local import module_for, shape_of
 from meshlib.sharding._rules import contractions, reductions, shapes
 from meshlib.sharding._rules.elementwise import call_ufunc, elementwise
 
@@ -53,24 +54,29 @@ def _all_close(**arguments: Any) -> bool:
     return bool(np.all(np.isclose(**arguments)))
 
 
-def _full_like(a: DArray, fill_value: Any, dtype: Any = None) -> DArray:
-    from meshlib.sharding._creation import full
+def _full_like(a: GlobalArray, fill_value: Any, dtype: Any = None) -> GlobalArray:
+    whole, local = a.sharding.reduced(), None
+    if a.to_local() is not None:
+        box = whole.slices(a.shape)
+        value = np.broadcast_to(fill_value, a.shape)[box] if np.ndim(fill_value) else fill_value
+        local = module_for(a.mesh.device_type).full(shape_of(box), value, dtype or a.dtype)
+    return type(a)(local, whole, a.shape, dtype or a.dtype)
 
-    return full(a.shape, a.sharding.reduced(), fill_value, dtype or a.dtype)
 
-
-def _empty_like(prototype: DArray, dtype: Any = None) -> DArray:
+def _empty_like(prototype: GlobalArray, dtype: Any = None) -> GlobalArray:
     return _full_like(prototype, 0, dtype)
 
 
-def _attribute(name: str) -> Callable[[DArray], Any]:
-    def rule(a: DArray) -> Any:
+def _attribute(name: str) -> Callable[[GlobalArray], Any]:
+    def rule(a: GlobalArray) -> Any:
         return getattr(a, name)
 
     return rule
 
 
-def _reshape(a: DArray, shape: Any = None, order: str = "C", newshape: Any = None) -> DArray:
+def _reshape(
+    a: GlobalArray, shape: Any = None, order: str = "C", newshape: Any = None
+) -> GlobalArray:
     # NumPy before 2.1 calls the shape so.
     return shapes.reshape(a, newshape if shape is None else shape, order)
 
@@ -129,7 +135,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def apply_ufunc(
     ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Do what NumPy asks a DArray to do for a ufunc or one of its methods."""
+    """Do what NumPy asks a GlobalArray to do for a ufunc or one of its methods."""
     name = ufunc.__name__
     if method == "__call__":
         if ufunc is np.matmul and not kwargs:
@@ -145,7 +151,7 @@ def apply_ufunc(
 
 
 def apply_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Do what NumPy asks a DArray to do for a function."""
+    """Do what NumPy asks a GlobalArray to do for a function."""
     rule = FUNCTIONS.get(func)
     name = f"{func.__module__}.{func.__qualname__}"
     if rule is None:

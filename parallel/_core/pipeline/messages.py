@@ -11,7 +11,6 @@ there, and its receive begins early, in a thread of its own.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshlib import ProcessGroup, Work
-from meshlib.extend import Record, recorded
+from meshlib.extend import Record, dump, load, recorded
 from parallel._arrays import Array
 from parallel._core.pipeline.simulation import Transfer
 from parallel._core.pipeline.stage import Specs, Stage
@@ -201,7 +200,7 @@ class StageMessages:
         self._group.recv(size, tag=_SPECS + message.stage, group_src=source)
         data = np.empty(size[0], np.uint8)
         self._group.recv(data, tag=_SPECS + message.stage, group_src=source)
-        return pickle.loads(data.tobytes())
+        return load(data.data)
 
     # ------------------------------------------------------------------ sending
 
@@ -226,7 +225,7 @@ class StageMessages:
             self._sends.popleft().wait()
 
     def _tell(self, stage: int, specs: Specs, target: int) -> None:
-        data = np.frombuffer(pickle.dumps(specs), np.uint8)
+        data = np.frombuffer(dump(specs).data, np.uint8)
         self._send(np.array([data.size]), target, _SPECS + stage)
         self._send(data, target, _SPECS + stage)
 

@@ -13,7 +13,7 @@ START = (
 
     dist.barrier()
     dist.barrier()
-    assert group.fast_path is not None
+    assert call_queue_of(group).state.fast_path is not None
 
     def merged(parts, ufunc):
         # The value of a block of ranks: its lower half's, then its upper half's.
@@ -89,7 +89,8 @@ SAME = (
     [t.join() for t in threads]
     assert totals == [1.0] * 3
     calls = current_world().recorder.records()
-    assert [c.header.sequence for c in calls] == list(range(1, group.reached() + 1))[-len(calls):]
+    last = call_queue_of(group).state.order.sequence
+    assert [c.header.sequence for c in calls] == list(range(1, last + 1))[-len(calls):]
     assert all(c.ended and not c.error for c in calls[-600:])  # those before: refused, some of them
     assert all(c.site.startswith(__file__) for c in calls), calls[-1].site
     print("same", flush=True)
@@ -143,7 +144,7 @@ WRONG = (
         wait_for_news(pair[2])
         error, _ = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
         assert expect(error, "rank 1") == "CollectiveTimeoutError"
-    assert pair[2].fast_path is None
+    assert call_queue_of(pair[2]).state.fast_path is None
     print("raised", flush=True)
     dist.destroy_process_group()
 """
@@ -165,7 +166,7 @@ INTERRUPTED = (
             dist.all_reduce(np.ones(2))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-        assert group.fast_path is None
+        assert call_queue_of(group).state.fast_path is None
     else:
         wait_for_news(group)
         try:

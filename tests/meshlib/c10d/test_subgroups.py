@@ -7,6 +7,7 @@ import pytest
 
 import meshlib as dist
 from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from transport._call import Kind
 
@@ -150,7 +151,9 @@ def test_calls_with_a_wrong_timeout_or_device_leave_the_group_usable():
         with pytest.raises(ValueError, match="timeout must be"):
             dist.group.WORLD.barrier(timeout=-1)
         with pytest.raises(ValueError, match="no backend for arrays on 'tpu'"):
-            dist.group.WORLD.issue(CallSpec(Kind.BARRIER, lambda *_: None, device="tpu"))
+            call_queue_of(dist.group.WORLD).issue(
+                CallSpec(Kind.BARRIER, lambda *_: None, device="tpu")
+            )
         return total(None)
 
     assert run_ranks(program, 2) == [1.0, 1.0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshlib._calls.future import Future, WaitTimeoutError
-from meshlib._calls.work import Message, Work, WorkResult
+from meshlib._calls.work import Message, Work, WorkResult, fail, finish
 from transport._errors import DistBackendError
 
 
@@ -58,7 +58,7 @@ def test_work_tells_how_it_stands():
     assert not work.is_success()
     with pytest.raises(WaitTimeoutError, match=r"call #1 is not done after 0\.01 s"):
         work.wait(0.01)
-    work.finish("result")
+    finish(work, "result")
     assert work.wait()
     assert work.is_success()
     assert work.exception() is None
@@ -69,7 +69,7 @@ def test_work_tells_how_it_stands():
 
 def test_work_raises_what_the_call_raised():
     work = Work(lambda: "call #2")
-    work.fail(OSError("gone"))
+    fail(work, OSError("gone"))
     assert work.is_completed()
     assert not work.is_success()
     for ask in (work.wait, work.result, work.source_rank, work.get_future().wait):
@@ -79,7 +79,7 @@ def test_work_raises_what_the_call_raised():
 
 def failed_work():
     work = Work(lambda: "call #3")
-    work.fail(OSError("gone"))
+    fail(work, OSError("gone"))
     return work
 
 
@@ -108,7 +108,7 @@ def test_what_a_caller_held_is_gone_with_the_exception(wait):
 
 def test_a_receive_has_a_source():
     work = Work(lambda: "recv")
-    work.finish(Message("data", 3))
+    finish(work, Message("data", 3))
     assert work.source_rank() == 3
     assert work.result() == "data"
 
@@ -126,15 +126,15 @@ def test_how_a_call_ended_as_a_number(error, result):
     work = Work(lambda: "call #3")
     future = work.get_future_result()
     if error is None:
-        work.finish(1)
+        finish(work, 1)
     else:
-        work.fail(error)
+        fail(work, error)
     assert future.wait(60) is WorkResult[result]
 
 
 def test_a_wait_of_0_has_no_bound():
     work = Work(lambda: "call #4")
-    timer = threading.Timer(0.1, work.finish, [None])
+    timer = threading.Timer(0.1, finish, [work, None])
     timer.start()
     assert work.wait(timedelta(0))
     timer.join(60)

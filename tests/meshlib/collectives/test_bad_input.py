@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from transport._call import Kind
 
@@ -230,7 +231,7 @@ BAD = {
 
 def refused():
     """Return the kind of the collective that this rank has just not made; None for a message."""
-    last = dist.group.WORLD.context.recorder.records()[-1:]
+    last = call_queue_of(dist.group.WORLD).context.recorder.records()[-1:]
     return last[0].header.extra if last and last[0].header.kind == Kind.REFUSED else None
 
 

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from transport._call import Kind
 from transport._shm import ShmCommunicator
@@ -63,7 +64,7 @@ def test_room_is_looked_for_when_the_turn_has_come(monkeypatch):
     looked, has_room = [], ShmCommunicator.takes_at_once
 
     def look(comm, dst, nbytes):
-        stream = dist.group.WORLD.call_queue.streams.of_peer(Kind.SEND, dst, 0)
+        stream = call_queue_of(dist.group.WORLD).streams.of_peer(Kind.SEND, dst, 0)
         looked.append(stream.is_idle())
         return has_room(comm, dst, nbytes)
 

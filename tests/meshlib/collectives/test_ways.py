@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib import extend
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib._native import calls as native
 from meshlib.testing import run_ranks
@@ -90,7 +92,7 @@ KINDS: dict[str, Make] = {
 
 def is_in_c(make: Make, timeout: Any) -> bool:
     """Make a call; return whether compiled code made it, and see to it that it is as expected."""
-    call_queue, issued = group().call_queue, []
+    call_queue, issued = call_queue_of(group()), []
     original = call_queue.issue
 
     def issue(*arguments: Any) -> Any:
@@ -182,7 +184,7 @@ def compare(make: Callable[[], tuple[Call, tuple[Any, ...]]], **others: Any) -> 
         made = dist.new_group(range(dist.get_world_size()))
         made.barrier()
         if without:
-            made.state.fast_path = None
+            call_queue_of(made).state.fast_path = None
         found.append(attempt(made, *make(), **others))
         dist.barrier()
     assert repr(found[0]) == repr(found[1])
@@ -376,7 +378,7 @@ def test_works_and_observers_go_by_python(kind: str) -> None:
         found.append((plain(call(*arguments)), plain(arguments)))
         call, arguments = KINDS[kind](rank, 2, "i4")
         found.append((plain(call(*arguments, async_op=True).result()), plain(arguments)))
-        with group().observed(observer):
+        with extend.observe(group(), observer):
             call, arguments = KINDS[kind](rank, 2, "i4")
             found.append((plain(call(*arguments)), plain(arguments)))
         assert len(seen) == 1

@@ -10,6 +10,7 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib._job.world import World
 from meshlib.testing import run_ranks
@@ -224,7 +225,7 @@ def test_a_send_that_times_out_names_its_receiver():
 def test_a_rank_that_is_interrupted_in_a_call_is_named_on_the_others():
     def program():
         if dist.get_rank() == 1:
-            communicator = dist.group.WORLD.communicator("cpu")
+            communicator = call_queue_of(dist.group.WORLD).state.communicator("cpu")
 
             def interrupt(*_):
                 raise KeyboardInterrupt
@@ -262,14 +263,14 @@ def test_a_rank_that_met_a_limit_says_so_itself_where_another_reports_first(
                 assert limit in str(lost.value)  # rank 0 was first after all
                 return 0
             return lost.value.rank
-        communicator = group.communicator("cpu")
+        communicator = call_queue_of(group).state.communicator("cpu")
         if busy:
             timer = threading.Timer(0.1, lambda: (communicator.abort(limit), aborted.wait(WAIT)))
             timer.start()
         else:
             communicator.abort(limit)
             aborted.wait(WAIT)
-            assert group.await_failure(WAIT) is not None
+            assert call_queue_of(group).state.await_failure(WAIT) is not None
         for _ in range(2):
             with pytest.raises(
                 dist.DistBackendError, match=r"failed on rank 0: .*its limit is 120"
@@ -444,7 +445,7 @@ def test_errors_have_their_kind_when_the_store_cannot_be_asked(how, impatient):
         world.store.underlying_store._ask = refuse
         if dist.get_rank() == 1:
             if how == "gone":
-                world.default_group.communicator("cpu").close()
+                call_queue_of(world.default_group).state.communicator("cpu").close()
             assert told.wait(WAIT)
             return
         try:

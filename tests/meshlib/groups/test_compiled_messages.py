@@ -10,6 +10,7 @@ import pytest
 import meshlib as dist
 from meshlib._calls.call_stream import CallStream
 from meshlib._calls.call_streams import CallStreams
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib._native import calls as native
 from meshlib.testing import run_ranks
@@ -39,7 +40,7 @@ def test_the_records_are_the_same_by_both_doors(backend):
     def rank():
         found = []
         for open_again in (False, True):
-            group().state.fast_path = None
+            call_queue_of(group()).state.fast_path = None
             if open_again:
                 pass_on(np.zeros(1))  # after which the core opens the next ones
             before = len(current_world().recorder.records())
@@ -61,7 +62,7 @@ def test_the_records_are_the_same_by_both_doors(backend):
             )
             messages = [r.header.sequence for r in records if r.kind in {"send", "recv"}]
             assert messages == list(range(messages[0], messages[0] + 2))
-        fast_path = group().fast_path
+        fast_path = call_queue_of(group()).state.fast_path
         assert (fast_path is None) == (native is None)
         return found
 
@@ -117,10 +118,10 @@ def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
 @NEEDS_CORE
 def test_collectives_are_left_to_python_until_the_members_have_met():
     def rank():
-        met = [group().fast_path]
+        met = [call_queue_of(group()).state.fast_path]
         for call in (lambda: pass_on(np.ones(2)), dist.barrier):
             call()
-            fast_path = group().fast_path
+            fast_path = call_queue_of(group()).state.fast_path
             assert fast_path is not None
             met.append(fast_path.met)
         return met
@@ -134,7 +135,7 @@ def test_under_many_tags_each_message_finds_its_receive():
         for tag in (*range(40), *reversed(range(40)), *[7] * 3):
             x = np.full(2, float(tag))
             assert np.array_equal(pass_on(x, tag), x)
-        return group().call_queue.streams.is_idle()
+        return call_queue_of(group()).streams.is_idle()
 
     assert run_ranks(rank, 2) == [True] * 2
 
@@ -160,7 +161,7 @@ def test_an_interrupt_in_a_message_leaves_no_turn_taken(monkeypatch):
         pass_on(np.zeros(1))
         dist.barrier()
         if dist.get_rank() == 0:
-            communicator = group().state.communicators["cpu"]
+            communicator = call_queue_of(group()).state.communicators["cpu"]
 
             def interrupt(*_):
                 raise KeyboardInterrupt
@@ -168,11 +169,11 @@ def test_an_interrupt_in_a_message_leaves_no_turn_taken(monkeypatch):
             monkeypatch.setattr(communicator, "recv", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 dist.recv(np.zeros(1), 1)
-            assert group().fast_path is None
-            assert group().call_queue.streams.is_idle()
+            assert call_queue_of(group()).state.fast_path is None
+            assert call_queue_of(group()).streams.is_idle()
         with pytest.raises(dist.RankFailedError, match="KeyboardInterrupt"):
             dist.recv(np.zeros(1), 1 - dist.get_rank())
-        return group().call_queue.streams.is_idle()
+        return call_queue_of(group()).streams.is_idle()
 
     assert run_ranks(rank, 2) == [True] * 2
 

@@ -8,7 +8,7 @@ import pytest
 import meshlib as dist
 from meshlib._calls.call_stream import Continuations
 from meshlib._calls.future import Future
-from meshlib._calls.work import Work
+from meshlib._calls.work import Work, finish
 from meshlib.testing import run_ranks
 
 WAIT = 60.0
@@ -200,5 +200,5 @@ def test_the_end_of_a_group_waits_for_what_follows_on_its_calls():
 def test_a_future_of_how_it_ends_needs_no_turn():
     work = Work(lambda: "call #1", None, Continuations("unused"))
     ended = work.get_future_result()
-    work.finish(1)
+    finish(work, 1)
     assert ended.wait(0.01) == 0

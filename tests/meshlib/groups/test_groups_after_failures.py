@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib._job.current import current_world
+from meshlib._collectives.group_of_ranks import call_queue_of
+from meshlib._job.current import current_world, derived_group
 from meshlib.testing import run_ranks
 from transport._errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 
@@ -57,7 +58,7 @@ def test_a_group_that_broke_is_the_same_one_until_the_program_was_told():
             with pytest.raises(CollectiveTimeoutError):
                 mesh.all_reduce(np.ones(1), timeout=0.2)
         else:
-            while mesh.process_group.await_failure(1.0) is None:
+            while call_queue_of(mesh.process_group).state.await_failure(1.0) is None:
                 pass
             # Nobody but the watcher knows. A mesh that the program makes here, rank 0 made before.
             assert make_mesh().process_group is mesh.process_group
@@ -93,7 +94,7 @@ def test_an_asynchronous_call_tells_when_its_work_is_looked_at():
     def rank():
         mesh = make_mesh()
         work = mesh.all_reduce(np.ones(2 + dist.get_rank()), async_op=True)
-        while mesh.process_group.await_failure(1.0) is None:
+        while call_queue_of(mesh.process_group).state.await_failure(1.0) is None:
             pass
         assert make_mesh().process_group is mesh.process_group
         with pytest.raises(CollectiveMismatchError):
@@ -141,15 +142,15 @@ def test_a_group_that_was_destroyed_is_followed_by_another():
     assert run_ranks(rank, 2) == [4, 4]
 
 
-def test_a_companion_is_its_groups_own_and_ends_with_it():
+def test_a_derived_group_is_its_groups_own_and_ends_with_it():
     def rank():
         first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
-        beside, other = first.companion("test"), second.companion("test")
-        assert beside is first.companion("test")
+        beside, other = derived_group(first, "test"), derived_group(second, "test")
+        assert beside is derived_group(first, "test")
         assert beside.id != other.id
         disagree(beside)
-        assert not second.retired
-        assert first.retired
+        assert not call_queue_of(second).state.retired
+        assert call_queue_of(first).state.retired
         totals = [g.all_reduce(np.ones(1))[0] for g in (first, second, other)]
         first.abort("enough")
         with pytest.raises(DistBackendError, match="enough"):
@@ -158,7 +159,7 @@ def test_a_companion_is_its_groups_own_and_ends_with_it():
         with pytest.raises(ValueError, match="was destroyed"):
             other.all_reduce(np.ones(1))
         with pytest.raises(ValueError, match="was destroyed"):
-            second.companion("test")
+            derived_group(second, "test")
         assert second.id not in [group.id for group in current_world().groups()]
         return totals
 

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshlib._collectives.group_of_ranks import call_queue_of
+
 sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
 import fake_gpu
 from fake_nccl import FakeNccl
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
-from meshlib._groups.process_group import ProcessGroup
+from meshlib._calls.call_queue import CallQueue
 from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
 from meshlib._mesh import init as init_mesh
@@ -171,7 +173,7 @@ def test_groups_end_without_a_call_too_many(
 ) -> None:
     """Leaving right after an asynchronous call keeps nobody from comparing it."""
     # Nor from making it, however late: who leaves waits for all, but not for longer than this.
-    monkeypatch.setattr(ProcessGroup.close, "__defaults__", (60.0,))
+    monkeypatch.setattr(CallQueue.close, "__defaults__", (60.0,))
     monkeypatch.setattr("transport._nccl.communicator.CLOSE_SECONDS", 60.0)
 
     def body(driver: HostDriver) -> None:
@@ -284,7 +286,7 @@ def test_who_comes_when_a_member_has_given_up_and_left_is_told_at_once(
             dist.all_reduce(x, async_op=True)
             dist.destroy_process_group()
             return
-        while not group.state.communicators["cuda"]._lost:
+        while not call_queue_of(group).state.communicators["cuda"]._lost:
             time.sleep(0.001)
         with pytest.raises(dist.RankFailedError, match="rank 0"):
             dist.all_reduce(x)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib.testing import run_ranks
 
@@ -87,7 +88,7 @@ def test_the_results_of_compiled_code_are_those_of_python(size: int) -> None:
         results = []
         for _ in range(4):
             results.append([np.asarray(a) for a in program(x)])
-        native = [entry for group in groups() for entry in group.program_calls.native.entries()]
+        native = [entry for state in groups() for entry in state.calls.native.entries()]
         records = [
             (r.kind, r.header, bool(r.ended) and not r.error)
             for r in current_world().recorder.records()
@@ -109,8 +110,9 @@ def test_the_results_of_compiled_code_are_those_of_python(size: int) -> None:
 
 
 def groups() -> list[Any]:
-    """The groups of this rank's programs."""
-    return [g for g in current_world().groups() if g.program_calls is not None]
+    """What the groups of this rank's programs have inside jax.jit."""
+    states = [call_queue_of(group).state.in_jit for group in current_world().groups()]
+    return [state for state in states if state is not None and state.calls is not None]
 
 
 @needs_handler
@@ -163,7 +165,7 @@ def test_calls_outside_of_programs_come_between_those_of_compiled_code() -> None
                 dist.recv(got, left)
             dist.all_reduce(mine)
             seen += [float(got[0]), float(mine[0])]
-        return seen, sum(len(group.program_calls.native.entries()) for group in groups())
+        return seen, sum(len(state.calls.native.entries()) for state in groups())
 
     for me, (seen, native) in enumerate(run_ranks(rank, 2, backend="shm")):
         assert seen == [value for i in range(6) for value in (3, 10 * i + 1 - me, 20 * i + 1)]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib._job.current import current_world
+from meshlib._collectives.group_of_ranks import call_queue_of
+from meshlib._job.current import current_world, derived_group
 from meshlib.testing import run_ranks
+from transport._deadline import Deadline
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
@@ -176,9 +178,10 @@ def test_a_program_that_fails_between_breaks_it_off_for_all():
                 jax.block_until_ready(waits(x))
         with pytest.raises(jax.errors.JaxRuntimeError, match=BROKEN_OFF):
             jax.block_until_ready(waits(x))
-        group = current_world().default_group.companion("jit").companion("passing")
-        assert not group.under_way
-        assert group.call_queue.drain(SECONDS)
+        group = derived_group(derived_group(current_world().default_group, "jit"), "passing")
+        queue = call_queue_of(group)
+        assert not queue.state.in_jit.under_way
+        assert queue.streams.drain(Deadline.after(SECONDS), queue.state.is_receiving)
 
     run_ranks(rank, 2, timeout=2 * SECONDS)
 

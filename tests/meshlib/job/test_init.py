@@ -9,6 +9,7 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._events.log import announce_ends
 from meshlib._job.world import World
 from meshlib.testing import RankError, run_ranks
@@ -221,10 +222,10 @@ def test_the_rank_that_served_the_store_is_named_when_both_are_gone():
 
     worlds = in_threads(2, program)
     server.close()
-    error = worlds[1].default_group.await_failure(WAIT)
+    error = call_queue_of(worlds[1].default_group).state.await_failure(WAIT)
     assert isinstance(error, RankFailedError)
     assert error.rank == 0
-    assert worlds[0].default_group.await_failure(0) is None
+    assert call_queue_of(worlds[0].default_group).state.await_failure(0) is None
     for world in worlds:
         world.close()
 

@@ -17,6 +17,7 @@ import pytest
 from growing import with_growing_deadlines
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import RankError, run_ranks
 
 WAIT = 60.0
@@ -106,7 +107,7 @@ def test_record_comm_names_the_calls_of_this_thread():
                 dist.barrier()
         dist.barrier()
         work.wait()
-        recorder = dist.group.WORLD.context.recorder
+        recorder = call_queue_of(dist.group.WORLD).context.recorder
         return [(r.label, r.title) for r in recorder.records()]
 
     names = [("layer 1", "layer 1"), ("inner", "inner"), (None, "meshlib.barrier")]

@@ -8,6 +8,7 @@ import pytest
 from training import assert_close, batch, make_model, parameters, train
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn, optim
 from parallel.averaging import (
@@ -92,7 +93,9 @@ def test_bytes_on_the_wire_are_halved():
         model = DistributedDataParallel(linear(6, 5, "f4"))
         model.register_comm_hook(model.process_group, fp16_compress_hook)
         set_gradient(model, gradient(0, dtype="f4"))
-        records = model.process_group.context.recorder.records(model.process_group.id)
+        records = call_queue_of(model.process_group).context.recorder.records(
+            model.process_group.id
+        )
         return [record.nbytes for record in records if record.kind == "all_reduce"]
 
     assert run_ranks(job, 2) == [[60], [60]]

@@ -8,6 +8,7 @@ import pytest
 from training import assert_close, batch, make_model, parameters, train
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, MixedPrecision, nn, optim
 from parallel._core.passes import Stopwatch
@@ -408,7 +409,9 @@ def test_buckets_are_in_symmetric_memory(view):
 
         def allocated():
             return [
-                r.nbytes for r in group.context.recorder.records(group.id) if r.kind == "allocate"
+                r.nbytes
+                for r in call_queue_of(group).context.recorder.records(group.id)
+                if r.kind == "allocate"
             ]
 
         total = sum(p.data.nbytes for p in model.parameters())

@@ -5,6 +5,7 @@ from fsdp_training import (
     on_mesh,
 )
 
+from meshlib import extend
 from parallel import nn
 from parallel.fsdp import fully_shard
 
@@ -52,7 +53,7 @@ def order_of(prepare):
         model.backward(model(np.ones((1, 3))))
         for layer in model:
             layer.log = log
-        with mesh.process_group.observed(observe):
+        with extend.observe(mesh.process_group, observe):
             model.backward(model(np.ones((1, 3))))
         return log
 

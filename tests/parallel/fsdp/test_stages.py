@@ -4,6 +4,7 @@ import pytest
 from fsdp_training import MODELS, assert_equal, make_mlp, mlp_batch, on_mesh, train, whole
 
 import meshlib as dist
+from meshlib import extend
 from parallel import DistributedDataParallel, optim, zero_redundancy
 
 
@@ -43,7 +44,7 @@ def test_calls_of_the_stages():
                 seen[header.kind.name] = seen.get(header.kind.name, 0) + header.elements
                 return run
 
-            with mesh.process_group.observed(observe):
+            with extend.observe(mesh.process_group, observe):
                 train(model, mlp_batch, dist.get_rank(), 2, optimizer=optimizer, steps=1)
         return counts
 

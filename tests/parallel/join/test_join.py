@@ -7,6 +7,7 @@ import pytest
 from training import assert_close, make_model, parameters, share
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import RankError, run_ranks
 from parallel import DistributedDataParallel, nn, optim
 from parallel.averaging import (
@@ -303,10 +304,10 @@ def test_early_termination_is_raised_on_all_ranks():
 def test_disabled_it_does_nothing():
     def job():
         model = DistributedDataParallel(make_model())
-        before = model.process_group.reached()
+        before = call_queue_of(model.process_group).state.order.sequence
         with model.join(enable=False):
             assert model.join_context is None
-        return model.process_group.reached() - before
+        return call_queue_of(model.process_group).state.order.sequence - before
 
     assert run_ranks(job, 2) == [0, 0]
 
@@ -319,14 +320,14 @@ def test_what_it_costs():
         group = model.process_group
         loss = nn.CrossEntropyLoss()
         with model.join():
-            before = group.reached()
+            before = call_queue_of(group).state.order.sequence
             with model.no_sync():
                 loss(model(share(0, 0)[0]), share(0, 0)[1])
                 model.backward(loss.backward())
-            middle = group.reached()
+            middle = call_queue_of(group).state.order.sequence
             loss(model(share(0, 0)[0]), share(0, 0)[1])
             model.backward(loss.backward())
-            return middle - before, group.reached() - middle
+            return middle - before, call_queue_of(group).state.order.sequence - middle
 
     # Without buffers: the announcement of the backward pass, and one bucket.
     assert run_ranks(job, 2) == [(0, 2), (0, 2)]

@@ -5,6 +5,7 @@ import pytest
 from pipeline_training import make_layers, part
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import RankError, run_ranks
 from parallel import nn
 from parallel.pipeline import (
@@ -143,7 +144,7 @@ def test_batches_that_do_not_fit():
     def job():
         rank = dist.get_rank()
         schedule = Schedule1F1B(stage(), 4, nn.CrossEntropyLoss())
-        records = dist.group.WORLD.context.recorder.records
+        records = call_queue_of(dist.group.WORLD).context.recorder.records
         before = len(records())
         for first, last, error, message in [
             ((x[:6],), y, ValueError, r"args\[0\] has 6 rows, which do not divide into 4 micro"),

@@ -7,6 +7,7 @@ import pytest
 from pipeline_training import BATCH, ddp, fsdp, make_layers, make_mesh, part
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import nn
 from parallel.pipeline import (
@@ -184,9 +185,9 @@ def test_gradients_are_reduced_once_a_step(wrap, kind):
         schedule = kind(PipelineStage(module, rank, 2, mesh["pp"]), 4, nn.CrossEntropyLoss())
         schedule.step(x, target=y)
         group = mesh["dp"].process_group
-        before = len(group.context.recorder.records(group.id))
+        before = len(call_queue_of(group).context.recorder.records(group.id))
         schedule.step(x, target=y)
-        kinds = [r.kind for r in group.context.recorder.records(group.id)][before:]
+        kinds = [r.kind for r in call_queue_of(group).context.recorder.records(group.id)][before:]
         model = module.module if wrap is ddp else module
         return kinds, sum(any(True for _ in layer.parameters()) for layer in model)
 
@@ -287,7 +288,7 @@ def test_messages_come_while_a_rank_computes(monkeypatch):
 
         def forward(self, x):
             deadline = time.monotonic() + 50
-            records = dist.group.WORLD.context.recorder.records
+            records = call_queue_of(dist.group.WORLD).context.recorder.records
             before = self.came
             while self.came < before + 2 and time.monotonic() < deadline and not before:
                 done = [r for r in records() if r.kind == "recv" and r.nbytes == x.nbytes]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib import extend
+from meshlib._job.current import derived_group
 from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
@@ -54,7 +56,7 @@ def seen_calls(mesh, run):
             seen.append((header.kind.name, header.elements, header.dtype))
         return call
 
-    with mesh.process_group.companion("jit", "in jit").observed(observe):
+    with extend.observe(derived_group(mesh.process_group, "jit", "in jit"), observe):
         jax.block_until_ready(run())
     return seen
 

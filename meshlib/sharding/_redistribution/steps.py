@@ -1,0 +1,125 @@
+"""What a redistribution does: ``Plan``, a list of steps with their bytes on the wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshlib._mesh.spec import describe_dims
+from meshlib._mesh.value import described_ranks
+from meshlib._plain_text import binary_size, columns
+from meshlib.sharding._blocks import shared_elements
+from meshlib.sharding._sharding_value import ShardingValue
+
+SLICE, PARTITION = "slice", "partition"
+ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
+REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
+POINT_TO_POINT = "point_to_point"
+LOCAL = frozenset({SLICE, PARTITION})
+"""The kinds of step that send nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a plan, from ``source`` to ``target``.
+
+    ``kind`` is ``"slice"`` (each rank keeps a part of what it has) or ``"partition"`` (one rank
+    along each mesh dim keeps the value, the others the op's neutral element), which send nothing;
+    a collective's name; or ``"point_to_point"``, from one mesh to another. ``mesh_dims`` are the
+    mesh dims, by number, over which it goes, ``op`` what it reduces with. ``wire_bytes`` is what
+    all ranks together receive from others; a ring's all_reduce receives twice (n-1)/n of it.
+    """
+
+    kind: str
+    source: ShardingValue
+    target: ShardingValue
+    mesh_dims: tuple[int, ...] = ()
+    op: str | None = None
+    wire_bytes: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it sends nothing."""
+        return self.kind in LOCAL
+
+    @property
+    def over(self) -> str:
+        """The mesh dims as ``dp=2 × tp=2``; for point to point both meshes."""
+        mesh = self.source.mesh
+        if self.kind == POINT_TO_POINT:
+            return f"{_ranks(self.source)} to {_ranks(self.target)}"
+        names = mesh.mesh_dim_names or (None,) * mesh.ndim
+        dims = self.mesh_dims
+        return describe_dims([names[i] for i in dims], [mesh.shape[i] for i in dims])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an array of ``shape`` gets from ``source`` to ``target``: ``steps``, in order.
+
+    Of the sensible ways it is the one with the fewest bytes on the wire, then the fewest
+    collectives, then the fewest messages. It is arithmetic: the same on each rank, without a job.
+    """
+
+    source: ShardingValue
+    target: ShardingValue
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    steps: tuple[Step, ...]
+
+    @property
+    def wire_bytes(self) -> int:
+        """What all ranks together receive from others, in bytes."""
+        return sum(step.wire_bytes for step in self.steps)
+
+    def __str__(self) -> str:
+        """Return a line for the whole and one for each step."""
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        head = (
+            f"{self.dtype} {self.shape}, {binary_size(nbytes)}: {self.source.described()} on"
+            f" {self.source.mesh.described()} -> {self.target.described()}"
+        )
+        if self.target.mesh != self.source.mesh:
+            head += f" on {self.target.mesh.described()}"
+        rows = [
+            [f"  {i}. {step.kind}", _over(step), f"-> {step.target.described()}", _cost(step)]
+            for i, step in enumerate(self.steps, 1)
+        ]
+        if not rows:
+            return f"{head}\n  nothing to do"
+        total = f"  on the wire: {binary_size(self.wire_bytes)}"
+        return "\n".join([head, *columns(rows), total])
+
+
+def held_bytes(sharding: ShardingValue, shape: Sequence[int], itemsize: int) -> int:
+    """Return the bytes that all ranks together hold."""
+    return held_in_both(sharding, sharding, shape, itemsize)
+
+
+def held_in_both(a: ShardingValue, b: ShardingValue, shape: Sequence[int], itemsize: int) -> int:
+    """Return the bytes that ranks hold in both of two shardings of one mesh, all ranks together."""
+    dims = range(len(shape))
+    left, right = ([s.split_of(i) for i in dims] for s in (a, b))
+    return itemsize * shared_elements(shape, a.mesh.shape, left, right)
+
+
+def _ranks(sharding: ShardingValue) -> str:
+    return f"ranks {described_ranks(sharding.mesh)}"
+
+
+def _over(step: Step) -> str:
+    if step.kind == POINT_TO_POINT:
+        return step.over
+    op = "" if step.op is None else f"{step.op} "
+    return f"{op}over {step.over}"
+
+
+def _cost(step: Step) -> str:
+    if step.is_local:
+        return "nothing sent"
+    each = step.wire_bytes / max(step.target.mesh.size(), 1)
+    return f"{binary_size(step.wire_bytes)}, {binary_size(each)} a rank"

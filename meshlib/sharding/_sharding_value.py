@@ -1,0 +1,274 @@
+"""How a global array lies on a mesh: the arithmetic of ``Sharding``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Self
+
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.names import DimKey
+from meshlib._mesh.spec import MeshDimError
+from meshlib._mesh.value import positions_of
+from meshlib.sharding._blocks import block, blocks
+from meshlib.sharding._local import shape_of
+from meshlib.sharding._spec import (
+    Entry,
+    P,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    read_spec,
+    reduction_name,
+)
+from transport._checks import to_whole_numbers
+
+PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
+LINEAR = frozenset({"sum", "avg"})
+"""Partial values that may be reduced in any order, and be partial together: sums and multiples of
+the parts are parts of the sum and multiple.
+"""
+
+
+@dataclass(slots=True, init=False, repr=False)
+class ShardingValue:
+    """The arithmetic of a ``Sharding``, which adds the plans from one to another."""
+
+    dims: tuple[tuple[int, ...], ...]
+    """The mesh dims that split each array dim, by number; without unsplit dims at the end."""
+    partial_dims: tuple[tuple[int, str], ...]
+    """The partial mesh dims, by number, with their ops."""
+    mesh: DeviceMesh
+    """The mesh."""
+    _hash: int = field(compare=False)  # that of the mesh takes long
+
+    def __init__(self, mesh: DeviceMesh, spec: Any = None, partial: PartialDims = None) -> None:
+        if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"mesh is {mesh!r}; expected a DeviceMesh")
+        entries, pending = read_spec(spec, mesh.ndim)
+        pending.update(_read_partial(partial))
+        dims = [_positions(mesh, entry) for entry in entries]
+        ops = [(i, op) for key, op in pending.items() for i in _positions(mesh, key)]
+        named = [i for dim in dims for i in dim] + [i for i, _ in ops]
+        for i in named:
+            if named.count(i) > 1:
+                raise ValueError(
+                    f"spec {entries} with partial {pending} names mesh dim {dim_key(mesh, i)!r} of"
+                    f" {mesh.described()} twice; expected each at most once"
+                )
+        self._set(mesh, dims, ops)
+
+    def _set(
+        self, mesh: DeviceMesh, dims: Sequence[Sequence[int]], ops: Sequence[tuple[int, str]]
+    ) -> None:
+        kinds = {op for _, op in ops}
+        if len(kinds) > 1 and not kinds <= LINEAR:
+            raise ValueError(
+                f"partial has the ops {', '.join(sorted(kinds))}: in which order they are to be"
+                " reduced would matter; expected one of them, or sum and avg"
+            )
+        kept = [tuple(dim) for dim in dims]
+        while kept and not kept[-1]:
+            kept.pop()
+        # Past __setattr__, which refuses.
+        put = object.__setattr__
+        put(self, "mesh", mesh)
+        put(self, "dims", tuple(kept))
+        put(self, "partial_dims", tuple(sorted(ops)))
+        put(self, "_hash", hash((mesh, self.dims, self.partial_dims)))
+
+    @classmethod
+    def of_positions(
+        cls,
+        mesh: DeviceMesh,
+        dims: Sequence[Sequence[int]],
+        partial: Sequence[tuple[int, str]] = (),
+    ) -> Self:
+        """Return the sharding with ``dims`` and ``partial_dims`` as given: mesh dims by number.
+
+        For code that computes with shardings; not all is checked that ``Sharding`` checks.
+        """
+        sharding = cls.__new__(cls)
+        sharding._set(mesh, dims, partial)
+        return sharding
+
+    # ------------------------------------------------------------------ a value
+
+    # By hand: a frozen dataclass with slots says nothing of use about names that are no fields.
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Sharding is immutable; {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Sharding is immutable; {name!r} cannot be deleted")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.of_positions, (self.mesh, self.dims, self.partial_dims)
+
+    def __repr__(self) -> str:
+        return f"Sharding({self.mesh.described()}: {self.described()})"
+
+    def described(self) -> str:
+        """Return spec and partial dims, as ``P('dp')`` or ``P('dp'), partial {'tp': 'sum'}``."""
+        return f"{self.spec}, partial {self.partial}" if self.partial_dims else repr(self.spec)
+
+    # ------------------------------------------------------------------ asked
+
+    @property
+    def spec(self) -> P:
+        """The mesh dims that split each array dim, by name (by number in a mesh without names)."""
+        return P(*([dim_key(self.mesh, i) for i in dim] for dim in self.dims))
+
+    @property
+    def partial(self) -> dict[DimKey, str]:
+        """The ops of the mesh dims along which values are partial, by name or number."""
+        return {dim_key(self.mesh, i): op for i, op in self.partial_dims}
+
+    @property
+    def placements(self) -> list[Placement]:
+        """The same as torch writes it: a placement for each mesh dim, the outermost first.
+
+        Raises ValueError where torch's list cannot say it: an array dim that is split by an inner
+        mesh dim before an outer one.
+        """
+        result: list[Placement] = [Replicate()] * self.mesh.ndim
+        for array_dim, dim in enumerate(self.dims):
+            if list(dim) != sorted(dim):
+                raise ValueError(
+                    f"{self} splits dim {array_dim} by mesh dims in another order than the mesh's,"
+                    " which a list of placements cannot say; use spec"
+                )
+            for i in dim:
+                result[i] = Shard(array_dim)
+        for i, op in self.partial_dims:
+            result[i] = Partial(op)
+        return result
+
+    @property
+    def replicated_dims(self) -> tuple[int, ...]:
+        """The mesh dims, by number, along which all ranks have the same values."""
+        used = {i for dim in self.dims for i in dim} | {i for i, _ in self.partial_dims}
+        return tuple(i for i in range(self.mesh.ndim) if i not in used)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each rank has the whole array: nothing is split or partial."""
+        return not self.dims and not self.partial_dims
+
+    def split_of(self, array_dim: int) -> tuple[int, ...]:
+        """Return the mesh dims, by number, that split ``array_dim`` (from 0)."""
+        return self.dims[array_dim] if array_dim < len(self.dims) else ()
+
+    # ------------------------------------------------------------------ who has what
+
+    def local_shape(self, shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:
+        """Return the shape that ``rank`` (default: this rank) has of a global array of ``shape``.
+
+        Raises as ``slices`` does.
+        """
+        return shape_of(self.slices(shape, rank))
+
+    def slices(self, shape: Sequence[int], rank: int | None = None) -> tuple[slice, ...]:
+        """Return which part of a global array of ``shape`` a global ``rank`` has, a slice a dim.
+
+        ``array[sharding.slices(array.shape, rank)]`` is that rank's part (which, where values are
+        partial, is still to be reduced). ``rank`` is this rank by default. Raises ValueError for a
+        rank that is not in the mesh and for a shape with fewer dims than the spec.
+        """
+        return self.slices_at(self.check_shape(shape), self._coordinate_of(rank))
+
+    def _coordinate_of(self, rank: int | None) -> list[int]:
+        rank = self.mesh.get_rank() if rank is None else rank
+        coordinate = self.mesh.coordinate_of(rank)
+        if coordinate is None:
+            raise ValueError(f"rank {rank} is not in {self.mesh}, so it has no part of the array")
+        return coordinate
+
+    def slices_at(self, shape: Sequence[int], coordinate: Sequence[int]) -> tuple[slice, ...]:
+        """Return the part of whoever has this ``coordinate`` in the mesh; checks nothing."""
+        sizes, dims = self.mesh.shape, self.dims
+        return tuple(
+            slice(*block(n, [sizes[i] for i in dims[d]], [coordinate[i] for i in dims[d]]))
+            if d < len(dims) and dims[d]
+            else slice(0, n)
+            for d, n in enumerate(shape)
+        )
+
+    @property
+    def replica_count(self) -> int:
+        """How many ranks have the same part with the same values."""
+        return math.prod(self.mesh.shape[i] for i in self.replicated_dims)
+
+    def replica(self, rank: int | None = None) -> int:
+        """Return which of the ranks with the same values ``rank`` is: 0 to ``replica_count`` - 1.
+
+        Of each part one rank is 0: the work of writing or counting it can be that rank's. Raises
+        ValueError for a rank that is not in the mesh.
+        """
+        coordinate = self._coordinate_of(rank)
+        number = 0
+        for i in self.replicated_dims:
+            number = number * self.mesh.shape[i] + coordinate[i]
+        return number
+
+    def parts(self, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+        """Yield each part that is not empty once, in C order of the array: together they are it."""
+        lengths = self.check_shape(shape)
+        along: list[list[slice]] = []
+        for d, n in enumerate(lengths):
+            starts, stops = blocks(n, [self.mesh.shape[i] for i in self.split_of(d)])
+            pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
+            along.append([slice(a, b) for a, b in pairs if a < b])
+        yield from product(*along)
+
+    def check_shape(self, shape: Sequence[int]) -> list[int]:
+        """Return ``shape`` as ints; raise ValueError when it has fewer dims than the spec."""
+        lengths = to_whole_numbers(shape, "shape")
+        if len(lengths) < len(self.dims):
+            raise ValueError(
+                f"shape {tuple(lengths)} has {len(lengths)} dims, but {self} splits dim"
+                f" {len(self.dims) - 1}"
+            )
+        if min(lengths, default=0) < 0:
+            raise ValueError(f"shape {tuple(lengths)}: expected lengths of at least 0")
+        return lengths
+
+    # ------------------------------------------------------------------ others
+
+    def with_spec(self, spec: Any = None, partial: PartialDims = None) -> Self:
+        """Return another sharding on the same mesh."""
+        return spec if isinstance(spec, type(self)) else type(self)(self.mesh, spec, partial)
+
+    def reduced(self) -> Self:
+        """Return this sharding with nothing partial: those values are then on all their ranks."""
+        return self.of_positions(self.mesh, self.dims) if self.partial_dims else self
+
+
+def dim_key(mesh: DeviceMesh, position: int) -> DimKey:
+    """Return the name of a mesh's dim, its number where it has no names."""
+    names = mesh.mesh_dim_names
+    return position if names is None else names[position]
+
+
+def _positions(mesh: DeviceMesh, entry: Entry) -> list[int]:
+    if entry is None:
+        return []
+    keys = entry if isinstance(entry, tuple) else (entry,)
+    try:
+        return [i for key in keys for i in positions_of(mesh, key)]
+    except MeshDimError as error:
+        raise MeshDimError(f"spec: {error}") from None
+
+
+def _read_partial(partial: PartialDims) -> dict[DimKey, str]:
+    if partial is None:
+        return {}
+    if isinstance(partial, Mapping):
+        return {key: reduction_name(op) for key, op in partial.items()}
+    keys = (partial,) if isinstance(partial, (str, int)) else partial
+    return dict.fromkeys(keys, "sum")
