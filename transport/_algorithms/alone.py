@@ -10,7 +10,7 @@ from transport._operands.copying import address, copy
 from transport._operands.flat import Scratch, part_bounds, segments_of
 from transport._operands.gaps import copy_all
 from transport._operands.operand import Operand, store
-from transport._operands.quiet import quiet
+from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
@@ -39,8 +39,7 @@ class Alone(Collectives):
         self.check_open()
         # Nothing but scaling changes anything.
         if op.kind is RedOpType.PREMUL_SUM:
-            with quiet(buffer):
-                self._scale(buffer, op)
+            self._scale(buffer, op)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.all_reduce(call, buffer, op)
@@ -70,11 +69,12 @@ class Alone(Collectives):
         self.check_open()
         _copy(outputs[0], inputs[0])
 
+    @quietly
     def _scale(self, buffer: Flat, op: ReduceOp) -> None:
         operand = Operand(self._scratch, op, buffer.dtype)
-        laps = segments_of(buffer.size * operand.dtype.itemsize, self._segment)
-        for lap in range(laps):
-            start, stop = part_bounds(buffer.size, laps, lap)
+        chunks = segments_of(buffer.size * operand.dtype.itemsize, self._segment)
+        for chunk in range(chunks):
+            start, stop = part_bounds(buffer.size, chunks, chunk)
             store(buffer[start:stop], operand.load(buffer, start, stop))
 
 

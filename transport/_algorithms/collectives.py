@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -23,14 +22,14 @@ from transport._algorithms import (
 )
 from transport._algorithms.team import Team
 from transport._call import Call
-from transport._choosing.choice import LAP_BYTES, Algorithm
+from transport._choosing.choice import ROUND_BYTES, Algorithm
 from transport._choosing.peers import peers_of
 from transport._communicators.base import Collectives
 from transport._link import Request, wait_all
 from transport._operands.compression import Compression
 from transport._operands.flat import part_bounds, segments_of
 from transport._operands.operand import REDUCED, WHOLE, Operand, pack, store
-from transport._operands.quiet import Run, quiet_runner
+from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
@@ -88,15 +87,9 @@ class LinkCollectives(Collectives, Team):
         self._prepare(algorithm, call, root)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
-    @cached_property
-    def _quietly(self) -> Run:
-        return quiet_runner()
-
+    @quietly
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
-        self._quietly(self._all_reduce, call, buffer, op)
-
-    def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
             self._prepare(Algorithm.PAIRWISE, call)
@@ -137,11 +130,9 @@ class LinkCollectives(Collectives, Team):
         if narrow:
             store(buffer, total)
 
+    @quietly
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.check_open()
-        self._quietly(self._reduce, call, buffer, op, root)
-
-    def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         if self.table.reduce(buffer.nbytes, self.size) is Algorithm.TREE:
             self._prepare(Algorithm.TREE, call, root)
             tree.reduce(self, call, buffer, op, root)
@@ -152,9 +143,9 @@ class LinkCollectives(Collectives, Team):
         """Reduce a part of ``buffer`` on each member, and gather them on ``root``."""
         scaled = op.kind is RedOpType.PREMUL_SUM
         operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
-        laps = segments_of(buffer.nbytes, LAP_BYTES if scaled else LAP_BYTES * self.size)
-        for lap in range(laps):
-            start, stop = part_bounds(buffer.size, laps, lap)
+        rounds = segments_of(buffer.nbytes, ROUND_BYTES if scaled else ROUND_BYTES * self.size)
+        for number in range(rounds):
+            start, stop = part_bounds(buffer.size, rounds, number)
             data = operand.load(buffer, start, stop) if scaled else buffer[start:stop]
             bounds = [part_bounds(data.size, self.size, member) for member in range(self.size)]
             parts = [data[slice(*bound)] for bound in bounds]
@@ -184,15 +175,11 @@ class LinkCollectives(Collectives, Team):
             case _:
                 ring.all_gather(self, call, outputs)
 
+    @quietly
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        self._quietly(self._reduce_scatter, call, output, inputs, op)
-
-    def _reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):

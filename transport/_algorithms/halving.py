@@ -21,7 +21,7 @@ import numpy as np
 from transport._algorithms.team import Team
 from transport._call import Call
 from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
-from transport._choosing.choice import LAP_BYTES
+from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Arrival, Operand
@@ -31,9 +31,9 @@ from transport._operands.reduce_op import Flat, ReduceOp
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """Reduce ``buffer`` in place, whose dtype is its own reduction dtype; does not prepare."""
     chunks = 1 << blocks_of(team.size)[0][1]
-    laps = segments_of(buffer.nbytes, LAP_BYTES)
-    for lap in range(laps):
-        segment = buffer[slice(*part_bounds(buffer.size, laps, lap))]
+    rounds = segments_of(buffer.nbytes, ROUND_BYTES)
+    for number in range(rounds):
+        segment = buffer[slice(*part_bounds(buffer.size, rounds, number))]
         ends = [0, *(part_bounds(segment.size, chunks, i)[1] for i in range(chunks))]
         own = _reduce(team, call, segment, ends, op)
         op.finish(own, team.size)
@@ -52,9 +52,9 @@ def reduce_scatter(
     level = blocks_of(size)[0][1]
     first = 1 << level
     operand = Operand(team.scratch, op, output.dtype)
-    laps = segments_of(sum(part.nbytes for part in inputs), LAP_BYTES)
-    for lap in range(laps):
-        bounds = [part_bounds(part.size, laps, lap) for part in inputs]
+    rounds = segments_of(sum(part.nbytes for part in inputs), ROUND_BYTES)
+    for number in range(rounds):
+        bounds = [part_bounds(part.size, rounds, number) for part in inputs]
         counts = [stop - start for start, stop in bounds]
         packed = team.scratch.flat(TOTAL, operand.dtype, sum(counts))
         ends, end = [0], 0

@@ -33,9 +33,9 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
 def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
     """Reduce into ``root``'s ``buffer``; the others' stay as they were."""
     operand = Operand(team.scratch, op, buffer.dtype)
-    laps = segments_of(buffer.size * operand.dtype.itemsize, team.table.segment)
-    for lap in range(laps):  # for the sake of scratch memory: most calls take one
-        start, stop = part_bounds(buffer.size, laps, lap)
+    chunks = segments_of(buffer.size * operand.dtype.itemsize, team.table.segment)
+    for chunk in range(chunks):  # for the sake of scratch memory: most calls take one
+        start, stop = part_bounds(buffer.size, chunks, chunk)
         own = operand.load(buffer, start, stop)
         result = buffer[start:stop]
         at_root = team.rank == root and own.dtype == result.dtype

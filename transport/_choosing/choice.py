@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transport._choosing.blocks import halving_steps
 
-LAP_BYTES = 16 << 20
+ROUND_BYTES = 16 << 20
 """The most that is reduced at a time where that takes scratch memory for all of it."""
 
 
@@ -151,7 +151,7 @@ class Thresholds:
         return more * nbytes < (in_parts - frames) * self.frame
 
     def _may_double(self, nbytes: int, size: int) -> bool:
-        return size > self.pairwise_ranks and nbytes <= LAP_BYTES
+        return size > self.pairwise_ranks and nbytes <= ROUND_BYTES
 
     def _large(self, size: int, narrow: bool) -> Algorithm:
         pairs = narrow or size <= self.pairwise_ranks

@@ -63,10 +63,7 @@ def _load(factory: CommunicatorFactory | str) -> CommunicatorFactory:
 
 
 _ENTRIES: dict[str, BackendEntry] = {
-    "auto": BackendEntry("auto", "transport._auto:AutoCommunicator", ("cpu",)),
-    "hierarchical": BackendEntry(
-        "hierarchical", "transport._hierarchical:HierarchicalCommunicator", ("cpu",)
-    ),
+    "auto": BackendEntry("auto", "transport._auto:choose", ("cpu",)),
     "inproc": BackendEntry(
         "inproc",
         "transport._inproc:InprocCommunicator",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from transport._choosing.tuning import Tuning, shipped
 from transport._net.fork import Closable
 from transport._operands.compression import Compression
+from transport._place import Place
 from transport._store.base import Store
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ class Membership:
     """One rank's place in one group: all that a transport needs to make a communicator.
 
     ``group`` is unique in the job and equal on all members; ``store`` is already prefixed with
-    it. ``ranks`` are the members' global ranks, by group rank, for messages. ``compression`` is how
-    large reductions travel between hosts (None: as they are), the same on all members.
+    it. ``ranks`` are the members' global ranks, by group rank, for messages, and ``places`` where
+    they run (empty: not known). ``compression`` is how large reductions travel between hosts (None:
+    as they are), the same on all members.
     """
 
     group: str
@@ -85,6 +87,7 @@ class Membership:
     store: Store
     runtime: Runtime
     compression: Compression | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def size(self) -> int:
