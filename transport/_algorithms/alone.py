@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from transport._call import Call
 from transport._communicators.base import Collectives
-from transport._operands.copying import address, copy
-from transport._operands.flat import Scratch, part_bounds, segments_of
-from transport._operands.gaps import copy_all
+from transport._operands.flat import Scratch, address, part_bounds, segments_of
 from transport._operands.operand import Operand, store
 from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
@@ -79,8 +77,10 @@ class Alone(Collectives):
 
 
 def _copy(into: Flat, source: Flat) -> None:
-    """Copy unless both are the same memory, as an in-place all_gather passes it."""
-    if into.ndim > 1 or source.ndim > 1:
-        copy_all(into, source)
+    """Copy all elements in C order, whatever the shapes, unless both are the same memory, as an
+    in-place all_gather passes it.
+    """
+    if into.ndim > 1:
+        into[...] = source.reshape(into.shape)
     elif into is not source and address(into) != address(source):
-        copy(into, source)
+        into.reshape(source.shape)[...] = source

@@ -24,7 +24,8 @@ from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
 from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
-from transport._operands.operand import ARRIVING, TOTAL, Arrival, Operand
+from transport._operands.operand import ARRIVING, TOTAL, Operand
+from transport._operands.order import Fold
 from transport._operands.reduce_op import Flat, ReduceOp
 
 
@@ -81,12 +82,11 @@ def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceO
     ways, rank, scratch = ways_of(team.rank, team.size), team.rank, team.scratch
     for partner, kept, given in ways.inside:
         link, own = team.link(partner, call), _part(data, ends, kept)
-        arriving = scratch.flat(ARRIVING, data.dtype, own.size)
-        lower, upper = (arriving, own) if partner < rank else (own, arriving)
-        arrival = Arrival(op, lower, upper, own, team.table.piece)
+        adding = Fold(scratch, op, ((partner > rank,),), own, own, team.table.piece)
+        arriving, on_piece = adding.expect(data.dtype)
         sent = as_bytes(_part(data, ends, given))
-        exchange(call, link, sent, link, as_bytes(arriving), arrival.on_piece())
-        arrival.finish()
+        exchange(call, link, sent, link, as_bytes(arriving), on_piece)
+        adding.add()
     own = _part(data, ends, ways.own)
     if ways.over is not None:
         arriving = scratch.flat(ARRIVING, data.dtype, own.size)

@@ -26,7 +26,7 @@ from transport._deadline import Deadline
 from transport._errors import DistError
 from transport._interrupts import Condition, look
 from transport._net.tls_choice import is_tls
-from transport._operands.copying import address
+from transport._operands.flat import address
 from transport._platform import SEND_NOW
 from transport._polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._shm.process_memory import ProcessMemory

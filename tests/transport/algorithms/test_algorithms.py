@@ -22,7 +22,7 @@ from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._inproc import InprocCommunicator
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
-from transport._operands.operand import Arrival
+from transport._operands.order import Fold
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 
@@ -288,14 +288,16 @@ def test_laps_are_enough_and_no_more(nbytes: int, segment: int) -> None:
 def test_an_arriving_frame_is_reduced_once_whatever_its_pieces(
     size: int, arrivals: list[int], piece: int, dtype: Any
 ) -> None:
-    arriving, own = np.arange(size).astype(dtype), np.full(size, 2, dtype)
-    out = np.zeros(size, dtype)
-    arrival = Arrival(ReduceOp.SUM, arriving, own, out, piece)
+    own, out = np.full(size, 2, dtype), np.zeros(size, dtype)
+    adding = Fold(Scratch(), ReduceOp.SUM, ((True,),), own, out, piece)
+    arriving, on_piece = adding.expect(out.dtype)
+    arriving[:] = np.arange(size).astype(dtype)
     for received in sorted(min(a, arriving.nbytes) for a in arrivals):
-        arrival(received)
+        if on_piece is not None:
+            on_piece(received)
         done = received // out.itemsize
         assert not out[done:].any()
-    arrival.finish()
+    adding.add()
     assert np.array_equal(out, arriving + own)
 
 
