@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
@@ -87,6 +88,14 @@ class Thresholds:
 
     piece: int = 64 << 10
     """How much of an arriving segment is reduced at a time: small enough to be still in cache."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if type(value := getattr(self, field.name)) is not int:
+                raise ValueError(f"{field.name} is {value!r}, expected an integer")
+        if min(self.segment, self.piece) < 1:
+            what = f"segment is {self.segment}, piece {self.piece}"
+            raise ValueError(f"{what}, expected at least 1")
 
     def barrier(self, size: int) -> Algorithm:
         """Return how ``size`` members wait for each other."""
