@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transport._call import Call
 from transport._communicators.base import Collectives
-from transport._operands.flat import Scratch, address, part_bounds, segments_of
+from transport._operands.flat import Scratch, copy, part_bounds, segments_of
 from transport._operands.operand import Operand, store
 from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
@@ -44,28 +44,28 @@ class Alone(Collectives):
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
-        _copy(outputs[0], input_)
+        copy(outputs[0], input_)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        _copy(output, inputs[0])
+        copy(output, inputs[0])
         self.all_reduce(call, output, op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self.check_open()
         if outputs is not None:
-            _copy(outputs[0], input_)
+            copy(outputs[0], input_)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self.check_open()
         if inputs is not None:
-            _copy(output, inputs[0])
+            copy(output, inputs[0])
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
-        _copy(outputs[0], inputs[0])
+        copy(outputs[0], inputs[0])
 
     @quietly
     def _scale(self, buffer: Flat, op: ReduceOp) -> None:
@@ -74,13 +74,3 @@ class Alone(Collectives):
         for chunk in range(chunks):
             start, stop = part_bounds(buffer.size, chunks, chunk)
             store(buffer[start:stop], operand.load(buffer, start, stop))
-
-
-def _copy(into: Flat, source: Flat) -> None:
-    """Copy all elements in C order, whatever the shapes, unless both are the same memory, as an
-    in-place all_gather passes it.
-    """
-    if into.ndim > 1:
-        into[...] = source.reshape(into.shape)
-    elif into is not source and address(into) != address(source):
-        into.reshape(source.shape)[...] = source
