@@ -14,7 +14,7 @@ import numpy as np
 from transport._algorithms import pairwise as pairs
 from transport._call import Call
 from transport._hierarchical.levels import Levels
-from transport._link import wait_all
+from transport._link import Link, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.reduce_op import Flat
 
@@ -32,15 +32,12 @@ class Copies(Levels):
         self.inside.barrier(call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        """Copy a segment of each slice at a time (up to four between sites).
-
-        While they cross, the next ones go round on the root's host, and those before on the others.
-        Nobody waits for an answer.
-        """
+        # A segment of each slice at a time: while they cross, the next ones go round on the root's
+        # host, and those before on the others. Nobody waits for an answer.
         if self.placement.find(root)[0] != self.host:
             self.inside.barrier(call)
         slices = self.slices(buffer.nbytes)
-        chunks = self.broadcast_chunks(buffer.nbytes, slices)
+        chunks = segments_of(buffer.nbytes, slices * self.table.segment)
         for chunk in range(chunks):
             part = buffer[slice(*part_bounds(buffer.size, chunks, chunk))]
             self._broadcast(call, part, root, slices)
@@ -51,12 +48,6 @@ class Copies(Levels):
         at_home = self.host == root_host
         if at_home:
             inside.broadcast(call, buffer, root_index)
-        if slices == 1:
-            if index == self.speaker(root):
-                self.across_with(root).broadcast(call, buffer, root_host)
-            if not at_home:
-                inside.broadcast(call, buffer, 0)
-            return
         parts = self.cut(buffer, slices)
         if index < slices:
             self.across(index).broadcast(call, parts[index], root_host)
@@ -121,8 +112,7 @@ class Copies(Levels):
         near = None if outputs is None else [outputs[member] for member in self.local]
         self.inside.gather(call, near, input_, root_index)
         if outputs is not None:
-            self.whole.reach(self._members_elsewhere(root), call)
-            sources = [(self.whole.link(m, call), m) for m in self._members_elsewhere(root)]
+            sources = self._links_elsewhere(root, call)
             wait_all([link.post_recv(call, as_bytes(outputs[m])) for link, m in sources])
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
@@ -134,21 +124,21 @@ class Copies(Levels):
         near = None if inputs is None else [inputs[member] for member in self.local]
         self.inside.scatter(call, output, near, root_index)
         if inputs is not None:
-            self.whole.reach(self._members_elsewhere(root), call)
-            targets = [(self.whole.link(m, call), m) for m in self._members_elsewhere(root)]
+            targets = self._links_elsewhere(root, call)
             wait_all([link.post_send(call, as_bytes(inputs[m])) for link, m in targets])
 
-    def _members_elsewhere(self, root: int) -> list[int]:
-        """Return the members on other hosts, in the order of the ranks from ``root`` on."""
+    def _links_elsewhere(self, root: int, call: Call) -> list[tuple[Link, int]]:
+        """Return the links to the members on other hosts, in the order of the ranks from ``root``
+        on.
+        """
         ranks = [(root + step) % self.size for step in range(1, self.size)]
-        return [rank for rank in ranks if rank not in self.local]
+        members = [rank for rank in ranks if rank not in self.local]
+        self.whole.reach(members, call)
+        return [(self.whole.link(member, call), member) for member in members]
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         # Between hosts pairwise: no two members want the same bytes, so no way saves any.
-        local, rank = self.local, self.rank
-        self.inside.all_to_all(
-            call, [outputs[member] for member in local], [inputs[member] for member in local]
-        )
-        targets = self._members_elsewhere(rank)
-        self.whole.reach(targets, call)
+        near = [[parts[member] for member in self.local] for parts in (outputs, inputs)]
+        self.inside.all_to_all(call, *near)
+        targets = [member for _, member in self._links_elsewhere(self.rank, call)]
         wait_all(pairs.swap(self.whole, call, targets, inputs, outputs))

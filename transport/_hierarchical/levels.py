@@ -19,11 +19,6 @@ from transport._operands.reduce_op import Flat
 _CHUNK_SEGMENTS = 16
 # Each chunk of an all_gather or a reduce_scatter waits for one crossing.
 _CHUNK_SEGMENTS_BETWEEN_SITES = 128
-# A chunk of a broadcast waits for nothing, so longer ones save what three steps cost the
-# interpreter, as long as there are enough of them for both ends of the line between sites to work
-# at once.
-_LEAST_CHUNKS = 8
-_MOST_SEGMENTS = 4
 
 Tables = Callable[[str, int], Thresholds]
 """The thresholds of a transport, by its name in the tuning, for a number of ranks."""
@@ -93,7 +88,6 @@ class Levels(Collectives):
         self.all_blocks = sorted(block for blocks in self.blocks_by_host for block in blocks)
         self.one_tree: bool = are_one_tree(self.hosts)
         """Whether the sums of hosts are added as those of a group of one rank each are."""
-        self._between_sites = between_sites
         segments = _CHUNK_SEGMENTS_BETWEEN_SITES if between_sites else _CHUNK_SEGMENTS
         self.chunk_bytes: int = segments * self.table.segment
         """How much is worked on at a time where that takes scratch memory."""
@@ -110,12 +104,6 @@ class Levels(Collectives):
         chunks = segments_of(count * itemsize, self.chunk_bytes)
         return [part_bounds(count, chunks, chunk) for chunk in range(chunks)]
 
-    def broadcast_chunks(self, nbytes: int, slices: int) -> int:
-        """Return in how many chunks ``slices`` are broadcast that have ``nbytes`` in all."""
-        chunks = segments_of(nbytes, slices * self.table.segment)
-        segments = min(chunks // _LEAST_CHUNKS, _MOST_SEGMENTS) if self._between_sites else 1
-        return -(-chunks // max(1, segments))
-
     def slices(self, nbytes: int) -> int:
         """Return into how many slices ``nbytes`` are cut: one, if they are few."""
         return 1 if nbytes <= self.table.one_slice else self._most_slices
@@ -128,14 +116,6 @@ class Levels(Collectives):
         across = self.select(tuple(ranks[number] for ranks in self.hosts))
         across.compression = self.whole.compression
         return across
-
-    def across_with(self, root: int) -> Selection:
-        """Return the same for the only slice of a call that has a root: it speaks for its host."""
-        return self.select(tuple(root if root in ranks else ranks[0] for ranks in self.hosts))
-
-    def speaker(self, root: int) -> int:
-        """Return which member of this host ``across_with`` has."""
-        return self.local.index(root) if root in self.local else 0
 
     def cut(self, buffer: Flat, slices: int) -> list[Flat]:
         """Return what of ``buffer`` belongs to each member of this host: a slice, or nothing."""

@@ -44,12 +44,6 @@ class Reductions(Levels):
         inside = self.inside
         slices = self.slices(total.nbytes)
         one = sums.have_one(self, total.nbytes // slices, total.dtype, op)
-        if slices == 1:
-            found = sums.reduce_inside(self, call, total, op, 0, one)
-            if self.index == 0:
-                self._all_reduce_across(self.across(0), call, found, result, op, one)
-            inside.broadcast(call, result, 0)
-            return
         totals = self.cut(total, slices)
         results = totals if result is total else self.cut(result, slices)
         own = self.index
@@ -94,45 +88,18 @@ class Reductions(Levels):
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         operand = Operand(self.scratch, op, buffer.dtype, _LOADED)
         for start, stop in self.chunks(buffer.size, operand.dtype.itemsize):
-            own = operand.load(buffer, start, stop)
-            slices = self.slices(own.nbytes)
-            if slices == 1:
-                self._reduce_whole(call, own, buffer[start:stop], op, root)
-            else:
-                self._reduce_slices(call, own, buffer[start:stop], op, root, slices)
+            self._reduce(call, operand.load(buffer, start, stop), buffer[start:stop], op, root)
 
-    def _reduce_whole(self, call: Call, own: Flat, result: Flat, op: ReduceOp, root: int) -> None:
-        speaker = self.speaker(root)
-        total = own
-        if self.index == speaker:
-            total = self.scratch.flat(_OWN, own.dtype, own.size)
-            np.copyto(total, own)
-        found = sums.reduce_inside(self, call, total, op, speaker, self.one_tree)
-        if self.index == speaker:
-            found = self._reduce_across(self.across_with(root), call, found, root, op)
-        if self.rank == root:
-            op.finish(found, self.size)
-            store(result, found)
-
-    def _reduce_across(
-        self, across: Selection, call: Call, total: Flat, root: int, op: ReduceOp
-    ) -> Flat:
-        root_host, _ = self.placement.find(root)
-        if not self.one_tree:
-            return sums.reduce_across(self, across, call, total, root_host, op)
-        across.reduce(call, total, op.plain, root_host)
-        return total
-
-    def _reduce_slices(
-        self, call: Call, own: Flat, result: Flat, op: ReduceOp, root: int, slices: int
-    ) -> None:
-        index = self.index
+    def _reduce(self, call: Call, own: Flat, result: Flat, op: ReduceOp, root: int) -> None:
+        index, slices = self.index, self.slices(own.nbytes)
         parts = self.cut(own, slices)
         total = self.scratch.flat(_OWN, own.dtype, parts[index].size)
         total = sums.scatter_inside(self, call, total, parts, op, self.one_tree)
         root_host, root_index = self.placement.find(root)
-        if index < slices:
-            total = self._reduce_across(self.across(index), call, total, root, op)
+        if index < slices and self.one_tree:
+            self.across(index).reduce(call, total, op.plain, root_host)
+        elif index < slices:
+            total = sums.reduce_across(self, self.across(index), call, total, root_host, op)
         if self.host != root_host:
             return
         op.finish(total, self.size)

@@ -37,21 +37,6 @@ def have_one(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: Reduc
     return levels.one_tree or (form is not None and compresses(form, nbytes, dtype, op))
 
 
-def reduce_inside(
-    levels: Levels, call: Call, total: Flat, op: ReduceOp, index: int, one: bool
-) -> Flat:
-    """Return, on member ``index`` of this host, the sums of its blocks, one behind the other; or
-    ``one`` of all. The only sum is in ``total`` itself, which on other members stays as it is.
-    """
-    inside, mine = levels.inside, levels.index == index
-    if one or len(levels.blocks) == 1:
-        inside.reduce(call, total, op.plain, index)
-        return total
-    arrived = _split(levels, len(levels.local) if mine else 0, total)
-    inside.gather(call, arrived if mine else None, total, index)
-    return _add_blocks(levels, arrived, op) if mine else total[:0]
-
-
 def scatter_inside(
     levels: Levels, call: Call, into: Flat, portions: Sequence[Flat], op: ReduceOp, one: bool
 ) -> Flat:

@@ -156,24 +156,6 @@ def test_small_calls_cross_between_two_sites_so_often(hosts: str, collective: st
     }[collective]
 
 
-@pytest.mark.parametrize(("chunks", "frames"), [(1, 1), (15, 15), (16, 8), (64, 16), (70, 18)])
-def test_a_long_broadcast_crosses_in_longer_chunks(chunks: int, frames: int) -> None:
-    """Four segments of a slice at most, and eight chunks or more."""
-    hosts, slices = "aacc", 2
-    count = chunks * slices * TABLE.segment // 4
-
-    def broadcast(size: int) -> Callable[[Member], None]:
-        def body(member: Member) -> None:
-            buffer = np.full(size, member.rank, F32)
-            member.comm.broadcast(member.call(Kind.BROADCAST, F32, size, root=1), buffer, 1)
-            assert (buffer == 1).all()
-
-        return body
-
-    far, near = counted(hosts, broadcast(count))
-    assert (far.frames, far.bytes, near.bytes) == (slices * frames, 4 * count, 0)
-
-
 def test_a_broadcast_crosses_while_it_goes_round_at_home() -> None:
     """A segment of each slice at a time: the root has sent some of them across before it has given
     the last ones to its own site.
