@@ -189,14 +189,13 @@ def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     return Work(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
 
 
-def _gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _gather(nbytes: float, n: int, table: Thresholds, widening: int) -> Work:
     total = (n - 1) * nbytes
     return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
 
 
 def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
-    total = (n - 1) * nbytes / n
-    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
+    return _gather(nbytes / n, n, table, widening)
 
 
 def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:

@@ -130,7 +130,6 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         Who sends in a thread of its own, so as not to wait, can spare it then. True holds until
         the next message to ``dst``.
         """
-        del dst, nbytes
         return False
 
     @abstractmethod

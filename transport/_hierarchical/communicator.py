@@ -54,7 +54,8 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
         self._far = far
         self._near = near
         host, _ = placement.find(self.rank)
-        self._neighbours: tuple[int, ...] = placement.hosts[host] if near is not None else ()
+        local = placement.hosts[host] if near is not None else ()
+        self._neighbours = frozenset(local) - {self.rank}
         sites = placement.by_site()
         if sites.spread is not Spread.LEVELS:
             TwoLevels.__init__(self, placement, far, tables, near)
@@ -112,7 +113,7 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
         return None if self._near is None else self._near.message_rings()
 
     def lend_rings(self, peer: int) -> tuple[object, ...] | None:
-        return self._towards(peer).lend_rings(peer)
+        return None if self._near is None else self._near.lend_rings(peer)
 
     @property
     def receiving(self) -> bool:

@@ -46,14 +46,11 @@ def scatter_inside(
     if one or len(levels.blocks) == 1:
         levels.inside.reduce_scatter(call, into, portions, op.plain)
         return into
-    arrived = _split(levels, len(levels.local), portions[levels.index])
+    size, count = portions[levels.index].size, len(levels.local)
+    room = levels.scratch.flat(_INSIDE, into.dtype, count * size)
+    arrived = [room[i * size : (i + 1) * size] for i in range(count)]
     levels.inside.all_to_all(call, arrived, portions)
     return _add_blocks(levels, arrived, op)
-
-
-def _split(levels: Levels, count: int, like: Flat) -> list[Flat]:
-    room = levels.scratch.flat(_INSIDE, like.dtype, count * like.size)
-    return [room[i * like.size : (i + 1) * like.size] for i in range(count)]
 
 
 def _add_blocks(levels: Levels, arrived: Sequence[Flat], op: ReduceOp) -> Flat:

@@ -40,8 +40,9 @@ class EventLoop:
         self._end = end
         self.stopping = False
         """Whether ``stop`` was called."""
-        self._wakeup: Wakeup | None = Wakeup()
-        self.selector.register(self._wakeup.fd, selectors.EVENT_READ, self._on_wakeup)
+        self._wakeup: Wakeup | None = (wakeup := Wakeup())
+        on_wakeup: OnEvent = lambda _events: wakeup.clear()  # noqa: E731
+        self.selector.register(wakeup.fd, selectors.EVENT_READ, on_wakeup)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -62,10 +63,6 @@ class EventLoop:
         # Garbage is collected in any thread, also in this one.
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def _on_wakeup(self, _events: int) -> None:
-        if self._wakeup is not None:
-            self._wakeup.clear()
 
     def _take_turn(self) -> float | None:
         try:

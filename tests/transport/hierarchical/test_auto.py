@@ -88,6 +88,22 @@ def test_ranks_that_cannot_share_memory_use_tcp_and_say_so_once(
     assert caplog.text.count("there is no engine here") == 2
 
 
+@pytest.mark.parametrize("placement", ["aaa", "baa", "abc"])
+def test_everybody_can_talk_to_everybody_and_to_itself(placement: str) -> None:
+    def body(member: Member) -> None:
+        for peer in range(3):
+            member.send(np.full(5, member.rank), peer)
+        for peer in (*range(3), None):
+            if peer is None:
+                member.send(np.full(5, member.rank), member.rank)
+            got = np.zeros(5, np.int64)
+            src = member.recv(got, peer)
+            assert src == (member.rank if peer is None else peer)
+            assert (got == src).all()
+
+    run_group(pretended(placement), 3, body)
+
+
 @pytest.mark.parametrize("placement", ["aaa", "aab", "abc"])
 def test_any_source_hears_those_near_and_those_far(placement: str) -> None:
     count = 20
