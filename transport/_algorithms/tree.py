@@ -1,7 +1,7 @@
 """Algorithms along the tree of ``transport._operands.order``: few steps, so best for small data.
 
-In a binomial tree, rooted anywhere, a block's value goes to the member that speaks for the block
-above, which is the root wherever that is inside: log2(n) levels and the fewest frames.
+A binomial tree may be rooted anywhere. A block's value goes to the member that speaks for the block
+above: the root, wherever that is inside. This takes log2(n) levels and the fewest frames.
 
 Recursive doubling among n = 2^k ranks is log2(n) exchanges of everything, nearest first, the fewest
 steps. After Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
