@@ -28,9 +28,9 @@ class TwoLevels(Copies, Reductions):
 class HierarchicalCommunicator(TwoLevels, Communicator):
     """Collectives and messages inside each host by ``near``, between hosts by ``far``.
 
-    ``near`` connects the members on this host (None: they share no memory, or there is one only).
-    ``far`` connects all members, and messages from everybody arrive in its mailbox. ``placement``
-    has several members on some host, or several hosts at some of several sites.
+    ``near`` connects the members on this host. It is None where they share no memory, or where
+    there is one only. ``far`` connects all members. Messages from everybody arrive in its mailbox.
+    ``placement`` has several members on some host, or several hosts at some of several sites.
 
     Where hosts have sites (``MESHLIB_SITE``), there are three levels: a site is to the others what
     a host is, and on two levels itself. The order of addition is that of all transports, wherever
