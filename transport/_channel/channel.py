@@ -15,7 +15,7 @@ import time
 import typing
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind
@@ -33,6 +33,7 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
+from transport._interrupts import sliced
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, publish
 from transport._tcp.meeting.endpoint import Endpoint
@@ -140,12 +141,12 @@ class Channel:
         said = "the connection to it is being made"
         with self._threads.slot_released():
             while True:
+                attempt = self._attempt(rank, peer)
                 try:
-                    return self._attempt(rank, peer).result(deadline.remaining())
+                    if sliced(lambda s: wait([attempt], s).done, deadline.remaining()):  # noqa: B023
+                        return attempt.result()
                 except CommunicatorTimeoutError as error:  # of the attempt, not of this call
                     said = str(error)
-                except TimeoutError:
-                    pass
                 if deadline.expired:
                     raise CommunicatorTimeoutError(said, rank)
 
@@ -168,7 +169,7 @@ class Channel:
     def _run(self, attempt: Future[Connection], rank: int, peer: _Peer) -> None:
         try:
             attempt.set_result(self._dial(rank, peer))
-        except BaseException as error:  # noqa: BLE001 (raised in the waiting callers)
+        except Exception as error:  # noqa: BLE001 (raised in the waiting callers)
             attempt.set_exception(error)
 
     def _dial(self, rank: int, peer: _Peer) -> Connection:
