@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transport import _environment as environment
 from transport._errors import DistNetworkError
+from transport._native import core, why_not
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = "/proc/self/ns/net"
+_MACHINES = ("x86_64", "aarch64")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a rank runs, as it is published in a store.
 
-    ``machine`` is ``this_machine`` there. Ranks with equal ones *may* share memory; they do when a
-    descriptor has really arrived. ``obstacle`` is empty, or says why this rank cannot share memory
-    at all. ``pid`` tells ranks that are threads of one process from others. ``address`` is that of
-    an abstract Unix socket (hexadecimal), where there is one. ``site`` is what
-    ``MESHLIB_SITE`` says there.
+    ``machine`` is ``this_machine`` there: ranks with equal ones share memory, unless an
+    ``obstacle`` says why one of them cannot. ``pid`` tells ranks that are threads of one process
+    from others. ``address`` is that of an abstract Unix socket (hexadecimal), where there is one.
+    ``site`` is what ``MESHLIB_SITE`` says there.
     """
 
     machine: str
@@ -54,19 +57,29 @@ class Place:
         return not self.obstacle and not other.obstacle and self.machine == other.machine
 
 
-def this_place(
-    obstacle: str | None = None, address: bytes = b"", machine: str | None = None
-) -> Place:
-    """Return this process's place; ``obstacle`` says why it cannot share memory, if it cannot,
-    ``machine`` what it is to say instead of where it is.
-    """
+def this_place(address: bytes = b"") -> Place:
+    """Return this process's place, with the ``address`` of its Unix socket if it has one."""
+    obstacle = unsupported_reason()
     try:
-        machine = machine or _boot_and_namespace()
+        machine = _boot_and_namespace()
     except OSError as error:
         machine = this_machine()
         obstacle = obstacle or f"this machine does not say which boot and namespace it is: {error}"
     site = os.environ.get(environment.SITE, "")
     return Place(machine, obstacle or "", os.getpid(), address.hex(), site)
+
+
+def unsupported_reason() -> str | None:
+    """Return why this process cannot share memory, with what to do about it; None: it can."""
+    if not sys.platform.startswith("linux"):
+        return f"the shared-memory transport needs Linux, this is {sys.platform}"
+    machine = platform.machine()
+    if machine not in _MACHINES or sys.maxsize != 2**63 - 1:
+        expected = ", ".join(_MACHINES)
+        return f"the shared-memory transport is proven on {expected} alone, this is {machine}"
+    if core is None:
+        return f"the shared-memory transport needs the compiled core: {why_not}"
+    return None
 
 
 def this_machine() -> str:

@@ -119,7 +119,7 @@ class Between:
             dict(zip(combinations(range(min(len(hosts), _MOST_HOSTS)), 2), paths, strict=True)),
         )
         levels = levels_in_words(found.placement(range(self._size)))
-        self._say(f"with auto or hierarchical: {levels}")
+        self._say(f"with auto: {levels}")
         if self._rank == 0 and self._args.write_network is not None:
             self._args.write_network.write_text(found.encode())
         return found

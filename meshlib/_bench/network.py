@@ -94,7 +94,7 @@ class HostNetwork:
 
 
 def levels_in_words(placement: Placement) -> str:
-    """Return by which levels ``auto`` and ``hierarchical`` carry out a group's collectives."""
+    """Return by which levels ``auto`` carries out a group's collectives."""
     sites = placement.by_site()
     if sites.spread is Spread.APART and len(sites.hosts) > 1:
         return f"one level: all {len(sites.hosts)} ranks over TCP"
@@ -121,7 +121,7 @@ def levels_of_groups(
 
     Raises ValueError for a rank that is on none of its hosts.
     """
-    lines = ["levels, with backends auto and hierarchical"]
+    lines = ["levels, with backend auto"]
     width = max(map(len, groups))
     for name, along in groups.items():
         found: dict[str, int] = {}

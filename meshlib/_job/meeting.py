@@ -1,8 +1,9 @@
-"""The beginning of a job: every rank waits until all have come."""
+"""The beginning of a job: every rank says where it runs, and waits until all have come."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from meshlib._diagnosis.stalls import status_key
 from meshlib._events.events import RankEnded
@@ -11,6 +12,7 @@ from meshlib._plain_text import first_of
 from transport import _environment as environment
 from transport._deadline import Deadline
 from transport._errors import DistStoreError
+from transport._place import Place, this_place
 from transport._store.base import Store
 
 _ALL_HERE = "all-here"
@@ -31,7 +33,7 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
     if store.serves:
         store.post(_SERVER, str(rank))
     _agree_on_size(store, rank, size)
-    store.post(f"here/{rank}", b"1")
+    store.post(_place_key(rank), this_place().encode())
     store.post(status_key(rank), b"")
     arrived = store.add("arrived", 1)
     if arrived == 1:
@@ -44,7 +46,7 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
         else:
             said = store.get(_ALL_HERE, timeout=deadline.remaining())
     except DistStoreError as error:
-        missing = [r for r in range(size) if not store.check([f"here/{r}"])]
+        missing = [r for r in range(size) if not store.check([_place_key(r)])]
         text = (
             f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
             f"{store.describe()}: [{first_of(missing)}] have not come"
@@ -64,7 +66,16 @@ def call_off(store: Store, why: str = LOST) -> None:
 
 def join(store: Store, rank: int) -> None:
     """Come to a job that has begun without ``rank``, and does not wait for it."""
-    store.multi_set([f"here/{rank}", status_key(rank)], [b"1", b""])
+    store.multi_set([_place_key(rank), status_key(rank)], [this_place().encode(), b""])
+
+
+def places_of(store: Store, ranks: Sequence[int]) -> list[Place]:
+    """Return where ``ranks`` run, who have come."""
+    return [Place.decode(data) for data in store.multi_get([_place_key(rank) for rank in ranks])]
+
+
+def _place_key(rank: int) -> str:
+    return f"here/{rank}"
 
 
 def server_of(store: Store) -> int | None:
@@ -89,5 +100,5 @@ def _agree_on_size(store: Store, rank: int, size: int) -> None:
 def _tell_of_the_ended(store: Store, size: int) -> None:
     """Publish the ranks that had ended before any rank came."""
     for rank in ended_ranks(store, os.environ.get(environment.RESTART_COUNT, "0")):
-        if rank < size and not store.check([f"here/{rank}"]):
+        if rank < size and not store.check([_place_key(rank)]):
             publish(store, RankEnded(rank))

@@ -27,7 +27,7 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.flight_record import FlightRecord
 from meshlib._job.leaving import chains, count_out, find_mismatch, say_goodbye
 from meshlib._job.listener import FailureListener
-from meshlib._job.meeting import join, meet, server_of
+from meshlib._job.meeting import join, meet, places_of, server_of
 from meshlib._job.membership import Epoch, JobMembership
 from meshlib._job.progress import Progress
 from meshlib._job.registry import GroupRegistry
@@ -41,6 +41,7 @@ from transport._deadline import Deadline
 from transport._errors import DistBackendError, DistError, DistStoreError
 from transport._interrupts import sliced
 from transport._net.fork import in_forked_children, refusal
+from transport._place import Place
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 
@@ -124,6 +125,7 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
         self._joined: set[str] = set()
+        self._places: dict[int, Place] = {}
         self._closers: list[Callable[[], None]] = []
         self.membership: JobMembership = JobMembership(rank, size, joining=joining)
         self.registry: GroupRegistry = GroupRegistry(self, self.membership, self.backends, timeout)
@@ -215,6 +217,8 @@ class World:
         """
         self._joined.add(group.id)
         name = group.backends.get(device, STAGED)
+        if unknown := [rank for rank in group.ranks if rank not in self._places]:
+            self._places |= zip(unknown, places_of(self.store, unknown), strict=True)
         membership = Membership(
             group=f"{group.id}/{device}",
             rank=group.rank(),
@@ -222,6 +226,7 @@ class World:
             store=PrefixStore(f"group/{group.id}/{device}", self.store),
             runtime=self.runtime,
             compression=group.compression if device == "cpu" else None,
+            places=tuple(self._places[rank] for rank in group.ranks),
         )
         if device == "cpu":
             return backends.lookup(name).make(membership)

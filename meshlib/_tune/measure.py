@@ -20,12 +20,12 @@ from meshlib._records import JsonRecord
 from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib._tune.estimates import best_of, crossover, fit_line
 from meshlib._tune.stopwatch import Runner, interleaved
+from transport._auto import choose
 from transport._call import Call, Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import Cost
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._hierarchical import HierarchicalCommunicator
 from transport._hierarchical.cost import inside_bytes
 from transport._inproc import InprocCommunicator
 from transport._link import exchange as exchange_frames
@@ -133,8 +133,9 @@ class Bench:
             case "shm":
                 return ShmCommunicator(membership)
             case _:  # two hosts, pretended
-                half = 2 * membership.rank // membership.size
-                return HierarchicalCommunicator(membership, table, Place(f"half {half}"))
+                halves = (2 * rank // membership.size for rank in range(membership.size))
+                places = tuple(Place(f"half {half}") for half in halves)
+                return choose(replace(membership, places=places), table)
 
 
 def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[float, float]:

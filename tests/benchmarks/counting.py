@@ -58,7 +58,7 @@ class Counter:
         owner = getattr(function, "__self__", None)
         if function is np.copyto:
             self._note(copied=args[0].nbytes)
-        elif function is np.bitwise_or and args[0] is args[1]:  # as ``copying.copy_raw`` does it
+        elif function is np.bitwise_or and args[0] is args[1]:  # a copy
             self._note(copied=kwargs["out"].nbytes)
         elif isinstance(owner, socket.socket):
             count = result if isinstance(result, int) else result[0]

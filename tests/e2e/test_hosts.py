@@ -74,7 +74,7 @@ def run(meshrun, start_hosts, backend):
 @pytest.mark.parametrize("network", [2, 3], indirect=True)
 def test_what_a_network_card_sends_is_the_least(meshrun, network, start_hosts):
     """All bytes on the wire are counted, those of TCP, of the store and of the barriers too."""
-    found = run(meshrun, start_hosts, "hierarchical")
+    found = run(meshrun, start_hosts, "auto")
     h, n = len(found), 4 * MEBIBYTE
     total = {name: sum(host[name] for host in found) for name in found[0]}
     least = {
@@ -92,7 +92,7 @@ FOREVER = """
     import numpy as np
     import meshlib as dist
 
-    dist.init_process_group("hierarchical")
+    dist.init_process_group("auto")
     x = np.ones(100_000)
     dist.all_reduce(x)
     if dist.get_rank() == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from far_links import FarTcpCommunicator
 from host_driver import HostDriver, HostMachine
@@ -9,17 +11,17 @@ from on_device import OnDevice
 from queue_transport import QueueCommunicator
 from rank_threads import TINY, Transport
 
+from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._cuda.staged import StagedCommunicator
-from transport._hierarchical import HierarchicalCommunicator
 from transport._inproc import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._links.communicator import LinkCommunicator
-from transport._place import Place
-from transport._shm import ShmCommunicator, unsupported_reason
+from transport._place import Place, unsupported_reason
+from transport._shm import ShmCommunicator
 from transport._shm.sizes import DEFAULT_SIZES, Sizes
 from transport._tcp import TcpCommunicator
 
@@ -39,30 +41,27 @@ def _queues(membership: Membership, table: Thresholds) -> LinkCommunicator:
 
 
 def _shm(membership: Membership, table: Thresholds) -> Communicator:
-    """With tiny thresholds, tiny blocks: every way of going about it, and several laps."""
+    """With tiny thresholds, tiny blocks: every way of going about it, and several chunks."""
     if membership.size == 1:
         return lookup("shm").make(membership)
     tiny = Sizes(block=64, direct=24, ring=256)
     return ShmCommunicator(membership, tiny if table is TINY else DEFAULT_SIZES)
 
 
-def _two_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
-    """Two hosts by turns, with threads inside as well; rank 0's cannot share memory."""
-    host = Place(f"host {membership.rank % 2}", "" if membership.rank else "pretended")
-    return HierarchicalCommunicator(
-        membership, table, host, InprocCommunicator, lambda local: _lending(local, table)
-    )
+def _two_hosts(membership: Membership, table: Thresholds) -> Communicator:
+    """Two hosts by turns; rank 0's cannot share memory."""
+    ranks = range(membership.size)
+    places = tuple(Place(f"host {rank % 2}", "" if rank else "pretended") for rank in ranks)
+    return choose(replace(membership, places=places), table)
 
 
-def _many_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+def _many_hosts(membership: Membership, table: Thresholds) -> Communicator:
     """Hosts of three, two, one and one, with shared memory inside; two or three ranks have one. The
     last two are at a site of their own.
     """
-    number = (0, 0, 0, 1, 1, 2, 3)[membership.rank]
-    host = Place(f"host {number}", site="far" if number > 1 else "")
-    return HierarchicalCommunicator(
-        membership, table, host, InprocCommunicator, lambda local: _shm(local, table)
-    )
+    numbers = (0, 0, 0, 1, 1, 2, 3)[: membership.size]
+    places = tuple(Place(f"host {number}", site="far" * (number > 1)) for number in numbers)
+    return choose(replace(membership, places=places), table)
 
 
 def _staged(membership: Membership, table: Thresholds) -> OnDevice:

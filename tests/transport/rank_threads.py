@@ -20,13 +20,14 @@ from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport._links.alone import AloneCommunicator
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._place import this_place
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
 
 LONG = 60.0
 """Seconds after which a test that should never wait gives up."""
 
-# Thresholds so small that every algorithm and several laps run on a few dozen elements.
+# Thresholds so small that every algorithm and several chunks run on a few dozen elements.
 TINY = Thresholds(
     star=12,
     star_ranks=4,
@@ -197,7 +198,8 @@ def run_group(
             runtime = Runtime(secret=b"secret of the tests", host="127.0.0.1", tls=tls)
             stack.callback(runtime.close)
             prefixed = PrefixStore(name, store.clone())
-            membership = Membership(name, rank, ranks, prefixed, runtime)
+            places = (this_place(),) * size
+            membership = Membership(name, rank, ranks, prefixed, runtime, places=places)
             if size > 1 or transport.on_device:
                 comm = transport.make(membership, table)
             else:

@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from far_links import FarInprocCommunicator
+from pretended import pretended
 from rank_threads import TINY, Member, Transport, run_group
 
 from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.runtime import Membership
-from transport._hierarchical import HierarchicalCommunicator
 from transport._inproc import InprocCommunicator
 from transport._operands.compression import Compression
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
@@ -85,12 +85,9 @@ def reduce_in_every_way(m: Member, count: int, dtype: Any, op: ReduceOp) -> list
     return [*found, result.tobytes()]
 
 
-def hosts_of(names: list[int], inside: Any = InprocCommunicator) -> Transport:
-    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
-        host = Place(f"host {names[membership.rank]}", site=f"site {names[membership.rank] // 2}")
-        return HierarchicalCommunicator(membership, table, host, InprocCommunicator, inside)
-
-    return Transport(f"hosts {names}", make)
+def hosts_of(names: list[int]) -> Transport:
+    places = [Place(f"host {name}", site=f"site {name // 2}") for name in names]
+    return pretended(places, InprocCommunicator)
 
 
 def far_links(membership: Membership, table: Thresholds) -> FarInprocCommunicator:

@@ -16,7 +16,6 @@ from transport._operands.order import (
     are_one_tree,
     arrivals,
     fold,
-    merges_in,
     merges_of,
     relatives,
     subtrees,
@@ -61,9 +60,9 @@ def test_the_examples_of_the_docs() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_contributions_that_come_nearest_first_are_added_by_the_tree(size: int) -> None:
     for rank in range(size):
-        peers = [peer for peer, _ in arrivals(rank, size)]
+        peers, merges = arrivals(rank, size)
         assert sorted([rank, *peers]) == list(range(size))
-        assert merged([str(rank), *map(str, peers)], merges_in(rank, size)) == whole(size)
+        assert merged([str(rank), *map(str, peers)], merges) == whole(size)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -128,8 +127,9 @@ def test_a_fold_adds_the_same_whatever_its_pieces(
     rank = data.draw(st.integers(0, size - 1))
     total = np.empty(count, np.float32)
     own = parts[rank].astype(np.float32)
-    adding = Fold(Scratch(), ReduceOp.SUM, merges_in(rank, size), own, total, piece)
-    for peer, _ in arrivals(rank, size):
+    peers, merges = arrivals(rank, size)
+    adding = Fold(Scratch(), ReduceOp.SUM, merges, own, total, piece)
+    for peer in peers:
         into, on_piece = adding.expect(np.dtype(dtype))
         for stop in sorted(data.draw(st.lists(st.integers(0, count), max_size=3))):
             into[:stop] = parts[peer][:stop]

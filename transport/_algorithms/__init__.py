@@ -1,4 +1,4 @@
-"""Collectives over links. One file holds one way of going about it; ``choice`` says which is used.
+"""Collectives over links, by several algorithms; ``choice`` says which is used.
 
 Every function is called by all members of a ``Team`` in the same order with the same sizes. The
 frames and bytes that each sends are in docs/algorithms.md, and the tests count them.

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from transport._call import Call
 from transport._communicators.base import Collectives
-from transport._operands.copying import address, copy
-from transport._operands.flat import Scratch, part_bounds, segments_of
-from transport._operands.gaps import copy_all
+from transport._operands.flat import Scratch, copy, part_bounds, segments_of
 from transport._operands.operand import Operand, store
-from transport._operands.quiet import quiet
+from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
@@ -39,48 +37,40 @@ class Alone(Collectives):
         self.check_open()
         # Nothing but scaling changes anything.
         if op.kind is RedOpType.PREMUL_SUM:
-            with quiet(buffer):
-                self._scale(buffer, op)
+            self._scale(buffer, op)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.all_reduce(call, buffer, op)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
-        _copy(outputs[0], input_)
+        copy(outputs[0], input_)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        _copy(output, inputs[0])
+        copy(output, inputs[0])
         self.all_reduce(call, output, op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self.check_open()
         if outputs is not None:
-            _copy(outputs[0], input_)
+            copy(outputs[0], input_)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self.check_open()
         if inputs is not None:
-            _copy(output, inputs[0])
+            copy(output, inputs[0])
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
-        _copy(outputs[0], inputs[0])
+        copy(outputs[0], inputs[0])
 
+    @quietly
     def _scale(self, buffer: Flat, op: ReduceOp) -> None:
         operand = Operand(self._scratch, op, buffer.dtype)
-        laps = segments_of(buffer.size * operand.dtype.itemsize, self._segment)
-        for lap in range(laps):
-            start, stop = part_bounds(buffer.size, laps, lap)
+        chunks = segments_of(buffer.size * operand.dtype.itemsize, self._segment)
+        for chunk in range(chunks):
+            start, stop = part_bounds(buffer.size, chunks, chunk)
             store(buffer[start:stop], operand.load(buffer, start, stop))
-
-
-def _copy(into: Flat, source: Flat) -> None:
-    """Copy unless both are the same memory, as an in-place all_gather passes it."""
-    if into.ndim > 1 or source.ndim > 1:
-        copy_all(into, source)
-    elif into is not source and address(into) != address(source):
-        copy(into, source)

@@ -4,40 +4,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
-import numpy as np
-
-from transport._algorithms import (
-    bruck,
-    chain,
-    compressed,
-    direct,
-    dissemination,
-    halving,
-    pairwise,
-    recursive,
-    ring,
-    star,
-    tree,
-)
+from transport._algorithms import compressed, copies, halving, pairwise, star, tree
 from transport._algorithms.team import Team
 from transport._call import Call
-from transport._choosing.choice import LAP_BYTES, Algorithm
+from transport._choosing.choice import ROUND_BYTES, Algorithm
 from transport._choosing.peers import peers_of
 from transport._communicators.base import Collectives
 from transport._link import Request, wait_all
 from transport._operands.compression import Compression
-from transport._operands.flat import part_bounds, segments_of
+from transport._operands.flat import copy, part_bounds, segments_of
 from transport._operands.operand import REDUCED, WHOLE, Operand, pack, store
-from transport._operands.quiet import Run, quiet_runner
+from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
-_SMALL = 16 << 10
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 _WHOLE: dict[Algorithm, _AllReduce] = {
     Algorithm.STAR: star.all_reduce,
-    Algorithm.DOUBLING: recursive.all_reduce,
+    Algorithm.DOUBLING: tree.doubling_all_reduce,
     Algorithm.TREE: tree.all_reduce,
 }
 """Those that reduce all of a buffer at once, and neither prepare nor finish it."""
@@ -80,23 +64,21 @@ class LinkCollectives(Collectives, Team):
         algorithm = self.table.barrier(self.size)
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
-        (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
+        if algorithm is Algorithm.STAR:
+            star.barrier(self, call)
+        else:
+            copies.dissemination_barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         self._prepare(algorithm, call, root)
-        (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
+        chains = algorithm is Algorithm.CHAIN
+        (copies.chain_broadcast if chains else tree.broadcast)(self, call, buffer, root)
 
-    @cached_property
-    def _quietly(self) -> Run:
-        return quiet_runner()
-
+    @quietly
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
-        self._quietly(self._all_reduce, call, buffer, op)
-
-    def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
             self._prepare(Algorithm.PAIRWISE, call)
@@ -137,11 +119,9 @@ class LinkCollectives(Collectives, Team):
         if narrow:
             store(buffer, total)
 
+    @quietly
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.check_open()
-        self._quietly(self._reduce, call, buffer, op, root)
-
-    def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         if self.table.reduce(buffer.nbytes, self.size) is Algorithm.TREE:
             self._prepare(Algorithm.TREE, call, root)
             tree.reduce(self, call, buffer, op, root)
@@ -152,22 +132,22 @@ class LinkCollectives(Collectives, Team):
         """Reduce a part of ``buffer`` on each member, and gather them on ``root``."""
         scaled = op.kind is RedOpType.PREMUL_SUM
         operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
-        laps = segments_of(buffer.nbytes, LAP_BYTES if scaled else LAP_BYTES * self.size)
-        for lap in range(laps):
-            start, stop = part_bounds(buffer.size, laps, lap)
+        rounds = segments_of(buffer.nbytes, ROUND_BYTES if scaled else ROUND_BYTES * self.size)
+        for number in range(rounds):
+            start, stop = part_bounds(buffer.size, rounds, number)
             data = operand.load(buffer, start, stop) if scaled else buffer[start:stop]
             bounds = [part_bounds(data.size, self.size, member) for member in range(self.size)]
             parts = [data[slice(*bound)] for bound in bounds]
             own = self.scratch.flat(REDUCED, data.dtype, parts[self.rank].size)
             self._scatter_sums(call, own, parts, ReduceOp.SUM if scaled else op)
             self._prepare(Algorithm.DIRECT, call, root)
-            direct.gather(self, call, parts if self.rank == root else None, own, root)
+            copies.gather(self, call, parts if self.rank == root else None, own, root)
             if scaled and self.rank == root:
                 store(buffer[start:stop], data)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
-        _copy(outputs[self.rank], input_)
+        copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm not in self._reached:
@@ -178,21 +158,17 @@ class LinkCollectives(Collectives, Team):
             case Algorithm.STAR:
                 star.all_gather(self, call, outputs)
             case Algorithm.BRUCK:
-                bruck.all_gather(self, call, outputs)
+                copies.bruck_all_gather(self, call, outputs)
             case Algorithm.PAIRWISE:
                 self._end(call, pairwise.all_gather(self, call, outputs))
             case _:
-                ring.all_gather(self, call, outputs)
+                copies.ring_all_gather(self, call, outputs)
 
+    @quietly
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        self._quietly(self._reduce_scatter, call, output, inputs, op)
-
-    def _reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
@@ -223,22 +199,15 @@ class LinkCollectives(Collectives, Team):
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self.check_open()
         self._prepare(Algorithm.DIRECT, call, root)
-        direct.gather(self, call, outputs, input_, root)
+        copies.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self.check_open()
         self._prepare(Algorithm.DIRECT, call, root)
-        direct.scatter(self, call, output, inputs, root)
+        copies.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
         if Algorithm.PAIRWISE not in self._reached:
             self._prepare(Algorithm.PAIRWISE, call)
         self._end(call, pairwise.all_to_all(self, call, outputs, inputs))
-
-
-def _copy(into: Flat, source: Flat) -> None:
-    """Copy unless both are the same memory, as an in-place all_gather passes it."""
-    # To find the address of a small array takes longer than to copy it.
-    if into.nbytes <= _SMALL or into.ctypes.data != source.ctypes.data:
-        np.copyto(into, source)

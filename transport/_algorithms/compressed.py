@@ -30,7 +30,7 @@ from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ENCODED, TOTAL, store
-from transport._operands.order import Fold, arrivals, merges_in
+from transport._operands.order import Fold, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 LEAST_BYTES = 64 << 10
@@ -101,7 +101,7 @@ class _Work:
 
     def __init__(self, team: Team, call: Call, op: ReduceOp, compression: Compression) -> None:
         self.coder = Coder(ENCODINGS[compression.format], team.scratch)
-        self.peers = [peer for peer, _ in arrivals(team.rank, team.size)]
+        self.peers, self._merges = arrivals(team.rank, team.size)
         self._team = team
         self._op = op
         self._call = call
@@ -132,8 +132,7 @@ class _Work:
     def add_all(self, chunk: int, total: Floats) -> None:
         """Add the others' contributions of a chunk to ``total``, in the order of the peers."""
         team = self._team
-        merges = merges_in(team.rank, team.size)
-        adding = Fold(team.scratch, self._op.plain, merges, total, total, team.table.piece)
+        adding = Fold(team.scratch, self._op.plain, self._merges, total, total, team.table.piece)
         places = self._places.of(chunk, self._sizes[chunk])
         for place, request in zip(places, self.chunks.arrived(), strict=True):
             request.wait()

@@ -21,19 +21,20 @@ import numpy as np
 from transport._algorithms.team import Team
 from transport._call import Call
 from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
-from transport._choosing.choice import LAP_BYTES
+from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
-from transport._operands.operand import ARRIVING, TOTAL, Arrival, Operand
+from transport._operands.operand import ARRIVING, TOTAL, Operand
+from transport._operands.order import Fold
 from transport._operands.reduce_op import Flat, ReduceOp
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """Reduce ``buffer`` in place, whose dtype is its own reduction dtype; does not prepare."""
     chunks = 1 << blocks_of(team.size)[0][1]
-    laps = segments_of(buffer.nbytes, LAP_BYTES)
-    for lap in range(laps):
-        segment = buffer[slice(*part_bounds(buffer.size, laps, lap))]
+    rounds = segments_of(buffer.nbytes, ROUND_BYTES)
+    for number in range(rounds):
+        segment = buffer[slice(*part_bounds(buffer.size, rounds, number))]
         ends = [0, *(part_bounds(segment.size, chunks, i)[1] for i in range(chunks))]
         own = _reduce(team, call, segment, ends, op)
         op.finish(own, team.size)
@@ -52,9 +53,9 @@ def reduce_scatter(
     level = blocks_of(size)[0][1]
     first = 1 << level
     operand = Operand(team.scratch, op, output.dtype)
-    laps = segments_of(sum(part.nbytes for part in inputs), LAP_BYTES)
-    for lap in range(laps):
-        bounds = [part_bounds(part.size, laps, lap) for part in inputs]
+    rounds = segments_of(sum(part.nbytes for part in inputs), ROUND_BYTES)
+    for number in range(rounds):
+        bounds = [part_bounds(part.size, rounds, number) for part in inputs]
         counts = [stop - start for start, stop in bounds]
         packed = team.scratch.flat(TOTAL, operand.dtype, sum(counts))
         ends, end = [0], 0
@@ -81,12 +82,11 @@ def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceO
     ways, rank, scratch = ways_of(team.rank, team.size), team.rank, team.scratch
     for partner, kept, given in ways.inside:
         link, own = team.link(partner, call), _part(data, ends, kept)
-        arriving = scratch.flat(ARRIVING, data.dtype, own.size)
-        lower, upper = (arriving, own) if partner < rank else (own, arriving)
-        arrival = Arrival(op, lower, upper, own, team.table.piece)
+        adding = Fold(scratch, op, ((partner > rank,),), own, own, team.table.piece)
+        arriving, on_piece = adding.expect(data.dtype)
         sent = as_bytes(_part(data, ends, given))
-        exchange(call, link, sent, link, as_bytes(arriving), arrival.on_piece())
-        arrival.finish()
+        exchange(call, link, sent, link, as_bytes(arriving), on_piece)
+        adding.add()
     own = _part(data, ends, ways.own)
     if ways.over is not None:
         arriving = scratch.flat(ARRIVING, data.dtype, own.size)

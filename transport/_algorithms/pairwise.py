@@ -25,7 +25,7 @@ from transport._call import Call
 from transport._link import Request
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, scale, store
-from transport._operands.order import Fold, arrivals, merges_in
+from transport._operands.order import Fold, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 AWAITED = 2
@@ -121,7 +121,7 @@ def _reduce(
     ``results[chunk]``. ``gathered[chunk]`` is where all members' results are put, if they are.
     """
     rank, size, scratch = team.rank, team.size, team.scratch
-    peers, merges = [peer for peer, _ in arrivals(rank, size)], merges_in(rank, size)
+    peers, merges = arrivals(rank, size)
     operand = Operand(scratch, op, results[0].dtype, TOTAL)
     # A scaled input travels in the dtype in which it was scaled: the factor is the sender's.
     scaled = op.kind is RedOpType.PREMUL_SUM

@@ -15,10 +15,10 @@ import time
 import typing
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind
-from transport._channel.attempt import ConnectAttempt
 from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import Connection
 from transport._channel.frames import FIRST_KIND, Control, Frame
@@ -33,6 +33,7 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
+from transport._interrupts import sliced
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, publish
 from transport._tcp.meeting.endpoint import Endpoint
@@ -70,7 +71,10 @@ class _Peer:
 
     def __init__(self) -> None:
         self.dialing = threading.Lock()
-        self.attempt: ConnectAttempt | None = None
+        self.attempt: Future[Connection] | None = None
+        """The attempt to connect, which outlasts the callers that wait for it."""
+        self.thread: threading.Thread | None = None
+        """The thread of the attempt."""
         self.dial: Dial | None = None
         """The first step of the attempt."""
         self.greeting: Connection | None = None
@@ -137,13 +141,12 @@ class Channel:
         said = "the connection to it is being made"
         with self._threads.slot_released():
             while True:
+                attempt = self._attempt(rank, peer)
                 try:
-                    connection = self._attempt(rank, peer).result(deadline)
+                    if sliced(lambda s: wait([attempt], s).done, deadline.remaining()):  # noqa: B023
+                        return attempt.result()
                 except CommunicatorTimeoutError as error:  # of the attempt, not of this call
                     said = str(error)
-                else:
-                    if connection is not None:
-                        return connection
                 if deadline.expired:
                     raise CommunicatorTimeoutError(said, rank)
 
@@ -151,14 +154,23 @@ class Channel:
         """Return the connection to ``rank``, None if there is none."""
         return self._peers[rank].connection
 
-    def _attempt(self, rank: int, peer: _Peer) -> ConnectAttempt:
+    def _attempt(self, rank: int, peer: _Peer) -> Future[Connection]:
         """Return the attempt to connect that is under way, or a new one."""
         with peer.dialing:
             attempt, made = peer.attempt, peer.connection
-            if attempt is None or (attempt.is_over and (made is None or made.error is not None)):
-                name = f"{self._threads.name}-dial-{rank}"
-                attempt = peer.attempt = ConnectAttempt(name, lambda: self._dial(rank, peer))
+            if attempt is None or (attempt.done() and (made is None or made.error is not None)):
+                attempt = peer.attempt = Future()
+                arguments, name = (attempt, rank, peer), f"{self._threads.name}-dial-{rank}"
+                thread = threading.Thread(None, self._run, name, arguments, daemon=True)
+                thread.start()
+                peer.thread = thread
             return attempt
+
+    def _run(self, attempt: Future[Connection], rank: int, peer: _Peer) -> None:
+        try:
+            attempt.set_result(self._dial(rank, peer))
+        except Exception as error:  # noqa: BLE001 (raised in the waiting callers)
+            attempt.set_exception(error)
 
     def _dial(self, rank: int, peer: _Peer) -> Connection:
         self._threads.enter()
@@ -351,8 +363,8 @@ class Channel:
             with peer.sending:  # an attempt begins before this, and is cancelled, or not at all
                 _cancel(peer, _CLOSED)
         for peer in self._peers:
-            if peer.attempt is not None:
-                peer.attempt.join(1.0)
+            if peer.thread is not None:
+                peer.thread.join(1.0)
         for one in self.connections():
             one.shut(ConnectionAbortedError(_CLOSED))
         # The threads notice the ends.

@@ -17,7 +17,7 @@ from transport._channel.connection import Connection
 from transport._channel.frames import Control, Frame
 from transport._deadline import Deadline
 from transport._errors import DistNetworkError
-from transport._operands.copying import address
+from transport._operands.flat import address
 from transport._place import this_machine
 from transport._shm.process_memory import ProcessMemory, is_possible
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
 from transport._choosing.blocks import halving_steps
 
-LAP_BYTES = 16 << 20
+ROUND_BYTES = 16 << 20
 """The most that is reduced at a time where that takes scratch memory for all of it."""
 
 
@@ -88,6 +89,14 @@ class Thresholds:
     piece: int = 64 << 10
     """How much of an arriving segment is reduced at a time: small enough to be still in cache."""
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if type(value := getattr(self, field.name)) is not int:
+                raise ValueError(f"{field.name} is {value!r}, expected an integer")
+        if min(self.segment, self.piece) < 1:
+            what = f"segment is {self.segment}, piece {self.piece}"
+            raise ValueError(f"{what}, expected at least 1")
+
     def barrier(self, size: int) -> Algorithm:
         """Return how ``size`` members wait for each other."""
         return Algorithm.STAR if self._star(0, size) else Algorithm.DISSEMINATION
@@ -151,7 +160,7 @@ class Thresholds:
         return more * nbytes < (in_parts - frames) * self.frame
 
     def _may_double(self, nbytes: int, size: int) -> bool:
-        return size > self.pairwise_ranks and nbytes <= LAP_BYTES
+        return size > self.pairwise_ranks and nbytes <= ROUND_BYTES
 
     def _large(self, size: int, narrow: bool) -> Algorithm:
         pairs = narrow or size <= self.pairwise_ranks

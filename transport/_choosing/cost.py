@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from transport._call import Kind
 from transport._choosing.blocks import blocks_of, halving_steps
-from transport._choosing.choice import LAP_BYTES, Algorithm, Thresholds, levels_of
+from transport._choosing.choice import ROUND_BYTES, Algorithm, Thresholds, levels_of
 from transport._operands.flat import segments_of
 
 
@@ -85,32 +85,34 @@ def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
         levels = levels_of(n)
         total = (n - 1) * nbytes
         return Work(algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n))
-    laps = 1 if n == 2 else segments_of(nbytes, table.segment)
-    steps = laps + n - 2
-    path, total = steps * nbytes / laps, (n - 1) * nbytes
-    return Work(algorithm, steps, (n - 1) * laps, path, total, delays=n - 1)
+    segments = 1 if n == 2 else segments_of(nbytes, table.segment)
+    steps = segments + n - 2
+    path, total = steps * nbytes / segments, (n - 1) * nbytes
+    return Work(algorithm, steps, (n - 1) * segments, path, total, delays=n - 1)
 
 
 def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.reduce(nbytes, n)
     if algorithm is Algorithm.PARTS:
-        laps = segments_of(nbytes, LAP_BYTES * n)
-        parts = _reduce_scatter(nbytes // laps, n, table, widening)
-        gathered = _gather(nbytes // laps // n, n, table, widening)
+        rounds = segments_of(nbytes, ROUND_BYTES * n)
+        parts = _reduce_scatter(nbytes // rounds, n, table, widening)
+        gathered = _gather(nbytes // rounds // n, n, table, widening)
         return Work(
             algorithm,
-            laps * (parts.steps + gathered.steps),
-            laps * (parts.frames + gathered.frames),
-            laps * (parts.path_bytes + gathered.path_bytes),
-            laps * (parts.nbytes + gathered.nbytes),
-            laps * parts.path_reduced,
-            laps * parts.reduced,
-            laps * (parts.delays + gathered.delays),
+            rounds * (parts.steps + gathered.steps),
+            rounds * (parts.frames + gathered.frames),
+            rounds * (parts.path_bytes + gathered.path_bytes),
+            rounds * (parts.nbytes + gathered.nbytes),
+            rounds * parts.path_reduced,
+            rounds * parts.reduced,
+            rounds * (parts.delays + gathered.delays),
         )
     wide, levels = nbytes * widening, levels_of(n)
-    laps = segments_of(wide, table.segment)
+    chunks = segments_of(wide, table.segment)
     path, total = levels * wide, (n - 1) * wide
-    return Work(algorithm, laps * levels, laps * (n - 1), path, total, path, total, _floor_log2(n))
+    return Work(
+        algorithm, chunks * levels, chunks * (n - 1), path, total, path, total, _floor_log2(n)
+    )
 
 
 def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
@@ -137,8 +139,8 @@ def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Wo
             return _whole(algorithm, wide, wide / n, n)
 
 
-def _pairwise(nbytes: int, widening: int, n: int, laps: int, passes: int) -> Work:
-    steps, total = passes * (n - 1) * laps, passes * (n - 1) * nbytes
+def _pairwise(nbytes: int, widening: int, n: int, chunks: int, passes: int) -> Work:
+    steps, total = passes * (n - 1) * chunks, passes * (n - 1) * nbytes
     reduced = (n - 1) * nbytes * widening
     algorithm = Algorithm.PAIRWISE
     return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, passes)
@@ -146,7 +148,7 @@ def _pairwise(nbytes: int, widening: int, n: int, laps: int, passes: int) -> Wor
 
 def _halving(nbytes: int, n: int, passes: int) -> Work:
     """Data pass once to be reduced, and once more to be gathered."""
-    laps = segments_of(nbytes, LAP_BYTES)
+    rounds = segments_of(nbytes, ROUND_BYTES)
     levels = [level for _, level in blocks_of(n)]
     frames = sum(level << level for level in levels) + sum(1 << level for level in levels[:-1])
     several = len(levels) > 1
@@ -155,13 +157,13 @@ def _halving(nbytes: int, n: int, passes: int) -> Work:
     handed = (n - (1 << levels[0])) if passes == 1 else 0
     return Work(
         Algorithm.HALVING,
-        laps * (passes * halving_steps(n) + bool(handed)),
-        laps * (passes * frames + handed),
+        rounds * (passes * halving_steps(n) + bool(handed)),
+        rounds * (passes * frames + handed),
         passes * path + (nbytes / n if handed else 0),
         passes * (n - 1) * nbytes + handed * nbytes / n,
         path,
         (n - 1) * nbytes,
-        laps * (passes * halving_steps(n, apart=False) + bool(handed)),
+        rounds * (passes * halving_steps(n, apart=False) + bool(handed)),
     )
 
 
@@ -187,14 +189,13 @@ def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     return Work(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
 
 
-def _gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _gather(nbytes: float, n: int, table: Thresholds, widening: int) -> Work:
     total = (n - 1) * nbytes
     return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
 
 
 def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
-    total = (n - 1) * nbytes / n
-    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
+    return _gather(nbytes / n, n, table, widening)
 
 
 def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from transport import _environment as environment
 from transport._choosing.choice import DEFAULT, Thresholds
@@ -19,7 +19,6 @@ from transport._choosing.cost import Cost
 from transport._store.base import Store
 
 FORMAT = 1
-T = TypeVar("T")
 _SHIPPED = Path(__file__).with_name("tuning.json")
 
 
@@ -31,6 +30,19 @@ class TransportTuning:
 
     cost: Cost | None
     thresholds: tuple[tuple[int, Thresholds], ...] = ()
+
+    @classmethod
+    def of(
+        cls, thresholds: dict[str, dict[str, int]], cost: dict[str, float] | None = None
+    ) -> TransportTuning:
+        """Return what JSON objects say, thresholds by number of ranks."""
+        tables = {int(ranks): Thresholds(**table) for ranks, table in thresholds.items()}
+        if tables and min(tables) < 1:
+            raise ValueError(f"thresholds are by number of ranks, got {min(tables)}")
+        for name, value in (cost or {}).items():
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value!r}, expected a positive number")
+        return cls(None if cost is None else Cost(**cost), tuple(sorted(tables.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +84,19 @@ class Tuning:
     def decode(cls, text: str, name: str) -> Tuning:
         """Return the tuning in ``text``; raise ValueError that says what is wrong in ``name``."""
         try:
-            document = _Table(json.loads(text), name)
-        except ValueError as error:
-            raise ValueError(f"{name} is no JSON: {error}") from error
-        if document.take("format", int) != FORMAT:
-            raise ValueError(f"{name} must have format {FORMAT}")
-        source = document.take("source", str)
-        transports = document.table("transports")
-        found = {key: _decode_transport(transports.table(key)) for key in transports.keys}
-        document.end()
-        return cls(source, found)
+            return cls._of(**json.loads(text))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{name} is no tuning: {error}; expected what meshlib tune writes"
+            ) from error
+
+    @classmethod
+    def _of(cls, format: int, source: str, transports: dict[str, dict[str, Any]]) -> Tuning:
+        if format != FORMAT:
+            raise ValueError(f"format is {format!r}, expected {FORMAT}")
+        if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"source is {source!r}, expected text")
+        return cls(source, {name: TransportTuning.of(**t) for name, t in transports.items()})
 
 
 def load(path: str) -> Tuning:
@@ -130,70 +145,3 @@ def agree(tuning: Tuning, store: Store, rank: int) -> None:
 def _differences(table: Thresholds) -> dict[str, int]:
     default = dataclasses.asdict(DEFAULT)
     return {key: value for key, value in dataclasses.asdict(table).items() if value != default[key]}
-
-
-def _decode_transport(entry: _Table) -> TransportTuning:
-    cost = _decode_cost(entry.table("cost")) if "cost" in entry.keys else None
-    tables = entry.table("thresholds")
-    found: dict[int, Thresholds] = {}
-    for ranks in tables.keys:
-        if not ranks.isascii() or not ranks.isdigit() or int(ranks) < 1:
-            raise ValueError(f"{tables.name} must be by numbers of ranks, got {ranks!r}")
-        found[int(ranks)] = _decode_thresholds(tables.table(ranks))
-    entry.end()
-    return TransportTuning(cost, tuple((ranks, found[ranks]) for ranks in sorted(found)))
-
-
-def _decode_cost(numbers: _Table) -> Cost:
-    fields = [field.name for field in dataclasses.fields(Cost)]
-    cost = Cost(*(numbers.positive(name) for name in fields))
-    numbers.end()
-    return cost
-
-
-def _decode_thresholds(sizes: _Table) -> Thresholds:
-    known = [field.name for field in dataclasses.fields(Thresholds)]
-    values = {key: sizes.take(key, int) for key in sizes.keys if key in known}
-    sizes.end()
-    for key in ("segment", "piece"):
-        if values.get(key, 1) < 1:
-            raise ValueError(f"{sizes.name}.{key} must be at least 1, got {values[key]}")
-    return Thresholds(**values)
-
-
-class _Table:
-    """A JSON object that is read key by key; ``name`` is what errors call it."""
-
-    def __init__(self, value: object, name: str) -> None:
-        if not isinstance(value, dict):
-            raise ValueError(f"{name} must be an object, got {value!r:.80}")
-        self._left = dict(cast("dict[str, Any]", value))
-        self.keys = tuple(self._left)
-        self.name = name
-
-    def take(self, key: str, kind: type[T]) -> T:
-        """Return the value under ``key``, which must be of ``kind``."""
-        if key not in self._left:
-            raise ValueError(f"{self.name} has no {key!r}")
-        value = self._left.pop(key)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise ValueError(f"{self.name}.{key} must be {kind.__name__}, got {value!r:.80}")
-        return value
-
-    def table(self, key: str) -> _Table:
-        """Return the object under ``key``."""
-        return _Table(self.take(key, dict), f"{self.name}: {key}")
-
-    def positive(self, key: str) -> float:
-        """Return the number under ``key``, which must be positive and finite."""
-        value = self.take(key, float)
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{self.name}.{key} must be a positive number, got {value!r}")
-        return value
-
-    def end(self) -> None:
-        """Raise ValueError when there is a key that nobody took."""
-        if self._left:
-            raise ValueError(f"{self.name} has unknown keys: {', '.join(sorted(self._left))}")

@@ -20,6 +20,7 @@ CommunicatorFactory: TypeAlias = "Callable[[Membership], Communicator]"
 _ALONE = "transport._links.alone:AloneCommunicator"
 ENTRY_POINT_GROUPS = {"cpu": "meshlib.backends", "cuda": "meshlib.backends.cuda"}
 """The entry points of backends, by the type of device that they serve. One may be in several."""
+_CUDA = ("cuda",)
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -33,7 +34,7 @@ class BackendEntry:
 
     name: str
     factory: CommunicatorFactory | str
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] = ("cpu",)
     requires: tuple[str, ...] = ()
     alone: CommunicatorFactory | str = _ALONE
 
@@ -62,28 +63,23 @@ def _load(factory: CommunicatorFactory | str) -> CommunicatorFactory:
     return getattr(importlib.import_module(module), attribute)
 
 
+_MPI = "transport._mpi"
 _ENTRIES: dict[str, BackendEntry] = {
-    "auto": BackendEntry("auto", "transport._auto:AutoCommunicator", ("cpu",)),
-    "hierarchical": BackendEntry(
-        "hierarchical", "transport._hierarchical:HierarchicalCommunicator", ("cpu",)
-    ),
-    "inproc": BackendEntry(
-        "inproc",
-        "transport._inproc:InprocCommunicator",
-        ("cpu",),
-        (),
-        "transport._inproc:make_alone",
-    ),
-    "shm": BackendEntry("shm", "transport._shm:ShmCommunicator", ("cpu",)),
-    "tcp": BackendEntry("tcp", "transport._tcp:TcpCommunicator", ("cpu",)),
-    "mpi": BackendEntry(
-        "mpi", "transport._mpi:MpiCommunicator", ("cpu",), ("mpi4py",), "transport._mpi:make_alone"
-    ),
-    "cuda_ipc": BackendEntry(
-        "cuda_ipc", "transport._cuda_ipc:make_communicator", ("cuda",), ("cupy",)
-    ),
-    "nccl": BackendEntry("nccl", "transport._nccl:make_communicator", ("cuda",), ("cupy",)),
-    "staged": BackendEntry("staged", "transport._cuda.staged:make_communicator", ("cuda",)),
+    entry.name: entry
+    for entry in (
+        BackendEntry("auto", "transport._auto:choose"),
+        BackendEntry(
+            "inproc", "transport._inproc:InprocCommunicator", alone="transport._inproc:make_alone"
+        ),
+        BackendEntry("shm", "transport._shm:ShmCommunicator"),
+        BackendEntry("tcp", "transport._tcp:TcpCommunicator"),
+        BackendEntry(
+            "mpi", f"{_MPI}:MpiCommunicator", requires=("mpi4py",), alone=f"{_MPI}:make_alone"
+        ),
+        BackendEntry("cuda_ipc", "transport._cuda_ipc:make_communicator", _CUDA, ("cupy",)),
+        BackendEntry("nccl", "transport._nccl:make_communicator", _CUDA, ("cupy",)),
+        BackendEntry("staged", "transport._cuda.staged:make_communicator", _CUDA),
+    )
 }
 
 

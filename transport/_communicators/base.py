@@ -94,6 +94,10 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
 
     abort_reason: str | None = None
     """Why it was aborted, as far as it keeps that."""
+    takes_gaps: bool = False
+    """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too. Such
+    an array has two dims or more; its elements count in C order.
+    """
 
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
@@ -104,14 +108,6 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         self.membership = membership
         self.rank = membership.rank
         self.size = membership.size
-
-    def takes_gaps(self, call: Call) -> bool:
-        """Whether ``all_gather`` and ``all_to_all`` also take arrays with gaps.
-
-        Such an array has two dims or more; its elements count in C order. All members get the same
-        answer, the first of them in ``call``.
-        """
-        return False
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Buffer:
         """Return memory for ``count`` elements, undefined contents, on which the collectives of
@@ -134,7 +130,6 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         A caller that would start a thread to avoid waiting can then send itself. True holds until
         the next message to ``dst``.
         """
-        del dst, nbytes
         return False
 
     @abstractmethod

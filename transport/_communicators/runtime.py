@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from transport._choosing.tuning import Tuning, shipped
 from transport._net.fork import Closable
 from transport._operands.compression import Compression
+from transport._place import Place
 from transport._store.base import Store
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ class Membership:
     """One rank's place in one group: all that a transport needs to make a communicator.
 
     ``group`` is unique in the job and equal on all members; ``store`` already has it as a prefix.
-    For messages, ``ranks`` has the members' global ranks by group rank. Between hosts, large
-    reductions travel in the form ``compression``, the same on all members (None: uncompressed).
+    For messages, ``ranks`` has the members' global ranks by group rank. ``places`` says where the
+    members run (empty: unknown). Between hosts, large reductions travel in the form
+    ``compression``, the same on all members (None: uncompressed).
     """
 
     group: str
@@ -85,6 +87,7 @@ class Membership:
     store: Store
     runtime: Runtime
     compression: Compression | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def size(self) -> int:

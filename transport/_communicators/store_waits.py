@@ -38,8 +38,8 @@ class PeerKeys:
         self._cancelled: str | None = None
 
     def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return the value that ``peer`` writes under ``key``."""
-        return self._await([key], call, lambda _store, _error: peer)[0]
+        """Return what ``peer`` writes under ``key``."""
+        return self.read_all(lambda _peer: key, [peer], call)[peer]
 
     def read_all(
         self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
@@ -50,20 +50,25 @@ class PeerKeys:
             return {}
         keys = [key_of(peer) for peer in peers]
 
-        def missing(_store: Store, error: StoreTimeoutError) -> int | None:
-            return next((peer for peer in peers if _is_missing(key_of(peer), error)), None)
+        def missing(error: StoreTimeoutError) -> int:
+            return next(
+                (p for p, key in zip(peers, keys, strict=True) if _lacks(error, key)), peers[0]
+            )
 
-        found = self._await(keys, call, missing)
+        def wait(client: Store) -> list[bytes]:
+            try:
+                patience = min(_PATIENCE_SECONDS, call.deadline.remaining())
+                return client.multi_get(keys, patience)
+            except StoreTimeoutError as error:
+                call.waiting_for = missing(error)
+                return client.multi_get(keys, call.deadline.remaining())
+
+        try:
+            found = self.wait(wait)
+        except StoreTimeoutError as error:
+            raise has_not_entered(call, self._membership, missing(error)) from error
+        call.waiting_for = None
         return dict(zip(peers, found, strict=True))
-
-    def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
-        """Return the value that the last member to arrive writes under ``key``."""
-        members = range(self._membership.size)
-
-        def missing(store: Store, _error: StoreTimeoutError) -> int | None:
-            return next((peer for peer in members if not store.check([key_of(peer)])), None)
-
-        return self._await([key], call, missing)[0]
 
     def wait(self, wait_in: Callable[[Store], T]) -> T:
         """Return ``wait_in(client)``, which blocks on ``client`` alone.
@@ -99,46 +104,16 @@ class PeerKeys:
         for client in waiting:
             client.hang_up()
 
-    def _await(
-        self,
-        keys: Sequence[str],
-        call: Call,
-        missing: Callable[[Store, StoreTimeoutError], int | None],
-    ) -> list[bytes]:
-        """Return the values of ``keys``: one question, where all are there."""
 
-        def wait(client: Store) -> list[bytes]:
-            try:
-                patience = min(_PATIENCE_SECONDS, call.deadline.remaining())
-                return client.multi_get(keys, patience)
-            except StoreTimeoutError as error:
-                call.waiting_for = missing(client, error)
-                return client.multi_get(keys, call.deadline.remaining())
-
-        try:
-            found = self.wait(wait)
-        except StoreTimeoutError as error:
-            peer = missing(self._store, error)
-            raise has_not_entered(call, self._membership, peer) from error
-        call.waiting_for = None
-        return found
-
-
-def _is_missing(key: str, error: StoreTimeoutError) -> bool:
-    """Whether ``key`` is among the missing keys, which have prefixes."""
+def _lacks(error: StoreTimeoutError, key: str) -> bool:
+    """Whether ``key`` is one that did not come. What is before it there is prefixes."""
     return any(name == key or name.endswith(f"/{key}") for name in error.missing)
 
 
-def has_not_entered(
-    call: Call, membership: Membership, peer: int | None
-) -> CommunicatorTimeoutError:
-    """Return the error for a call whose deadline passed before ``peer`` came to the group.
-
-    ``peer`` None: it is not known which member.
-    """
-    name = "the last member" if peer is None else membership.describe(peer)
+def has_not_entered(call: Call, membership: Membership, peer: int) -> CommunicatorTimeoutError:
+    """Return the error for a call whose deadline passed before ``peer`` came to the group."""
     return CommunicatorTimeoutError(
-        f"{call.header}: {name} has not entered the group {membership.group!r} within"
-        f" {call.deadline.seconds:g} s",
+        f"{call.header}: {membership.describe(peer)} has not entered the group"
+        f" {membership.group!r} within {call.deadline.seconds:g} s",
         peer,
     )

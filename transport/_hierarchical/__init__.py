@@ -1,4 +1,4 @@
-"""The hierarchical transport: inside each host by shared memory, between hosts by TCP."""
+"""Groups over several hosts: inside each host by shared memory, between hosts by TCP."""
 
 from transport._hierarchical.communicator import HierarchicalCommunicator
 

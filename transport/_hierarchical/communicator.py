@@ -3,231 +3,137 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
 from transport._call import Call
 from transport._choosing.choice import Thresholds
-from transport._communicators.base import Collectives, Communicator
-from transport._communicators.forwarding import Forwarding
+from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._communicators.store_waits import PeerKeys
-from transport._errors import CommunicatorAbortedError, PeerLostError
-from transport._hierarchical import copies, reductions
-from transport._hierarchical.hosts import Placement, Spread, await_placement, publish_place
-from transport._hierarchical.inside import Inside, PartMembership
-from transport._hierarchical.levels import Levels, Selection
+from transport._hierarchical.copies import Copies
+from transport._hierarchical.hosts import Placement, Spread
+from transport._hierarchical.levels import Levels, Tables
+from transport._hierarchical.reductions import Reductions
 from transport._links.communicator import LinkCommunicator
-from transport._operands.quiet import quiet
 from transport._operands.reduce_op import Flat
-from transport._place import Place, this_place
-from transport._shm import ShmCommunicator, unsupported_reason
-from transport._tcp import TcpCommunicator
+from transport._shm import ShmCommunicator
 
 _LOGGER = logging.getLogger("meshlib.transport")
-_REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
 
 
-class HierarchicalCommunicator(Forwarding, Communicator):
-    """Collectives inside each host by ``inside``, between hosts by ``across``.
+class TwoLevels(Copies, Reductions):
+    """Every collective on two levels."""
 
-    Which members share a host is found out at the first collective, whatever their ranks are. Where
-    members of a host cannot share memory, ``across`` connects them as well; a group on one host
-    uses ``inside`` alone, one without two members on any host ``across`` alone. Where hosts have
-    sites (``MESHLIB_SITE``), there are three levels: a site is to the others what a host is, and on
-    two levels itself. Messages go by ``across``. The order of addition is that of all transports,
-    wherever ranks are; it is cheap where each host has a block of it (``hierarchical/sums.py``).
 
-    ``host`` is where this rank is taken to be (default: where it is), ``table`` chooses algorithms
-    (default: the job's tuning). Who knows where all members are gives that as ``placement``, equal
-    on all of them, and nobody is asked.
+class HierarchicalCommunicator(TwoLevels, Communicator):
+    """Collectives and messages inside each host by ``near``, between hosts by ``far``.
+
+    ``near`` connects the members on this host. It is None where they share no memory, or where
+    there is one only. ``far`` connects all members. Messages from everybody arrive in its mailbox.
+    ``placement`` has several members on some host, or several hosts at some of several sites.
+
+    Where hosts have sites (``MESHLIB_SITE``), there are three levels: a site is to the others what
+    a host is, and on two levels itself. The order of addition is that of all transports, wherever
+    ranks are; it is cheap where each host has a block of it (``hierarchical/sums.py``).
+
+    ``table`` chooses algorithms (default: the job's tuning).
     """
 
     def __init__(
         self,
         membership: Membership,
-        table: Thresholds | None = None,
-        host: Place | None = None,
-        across: Callable[[Membership, Thresholds | None], LinkCommunicator] = TcpCommunicator,
-        inside: Callable[[Membership], Communicator] = ShmCommunicator,
-        placement: Placement | None = None,
-    ) -> None:
-        super().__init__(membership)
-        self._table = table
-        self.abort_reason: str | None = None
-        self._make_inside = inside
-        self._whole = across(membership, table)
-        # Guards what an abort from another thread must find.
-        self._lock = threading.Lock()
-        self._inside: Communicator | None = None
-        self._collectives: Collectives | None = None
-        self._keys = PeerKeys(membership)
-        self._placement = placement
-        if placement is None:
-            publish_place(membership, host or this_place(unsupported_reason()))
-
-    # Collectives.
-
-    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
-        with self._ended():
-            getattr(self._meet(call), collective)(call, *arguments)
-
-    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """See ``Communicator.allocate``: what the members on one host share."""
-        self.barrier(call)  # all hosts learn whether all members want the same
-        with self._ended():
-            inside = self._meet(call)
-            while isinstance(inside, TwoLevels):
-                inside = inside.inside
-            if isinstance(inside, Inside):
-                return inside.allocate(call, count, dtype)
-        return np.empty(count, dtype)
-
-    # Point to point.
-
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
-        with self._ended():
-            self._whole.send(call, buffer, dst, tag)
-
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        with self._ended():
-            return self._whole.recv(call, buffer, src, tag)
-
-    def lose(self, peer: int, reason: str) -> None:
-        self._whole.lose(peer, reason)
-
-    @property
-    def receiving(self) -> bool:
-        return self._whole.receiving
-
-    def left_over(self) -> list[str]:
-        return self._whole.left_over()
-
-    # The end.
-
-    def abort(self, reason: str) -> None:
-        for level in self._stop(reason):
-            level.abort(reason)
-
-    def close(self) -> None:
-        for level in self._stop("the communicator was closed"):
-            level.close()
-
-    def _stop(self, reason: str) -> list[Communicator]:
-        with self._lock:
-            if self.abort_reason is None:
-                self.abort_reason = reason
-            levels = [self._inside, self._whole]
-        self._keys.cancel(reason)
-        return [level for level in levels if level is not None]
-
-    @contextmanager
-    def _ended(self) -> Generator[None]:
-        """Around a call: one that this rank has aborted says so.
-
-        Levels are aborted one after the other. Whoever learns of the first may be gone before the
-        second is, where its leaving is then seen as the loss of a peer.
-        """
-        try:
-            yield
-        except PeerLostError as error:
-            if self.abort_reason is None:
-                raise
-            raise CommunicatorAbortedError(self.abort_reason) from error
-
-    # Meeting.
-
-    def _meet(self, call: Call) -> Collectives:
-        """Return the collectives, once it is known where everybody is."""
-        self.check_open()
-        if self._collectives is None:
-            keys = self._keys
-            placement = self._placement or await_placement(self.membership, keys, call)
-            self._collectives = self._arrange(placement, call)
-        return self._collectives
-
-    def _arrange(self, placement: Placement, call: Call) -> Collectives:
-        """Return the collectives of all: on two levels, or on three where there are sites."""
-        sites, everybody = placement.by_site(), tuple(range(self.size))
-        if sites.spread is Spread.TOGETHER:
-            return self._arrange_hosts(placement, self._whole, everybody, call)
-        if sites.spread is Spread.APART:
-            return self._whole
-        tuning = self.membership.runtime.tuning
-        levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
-        self._note_sums(levels, "sites")
-        near = levels.select(levels.local)
-        here = placement.within(levels.local)
-        levels.inside = self._arrange_hosts(here, near, levels.local, call)
-        return TwoLevels(levels)
-
-    def _arrange_hosts(
-        self,
         placement: Placement,
-        whole: LinkCommunicator | Selection,
-        members: tuple[int, ...],
-        call: Call,
-    ) -> Collectives:
-        """Return the collectives of ``members``, whom ``whole`` connects, on their hosts."""
-        levels = Levels(placement, whole, self._table, self.membership.runtime.tuning)
-        if placement.memory[levels.host]:
-            near = levels.inside
-            local = tuple(members[member] for member in levels.local)
-            # Named after its first member, who is on no other host.
-            levels.inside = Inside(self._open_inside(f"host-of-{local[0]}", local), local)
-            # A member that left without having come so far would be waited for inside; here it
-            # is known to have left.
-            near.barrier(call)
-        if placement.spread is Spread.TOGETHER:
-            return levels.inside
-        if placement.spread is Spread.APART:
-            return whole
-        self._note_sums(levels, "hosts")
-        return TwoLevels(levels)
+        far: LinkCommunicator,
+        near: ShmCommunicator | None = None,
+        table: Thresholds | None = None,
+    ) -> None:
+        Communicator.__init__(self, membership)
+        tables: Tables = membership.runtime.tuning.thresholds
+        if table is not None:
+            tables = lambda _transport, _size: table  # noqa: E731
+        self._far = far
+        self._near = near
+        host, _ = placement.find(self.rank)
+        local = placement.hosts[host] if near is not None else ()
+        self._neighbours = frozenset(local) - {self.rank}
+        sites = placement.by_site()
+        if sites.spread is not Spread.LEVELS:
+            TwoLevels.__init__(self, placement, far, tables, near)
+        else:
+            TwoLevels.__init__(self, sites, far, tables, between_sites=True)
+            here = placement.within(self.local)
+            if here.spread is Spread.LEVELS:
+                self.inside = TwoLevels(here, self.select(self.local), tables, near)
+                self._note_sums(self.inside, "hosts")
+            elif near is not None:
+                self.inside = near
+        self._note_sums(self, "hosts" if sites.spread is not Spread.LEVELS else "sites")
 
     def _note_sums(self, levels: Levels, what: str) -> None:
         """Say so where ranks are numbered such that more sums than one a host cross."""
         if not levels.one_tree and self.rank == 0:
             _LOGGER.info(
-                "%s: the %s' ranks %s are no equal blocks of the order of addition, so %s cross"
-                " between them where one each would do; number ranks so that each has a power of"
-                " two of them in a row",
+                "%s: the %s' ranks %s are no equal blocks of the order of addition, so %d sums"
+                " cross between them where one each would do; number ranks so that each has a power"
+                " of two of them in a row",
                 self.membership.group,
                 what,
                 " | ".join(str(list(ranks)) for ranks in levels.hosts),
-                f"{len(levels.all_blocks)} sums",
+                len(levels.all_blocks),
             )
 
-    def _open_inside(self, name: str, local: tuple[int, ...]) -> Communicator:
-        communicator = self._make_inside(PartMembership.of(self.membership, name, local))
-        with self._lock:
-            if self.abort_reason is None:
-                self._inside = communicator
-                return communicator
-        communicator.close()
-        raise CommunicatorAbortedError(self.abort_reason)
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """See ``Communicator.allocate``: what the members on one host share."""
+        self.barrier(call)  # all hosts learn whether all members want the same
+        if self._near is None:
+            return np.empty(count, dtype)
+        return self._near.allocate(call, count, dtype)
 
+    # Point to point.
 
-class TwoLevels(Forwarding):
-    """Every collective on ``levels``."""
+    def _towards(self, peer: int | None) -> Communicator:
+        """Return what carries messages between this rank and ``peer`` (None: any member)."""
+        near = self._near
+        return self._far if near is None or peer not in self._neighbours else near
 
-    def __init__(self, levels: Levels) -> None:
-        self.rank = levels.rank
-        self.size = levels.size
-        self._levels = levels
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
+        self._towards(dst).send(call, buffer, dst, tag)
+
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        return self._towards(dst).takes_at_once(dst, nbytes)
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
+        return self._towards(src).recv(call, buffer, src, tag)
+
+    def lose(self, peer: int, reason: str) -> None:
+        # Not by way of the memory, which knows nothing of what is on its way by TCP.
+        self._towards(peer).lose(peer, reason)
+
+    def message_rings(self) -> tuple[object, ...] | None:
+        return None if self._near is None else self._near.message_rings()
+
+    def lend_rings(self, peer: int) -> tuple[object, ...] | None:
+        return None if self._near is None else self._near.lend_rings(peer)
 
     @property
-    def inside(self) -> Collectives:
-        """The collectives of the members on this host."""
-        return self._levels.inside
+    def receiving(self) -> bool:
+        return self._far.receiving
 
-    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
-        if collective not in _REDUCTIONS:
-            getattr(copies, collective)(self._levels, call, *arguments)
-            return
-        with quiet(arguments[0]):
-            getattr(reductions, collective)(self._levels, call, *arguments)
+    def left_over(self) -> list[str]:
+        return self._far.left_over()
+
+    # The end.
+
+    def abort(self, reason: str) -> None:
+        self.abort_reason = self.abort_reason or reason
+        for part in self._parts:
+            part.abort(reason)
+
+    def close(self) -> None:
+        self.abort_reason = self.abort_reason or "the communicator was closed"
+        for part in self._parts:
+            part.close()
+
+    @property
+    def _parts(self) -> list[Communicator]:
+        return [self._far] if self._near is None else [self._far, self._near]

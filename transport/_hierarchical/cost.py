@@ -72,18 +72,10 @@ def phases(kind: Kind, nbytes: int, shape: Shape) -> list[Phase]:
             return [Phase(True, kind, 0), Phase(False, kind, 0), Phase(True, kind, 0)]
         case Kind.BROADCAST:  # the root's host copies meanwhile
             return [Phase(False, kind, nbytes), Phase(True, Kind.ALL_GATHER, share)]
-        case Kind.ALL_REDUCE:
-            return [
-                Phase(True, Kind.REDUCE_SCATTER, nbytes),
-                Phase(False, kind, nbytes),
-                Phase(True, Kind.ALL_GATHER, share),
-            ]
-        case Kind.REDUCE:
-            return [
-                Phase(True, Kind.REDUCE_SCATTER, nbytes),
-                Phase(False, kind, nbytes),
-                Phase(True, Kind.GATHER, share),
-            ]
+        case Kind.ALL_REDUCE | Kind.REDUCE:
+            back = Kind.GATHER if kind is Kind.REDUCE else Kind.ALL_GATHER
+            inside = Phase(True, Kind.REDUCE_SCATTER, nbytes)
+            return [inside, Phase(False, kind, nbytes), Phase(True, back, share)]
         case Kind.ALL_GATHER:
             return [
                 Phase(True, kind, nbytes),

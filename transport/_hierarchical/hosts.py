@@ -1,19 +1,12 @@
-"""Which members of a group share a host, and which hosts a site, as each says in their store."""
+"""Which members of a group share a host, and which hosts a site."""
 
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from transport._call import Call
-from transport._communicators.runtime import Membership
-from transport._communicators.store_waits import PeerKeys
-from transport._errors import DistNetworkError
 from transport._place import Place
-
-_PLACEMENT = "placement"
 
 
 class Spread(enum.Enum):
@@ -76,47 +69,3 @@ class Placement:
             if rank in ranks:
                 return number, ranks.index(rank)
         raise ValueError(f"rank {rank} is on none of the hosts {self.hosts}")
-
-    def encode(self) -> bytes:
-        """Return the placement as the bytes that are published."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes, size: int) -> Placement:
-        """Return the placement of ``size`` members in ``data``; raise DistNetworkError for none."""
-        try:
-            fields = json.loads(data)
-            hosts = tuple(tuple(map(int, ranks)) for ranks in fields["hosts"])
-            memory, sites = tuple(map(bool, fields["memory"])), tuple(map(str, fields["sites"]))
-            placement = cls(hosts, memory, sites)
-        except (ValueError, TypeError, KeyError) as error:
-            raise DistNetworkError(
-                f"expected the hosts of a group in the store, got {data[:80]!r}"
-            ) from error
-        members = sorted(rank for ranks in hosts for rank in ranks)
-        counts = {len(hosts), len(placement.memory), len(placement.sites)}
-        if members != list(range(size)) or len(counts) > 1:
-            raise DistNetworkError(f"expected the hosts of {size} members, got {hosts}")
-        return placement
-
-
-def publish_place(membership: Membership, place: Place) -> None:
-    """Say where this rank is. The last member to do so puts the whole together, so that each of the
-    others reads one value, not as many as there are members.
-    """
-    store, size = membership.store, membership.size
-    store.post(_host_key(membership.rank), place.encode())
-    # A group that is made again after all have closed it counts on.
-    if store.add("hosts-known", 1) % size == 0:
-        found = store.multi_get([_host_key(rank) for rank in range(size)])
-        store.post(_PLACEMENT, Placement.of([Place.decode(data) for data in found]).encode())
-
-
-def await_placement(membership: Membership, keys: PeerKeys, call: Call) -> Placement:
-    """Return where all members are, waiting until they have said so; raises as ``keys`` does."""
-    data = keys.read_from_last(_PLACEMENT, _host_key, call)
-    return Placement.decode(data, membership.size)
-
-
-def _host_key(rank: int) -> str:
-    return f"host/{rank}"

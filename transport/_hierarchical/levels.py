@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transport._algorithms.alone import Alone
 from transport._algorithms.collectives import LinkCollectives
 from transport._call import Call
 from transport._choosing.choice import Thresholds
-from transport._choosing.tuning import Tuning
 from transport._communicators.base import Collectives
 from transport._hierarchical.hosts import Placement
 from transport._link import Link
@@ -17,13 +16,12 @@ from transport._operands.flat import Scratch, part_bounds, segments_of
 from transport._operands.order import Block, are_one_tree, subtrees
 from transport._operands.reduce_op import Flat
 
-_LAP_SEGMENTS = 16
-# Each lap of an all_gather or a reduce_scatter waits for one crossing.
-_LAP_SEGMENTS_BETWEEN_SITES = 128
-# A lap of a broadcast waits for nothing, so longer ones save what three steps cost the interpreter,
-# as long as there are enough of them for both ends of the line between sites to work at once.
-_LEAST_LAPS = 8
-_MOST_SEGMENTS = 4
+_CHUNK_SEGMENTS = 16
+# Each chunk of an all_gather or a reduce_scatter waits for one crossing.
+_CHUNK_SEGMENTS_BETWEEN_SITES = 128
+
+Tables = Callable[[str, int], Thresholds]
+"""The thresholds of a transport, by its name in the tuning, for a number of ranks."""
 
 
 class Selection(LinkCollectives):
@@ -55,33 +53,33 @@ class Selection(LinkCollectives):
         self._whole.check_open()
 
 
-class Levels:
+class Levels(Collectives):
     """``inside`` reaches the members on this host; ``across`` gives those who cross the network.
 
-    Members inside are connected as the whole group is, unless ``inside`` is set to something
-    better: shared memory, or two levels again, where what is called a host here is a site. Data is
-    cut into slices, and slice s crosses the network between the members who are number s on their
-    host; this rank is number ``index`` of ``local`` on ``host``.
+    ``whole`` connects all members. Those on this host are connected by ``near``, if it is given:
+    by shared memory. Where a host stands for a site, they are connected on two levels again. Data
+    is cut into slices, and slice s crosses the network between the members who are number s on
+    their host; this rank is number ``index`` of ``local`` on ``host``.
     """
 
     def __init__(
         self,
         placement: Placement,
         whole: LinkCommunicator | Selection,
-        table: Thresholds | None,
-        tuning: Tuning,
+        tables: Tables,
+        near: Collectives | None = None,
         *,
         between_sites: bool = False,
     ) -> None:
         self.rank = whole.rank
         self.size = whole.size
+        self.placement = placement
         self.hosts = placement.hosts
         self.host, self.index = placement.find(whole.rank)
         self.local = self.hosts[self.host]
         self.whole = whole
-        self.table = table or tuning.thresholds("hierarchical", whole.size)
+        self.table = tables("hierarchical", whole.size)
         self.scratch = Scratch()
-        self.placement = placement
         self.blocks_by_host: tuple[tuple[Block, ...], ...] = tuple(
             subtrees(ranks, self.size) for ranks in self.hosts
         )
@@ -90,22 +88,21 @@ class Levels:
         self.all_blocks = sorted(block for blocks in self.blocks_by_host for block in blocks)
         self.one_tree: bool = are_one_tree(self.hosts)
         """Whether the sums of hosts are added as those of a group of one rank each are."""
-        self._between_sites = between_sites
-        segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
-        self.lap_bytes: int = segments * self.table.segment
+        segments = _CHUNK_SEGMENTS_BETWEEN_SITES if between_sites else _CHUNK_SEGMENTS
+        self.chunk_bytes: int = segments * self.table.segment
         """How much is worked on at a time where that takes scratch memory."""
         self._most_slices = min(len(ranks) for ranks in self.hosts)
-        self._given_table = table
-        self._tuning = tuning
+        self._tables = tables
         self._selections: dict[tuple[int, ...], Selection] = {}
-        several = len(self.local) > 1
-        self.inside: Collectives = self.select(self.local) if several else Alone(self.table.segment)
+        alone = len(self.local) == 1
+        self.inside: Collectives = near or (
+            Alone(self.table.segment) if alone else self.select(self.local)
+        )
 
-    def laps(self, nbytes: int, slices: int) -> int:
-        """Return in how many laps ``slices`` are broadcast that have ``nbytes`` in all."""
-        laps = segments_of(nbytes, slices * self.table.segment)
-        segments = min(laps // _LEAST_LAPS, _MOST_SEGMENTS) if self._between_sites else 1
-        return -(-laps // max(1, segments))
+    def chunks(self, count: int, itemsize: int) -> list[tuple[int, int]]:
+        """Return where the chunks of ``count`` elements begin and end."""
+        chunks = segments_of(count * itemsize, self.chunk_bytes)
+        return [part_bounds(count, chunks, chunk) for chunk in range(chunks)]
 
     def slices(self, nbytes: int) -> int:
         """Return into how many slices ``nbytes`` are cut: one, if they are few."""
@@ -119,14 +116,6 @@ class Levels:
         across = self.select(tuple(ranks[number] for ranks in self.hosts))
         across.compression = self.whole.compression
         return across
-
-    def across_with(self, root: int) -> Selection:
-        """Return the same for the only slice of a call that has a root: it speaks for its host."""
-        return self.select(tuple(root if root in ranks else ranks[0] for ranks in self.hosts))
-
-    def speaker(self, root: int) -> int:
-        """Return which member of this host ``across_with`` has."""
-        return self.local.index(root) if root in self.local else 0
 
     def cut(self, buffer: Flat, slices: int) -> list[Flat]:
         """Return what of ``buffer`` belongs to each member of this host: a slice, or nothing."""
@@ -142,7 +131,6 @@ class Levels:
         """Return ``members``, this rank among them, connected as the whole group is."""
         selection = self._selections.get(members)
         if selection is None:
-            table = self._given_table or self._tuning.thresholds(self.whole.tuned_as, len(members))
-            selection = Selection(self.whole, members, table)
-            self._selections[members] = selection
+            table = self._tables(self.whole.tuned_as, len(members))
+            selection = self._selections[members] = Selection(self.whole, members, table)
         return selection

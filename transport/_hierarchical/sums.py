@@ -37,21 +37,6 @@ def have_one(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: Reduc
     return levels.one_tree or (form is not None and compresses(form, nbytes, dtype, op))
 
 
-def reduce_inside(
-    levels: Levels, call: Call, total: Flat, op: ReduceOp, index: int, one: bool
-) -> Flat:
-    """Return, on member ``index`` of this host, the sums of its blocks, one behind the other; or
-    ``one`` of all. The only sum is in ``total`` itself, which on other members stays as it is.
-    """
-    inside, mine = levels.inside, levels.index == index
-    if one or len(levels.blocks) == 1:
-        inside.reduce(call, total, op.plain, index)
-        return total
-    arrived = _split(levels, len(levels.local) if mine else 0, total)
-    inside.gather(call, arrived if mine else None, total, index)
-    return _add_blocks(levels, arrived, op) if mine else total[:0]
-
-
 def scatter_inside(
     levels: Levels, call: Call, into: Flat, portions: Sequence[Flat], op: ReduceOp, one: bool
 ) -> Flat:
@@ -61,14 +46,11 @@ def scatter_inside(
     if one or len(levels.blocks) == 1:
         levels.inside.reduce_scatter(call, into, portions, op.plain)
         return into
-    arrived = _split(levels, len(levels.local), portions[levels.index])
+    size, count = portions[levels.index].size, len(levels.local)
+    room = levels.scratch.flat(_INSIDE, into.dtype, count * size)
+    arrived = [room[i * size : (i + 1) * size] for i in range(count)]
     levels.inside.all_to_all(call, arrived, portions)
     return _add_blocks(levels, arrived, op)
-
-
-def _split(levels: Levels, count: int, like: Flat) -> list[Flat]:
-    room = levels.scratch.flat(_INSIDE, like.dtype, count * like.size)
-    return [room[i * like.size : (i + 1) * like.size] for i in range(count)]
 
 
 def _add_blocks(levels: Levels, arrived: Sequence[Flat], op: ReduceOp) -> Flat:

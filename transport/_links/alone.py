@@ -17,12 +17,11 @@ class AloneCommunicator(MessagingCommunicator, Alone):
     thread, no socket and no segment.
     """
 
+    takes_gaps = True
+
     def __init__(self, membership: Membership) -> None:
         MessagingCommunicator.__init__(self, membership)
         Alone.__init__(self, _SEGMENT)
-
-    def takes_gaps(self, call: Call) -> bool:
-        return True
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         raise IndexError(f"{self.membership.group} has one member, got rank {dst}")

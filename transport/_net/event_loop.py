@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import socket
 import threading
 from collections.abc import Callable
 
-from transport._net.fork import close_in_forked_children
+from transport._polling import Wakeup
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -40,12 +39,9 @@ class EventLoop:
         self._end = end
         self.stopping = False
         """Whether ``stop`` was called."""
-        self._waker, self._woken = socket.socketpair()
-        for side in (self._waker, self._woken):
-            side.setblocking(False)
-            close_in_forked_children(side)
-        on_woken: OnEvent = self._on_woken
-        self.selector.register(self._woken, selectors.EVENT_READ, on_woken)
+        self._wakeup: Wakeup | None = (wakeup := Wakeup())
+        on_wakeup: OnEvent = lambda _events: wakeup.clear()  # noqa: E731
+        self.selector.register(wakeup.fd, selectors.EVENT_READ, on_wakeup)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -54,8 +50,9 @@ class EventLoop:
 
     def wake(self) -> None:
         """Have ``turn`` called soon. Any thread; never blocks."""
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has ended
-            self._waker.send(b"!")
+        wakeup = self._wakeup
+        if wakeup is not None:
+            wakeup.notify()
 
     def stop(self) -> None:
         """End the thread, and wait for that unless this is it. Idempotent."""
@@ -65,10 +62,6 @@ class EventLoop:
         # Garbage is collected in any thread, also in this one.
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def _on_woken(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
 
     def _take_turn(self) -> float | None:
         try:
@@ -90,8 +83,7 @@ class EventLoop:
         finally:
             self._end()
             self.selector.close()
-            self._woken.close()
-            self._waker.close()
+            self._wakeup = None
 
 
 def sooner(one: float | None, other: float | None) -> float | None:

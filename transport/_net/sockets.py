@@ -236,8 +236,7 @@ def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) 
     """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
     rest = memoryview(data)
     while rest:
-        sock.settimeout(_grant(deadline))
-        with _until_granted_again():
+        with _for_a_while(sock, deadline):
             rest = rest[sock.send(rest) :]
 
 
@@ -248,8 +247,7 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
     """
     done, size = 0, into.nbytes
     while done < size:
-        sock.settimeout(_grant(deadline))
-        with _until_granted_again():
+        with _for_a_while(sock, deadline):
             count = sock.recv_into(into[done:])
             if count == 0:
                 raise ConnectionResetError(
@@ -265,18 +263,15 @@ def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
     return bytes(data)
 
 
-def _grant(deadline: Deadline) -> float:
+@contextmanager
+def _for_a_while(sock: socket.socket, deadline: Deadline) -> Generator[None]:
+    """Let ``sock`` wait for a piece of the time until ``deadline``. (Where the kernel has given the
+    connection up, its error has a number.)
+    """
     seconds = deadline.piece()
     if seconds <= 0:
         raise TimeoutError(errno.ETIMEDOUT, f"no progress within {deadline.seconds:g} s")
-    return seconds
-
-
-@contextmanager
-def _until_granted_again() -> Generator[None]:
-    """Go on when the seconds granted are over: the deadline may be later. (Where the kernel has
-    given the connection up, its error has a number.)
-    """
+    sock.settimeout(seconds)
     try:
         yield
     except TimeoutError as error:

@@ -93,8 +93,8 @@ class Tls:
             except OSError as error:
                 raise ValueError(f"{name}: cannot read {path}: {error.strerror}") from error
         try:
-            context.load_cert_chain(cert, key, _no_password)
-        except (ssl.SSLError, OSError, _PasswordError) as error:
+            context.load_cert_chain(cert, key, password="")  # without one, OpenSSL would ask
+        except (ssl.SSLError, OSError) as error:
             raise ValueError(
                 f"{environment.TLS_CERT} {cert} and {environment.TLS_KEY} {key}: expected a"
                 f" certificate and its private key, without a password, in PEM ({error})"
@@ -331,12 +331,3 @@ def _await(sock: socket.socket, events: int, until: float | None) -> bool:
 
 def _digest(certificate: bytes) -> bytes:
     return hashlib.sha256(certificate).digest()
-
-
-class _PasswordError(Exception):
-    """A key wants a password."""
-
-
-def _no_password() -> bytes:
-    """Refuse, where OpenSSL would ask at the terminal, and wait."""
-    raise _PasswordError("the key has a password")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 FORMATS = ("bf16", "fp8", "int8")
-_KEYS = ("format", "error_feedback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +47,13 @@ class Compression:
         """
         if value is None or isinstance(value, Compression):
             return value
-        if isinstance(value, str):
-            return cls(value)
-        if not isinstance(value, Mapping):
+        try:
+            return cls(value) if isinstance(value, str) else cls(**cast("Mapping[str, Any]", value))
+        except TypeError as error:
             raise ValueError(
                 f"compress is {value!r}; expected one of {', '.join(map(repr, FORMATS))}, or a"
-                " table with format and error_feedback"
-            )
-        table = cast("Mapping[str, Any]", value)
-        strange = [key for key in table if key not in _KEYS]
-        if strange or "format" not in table:
-            raise ValueError(f"compress is {value!r}; expected format, and maybe error_feedback")
-        try:
-            return cls(**table)
-        except TypeError as error:
-            raise ValueError(f"compress: {error}") from None
+                f" table with format and maybe error_feedback ({error})"
+            ) from None
 
     def to_value(self) -> str | dict[str, Any]:
         """Return what ``parse`` makes an equal one of, as it stands in a config."""

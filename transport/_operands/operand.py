@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport._link import OnPiece
 from transport._operands.flat import Scratch
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
@@ -73,42 +72,3 @@ def pack(scratch: Scratch, op: ReduceOp, inputs: Sequence[Flat]) -> tuple[Flat, 
         places.append(place)
         start += part.size
     return total, places
-
-
-class Arrival:
-    """Reduces a frame while it arrives, in pieces small enough to be still in cache.
-
-    An instance is the ``on_piece`` of a receive into ``lower`` or ``upper``, whichever arrives;
-    ``finish`` does what is left when the frame is complete.
-    """
-
-    __slots__ = ("_bytes", "_done", "_op", "_piece", "lower", "out", "upper")
-
-    def __init__(self, op: ReduceOp, lower: Flat, upper: Flat, out: Flat, piece: int) -> None:
-        self._op = op
-        self.lower = lower
-        self.upper = upper
-        self.out = out
-        self._bytes = out.itemsize
-        self._piece = max(1, piece // out.itemsize)
-        self._done = 0
-
-    def __call__(self, received: int) -> None:
-        """Reduce what has arrived, if it is worth a call."""
-        ready = received // self._bytes
-        if ready - self._done >= self._piece:
-            self._reduce_to(ready)
-
-    def finish(self) -> None:
-        """Reduce the rest."""
-        if self._done < self.out.size:
-            self._reduce_to(self.out.size)
-
-    def _reduce_to(self, stop: int) -> None:
-        part = slice(self._done, stop)
-        self._op.combine(self.lower[part], self.upper[part], self.out[part])
-        self._done = stop
-
-    def on_piece(self) -> OnPiece | None:
-        """Return this object where the frame has more than one piece, else None."""
-        return self if self.out.size > self._piece else None

@@ -29,17 +29,14 @@ PIECE = 64 << 10
 """How many bytes are worked on at a time, unless it is said otherwise."""
 
 
-class Contribution(NamedTuple):
-    """The contribution of ``peer``, and the merges that follow once it has come. Each takes the
-    last two values that wait; True: the earlier of them is the lower half.
-    """
-
-    peer: int
-    merges: tuple[bool, ...]
+Merges = tuple[tuple[bool, ...], ...]
+"""For each contribution the merges that follow once it has come. Each takes the last two values
+that wait; True: the earlier of them is the lower half.
+"""
 
 
 @lru_cache(maxsize=1024)
-def arrivals(rank: int, size: int) -> tuple[Contribution, ...]:
+def arrivals(rank: int, size: int) -> tuple[tuple[int, ...], Merges]:
     """Return in which order ``rank`` of ``size`` members takes the others' contributions, nearest
     first, and how it merges them with its own, which is there from the beginning.
 
@@ -58,13 +55,7 @@ def arrivals(rank: int, size: int) -> tuple[Contribution, ...]:
             if upper and lower:
                 found[-1][1].append(not rank >> level & 1)
             waiting.append((level + 1, upper or lower))
-    return tuple(Contribution(peer, tuple(merges)) for peer, merges in found[1:])
-
-
-@lru_cache(maxsize=1024)
-def merges_in(rank: int, size: int) -> tuple[tuple[bool, ...], ...]:
-    """Return the merges of ``arrivals``."""
-    return tuple(arrival.merges for arrival in arrivals(rank, size))
+    return tuple(peer for peer, _ in found[1:]), tuple(tuple(merges) for _, merges in found[1:])
 
 
 @lru_cache(maxsize=1024)
@@ -124,9 +115,9 @@ def subtrees(ranks: Sequence[int], size: int) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def merges_of(blocks: Sequence[Block]) -> tuple[tuple[bool, ...], ...]:
+def merges_of(blocks: Sequence[Block]) -> Merges:
     """Return the merges behind each but the first of ``blocks``, which are those of a whole group
-    in the order of their ranks; see ``Contribution``.
+    in the order of their ranks.
     """
     found: list[tuple[bool, ...]] = []
     waiting: list[Block] = []
@@ -184,7 +175,7 @@ class Fold:
         self,
         scratch: Scratch,
         op: ReduceOp,
-        merges: Sequence[tuple[bool, ...]],
+        merges: Merges,
         own: Flat,
         total: Flat,
         piece: int,
@@ -285,7 +276,7 @@ def fold(
     if own is not total and (own.dtype != total.dtype or len(parts) == 1):
         np.copyto(total, own, casting="unsafe")
         own = total
-    merges = merges_in(0, len(parts)) if blocks is None else merges_of(blocks)
+    merges = arrivals(0, len(parts))[1] if blocks is None else merges_of(blocks)
     adding = Fold(scratch, op, merges, own, total, piece)
     for part in parts[1:]:
         adding.expect(part.dtype, part)

@@ -19,7 +19,7 @@ from transport._errors import DistBackendError, HeaderMismatchError, PeerLostErr
 from transport._interrupts import look
 from transport._operands.flat import Scratch
 from transport._operands.operand import store
-from transport._operands.quiet import quiet_runner
+from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.folding import fold, scaled
 from transport._shm.segment import Segment, no_memory
@@ -34,21 +34,25 @@ _NO_DTYPE = np.dtype(np.uint8)
 
 
 class Calls:
-    """The collectives of one member of a group of at least two. One thread at a time.
-
-    ``segment`` is what the members share, ``native`` the engine's group on it.
+    """The collectives of one of at least two ``members``, those of a group that share ``segment``.
+    One thread at a time. ``native`` is the engine's group on it.
     """
 
     def __init__(
-        self, segment: Segment, sizes: Sizes, membership: Membership, check: Check
+        self,
+        segment: Segment,
+        sizes: Sizes,
+        membership: Membership,
+        members: Sequence[int],
+        check: Check,
     ) -> None:
         self._core = core = the_core()
         self.segment = segment
         self._membership = membership
+        self._members = members
         self._check = check
-        self._quietly = quiet_runner()
         self._scratch = Scratch()
-        rank, size = membership.rank, membership.size
+        rank, size = members.index(membership.rank), len(members)
         given = (sizes.direct, sizes.unstaged)
         spins = may_spin(size)
         try:
@@ -99,7 +103,7 @@ class Calls:
             if status == core.AGAIN:
                 status = self._look_up(call)
             elif status == core.UNSUPPORTED and op is not None:
-                self._quietly(self._fold, op, dtype)
+                self._fold(op, dtype)
                 status = native.go_on()
             else:
                 raise self._explain(call)
@@ -108,24 +112,27 @@ class Calls:
     def _look_up(self, call: Call) -> int:
         look()
         native = self.native
-        peer = native.waits_for
-        if peer != _NOBODY:
-            call.waiting_for = peer
+        number = native.waits_for
+        peer = _NOBODY
+        if number != _NOBODY:
+            peer = call.waiting_for = self._members[number]
         try:
             self._check(call, peer)
         except PeerLostError:
             # Its last step may have become visible just before the news that it left.
             status = native.go_on()
-            if status == self._core.AGAIN and native.waits_for == peer:
+            if status == self._core.AGAIN and native.waits_for == number:
                 raise
             return status
         return native.go_on()
 
+    @quietly
     def _fold(self, op: ReduceOp, dtype: np.dtype[np.generic]) -> None:
         parts, out = self.native.parts()
         arrays = [np.frombuffer(part, dtype) for part in parts]
         fold(self._scratch, arrays, op, np.frombuffer(out, dtype))
 
+    @quietly
     def _run_scaled(
         self,
         kind: int,
@@ -136,19 +143,20 @@ class Calls:
         op: ReduceOp,
     ) -> None:
         """Carry out a PREMUL_SUM: a sum of copies, scaled and of the dtype of the reduction."""
-        copies = [self._quietly(scaled, input_, op) for input_ in inputs]
+        copies = [scaled(input_, op) for input_ in inputs]
         if kind == Kind.REDUCE_SCATTER:
             results = [np.empty(outputs[0].size, copies[0].dtype)]
         else:  # reduced in place
-            results = [self._quietly(scaled, output, op) for output in outputs]
+            results = [scaled(output, op) for output in outputs]
         self.run(kind, root, call, copies, results, op.plain)
         for output, result in zip(outputs, results, strict=True):
-            self._quietly(store, output, result)
+            store(output, result)
 
     def _explain(self, call: Call) -> Exception:
         """Return why the engine cannot go on."""
         core = self._core
-        trouble, peer, ours, theirs, found, wanted = self.native.problem()
+        trouble, number, ours, theirs, found, wanted = self.native.problem()
+        peer = self._members[number]
         name, header = self._membership.describe(peer), call.header
         if trouble == core.OTHER_CALL:
             own, received = CallHeader.unpack(ours), CallHeader.unpack(theirs)

@@ -12,11 +12,15 @@ import numpy as np
 
 from transport._call import Call, Kind
 from transport._communicators.runtime import Membership
-from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport._errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    PeerLostError,
+)
 from transport._links.messaging import MessagingCommunicator
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat, ReduceOp
-from transport._place import this_place
 from transport._shm.arena import Arena
 from transport._shm.calls import Calls
 from transport._shm.meeting.directory import Neighbourhood
@@ -24,7 +28,7 @@ from transport._shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
 from transport._shm.messages import INBOX, Messages
 from transport._shm.segment import OwnedSegment, Segment, no_memory
 from transport._shm.sizes import DEFAULT_SIZES, Sizes
-from transport._shm.support import the_core, unsupported_reason
+from transport._shm.support import the_core
 
 _GROUP = "group"
 _NOBODY = -1
@@ -47,30 +51,36 @@ class _Meeting:
 class ShmCommunicator(MessagingCommunicator):
     """A communicator whose members, at least two, share memory.
 
-    Members find each other at the first collective: group rank 0 makes the segment, the others
-    fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
-    of each other's end. ``sizes`` must be equal on all members. ``neighbourhood`` knows where
-    they are; ``machine`` is what it says of this rank instead of where it is.
+    Members find each other at the first collective: the first makes the segment, the others fetch
+    it from its endpoint, and everybody keeps a connection to everybody, by which they learn of each
+    other's end. ``sizes`` must be equal on all members.
+
+    ``members`` (group ranks, rising; default: all) are those of the group that share memory.
+    Collectives are made among them, and ``rank`` and ``size`` count them alone. Messages, calls and
+    errors have group ranks.
 
     Raises DistBackendError where this process cannot share memory (``unsupported_reason``).
     """
 
     mailbox: Messages
+    takes_gaps = True
 
     def __init__(
         self,
         membership: Membership,
         sizes: Sizes = DEFAULT_SIZES,
-        machine: str | None = None,
+        members: Sequence[int] | None = None,
     ) -> None:
         self._core: Any = the_core()
         runtime, group = membership.runtime, membership.group
         endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
-        place = this_place(unsupported_reason(), endpoint.address, machine)
         # Nothing here refers back to this object: its mappings go when it goes.
-        neighbourhood = Neighbourhood(membership, place, endpoint)
+        self._members = members or range(membership.size)
+        neighbourhood = Neighbourhood(membership, self._members, endpoint)
         super().__init__(membership, Messages(membership, neighbourhood, sizes))
-        self.neighbourhood = neighbourhood
+        self.rank = self._members.index(membership.rank)
+        self.size = len(self._members)
+        self._neighbourhood = neighbourhood
         self._sizes = sizes
         # Guards what the endpoint's thread touches as well.
         self._lock = threading.Lock()
@@ -117,13 +127,9 @@ class ShmCommunicator(MessagingCommunicator):
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self._run(_ALL_TO_ALL, 0, call, inputs, outputs)
 
-    def takes_gaps(self, call: Call) -> bool:
-        """See ``Communicator.takes_gaps``."""
-        return True
-
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
-        arena, nbytes = self._members(call).arena, count * dtype.itemsize
+        arena, nbytes = self._met(call).arena, count * dtype.itemsize
         self.barrier(call)
         free = arena.dropped()
         if free.size:
@@ -149,20 +155,23 @@ class ShmCommunicator(MessagingCommunicator):
             segment.close()
         else:
             self.barrier(call)
-            self._add(arena, self.neighbourhood.fetch(0, name, call), nbytes)
+            self._add(arena, self._neighbourhood.fetch(self._members[0], name, call), nbytes)
             self.barrier(call)
 
     def _add(self, arena: Arena, segment: Segment, nbytes: int) -> None:
         try:
             arena.add(segment)
         except OSError as error:
-            raise no_memory(self.membership.describe(self.rank), nbytes, error) from error
+            raise self._no_memory(nbytes, error) from error
+
+    def _no_memory(self, nbytes: int, error: OSError) -> DistBackendError:
+        return no_memory(self.membership.describe(self.membership.rank), nbytes, error)
 
     # Point to point.
 
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         # The usual one at once: ``post`` itself says for whom it waits, if it must.
-        if dst == self.rank or self.abort_reason is not None:
+        if dst == self.membership.rank or self.abort_reason is not None:
             super().send(call, buffer, dst, tag)
         else:
             self.mailbox.post(call, as_bytes(buffer), dst)
@@ -187,7 +196,7 @@ class ShmCommunicator(MessagingCommunicator):
         return self.mailbox.lend(peer)
 
     def resume(self, call: Call, status: int) -> None:
-        calls = self._members(call).calls
+        calls = self._met(call).calls
         self._attempt(calls, calls.resume, call, status)
 
     # The end.
@@ -209,7 +218,7 @@ class ShmCommunicator(MessagingCommunicator):
             if self.abort_reason is None:
                 self.abort_reason = reason
             meeting = self._meeting
-        self.neighbourhood.cancel(reason)
+        self._neighbourhood.cancel(reason)
         self._stop(reason)
         # The others may leave as soon as they know, which receives here would take for a loss.
         self._endpoint.unregister(self.membership.group, how)
@@ -248,20 +257,11 @@ class ShmCommunicator(MessagingCommunicator):
 
     # Meeting.
 
-    def meet(self, call: Call) -> None:
-        """Find all members and map the group's segment, as the first collective would.
-
-        Raises DistNetworkError when memory cannot be shared with all of them.
-        """
-        self._check_usable()
-        if self._meeting is None:
-            self._meet(call)
-
     def _check_usable(self) -> None:
         if self.abort_reason is not None or self._failure is not None:
             raise CommunicatorAbortedError(self.abort_reason or self._failure or "")
 
-    def _members(self, call: Call) -> _Meeting:
+    def _met(self, call: Call) -> _Meeting:
         return self._ready or self._get_ready(call)
 
     def _run(
@@ -277,7 +277,7 @@ class ShmCommunicator(MessagingCommunicator):
         ready = self._ready
         if ready is None or self.abort_reason is not None or self._failure is not None:
             self._check_usable()
-            ready = self._members(call)
+            ready = self._met(call)
         self._attempt(ready.calls, ready.calls.run, kind, root, call, inputs, outputs, op)
 
     def _attempt(self, calls: Calls, function: Callable[..., None], *arguments: Any) -> None:
@@ -298,16 +298,16 @@ class ShmCommunicator(MessagingCommunicator):
             try:
                 self._core.create_group(segment.mapping, self.size, block)
             except OSError as error:
-                raise no_memory(self.membership.describe(self.rank), nbytes, error) from error
+                raise self._no_memory(nbytes, error) from error
             self._owned[_GROUP] = segment
         return segment
 
     def _meet(self, call: Call) -> _Meeting:
         """Find all members and map the group's segment."""
-        neighbourhood = self.neighbourhood
+        neighbourhood, first = self._neighbourhood, self._members[0]
         neighbourhood.look_up_all(call)
-        for peer in range(self.size):
-            if peer != self.rank:
+        for peer in self._members:
+            if peer != self.membership.rank:
                 neighbourhood.watch(peer, call)
         if self.rank == 0:
             with self._lock:
@@ -315,10 +315,10 @@ class ShmCommunicator(MessagingCommunicator):
                 segment: Segment = self._own_segment()
         else:
             try:
-                segment = neighbourhood.fetch(0, _GROUP, call)
+                segment = neighbourhood.fetch(first, _GROUP, call)
             except PeerLostError as error:
-                raise self._cause(0, error) from error
-        calls = Calls(segment, self._sizes, self.membership, self._check)
+                raise self._cause(first, error) from error
+        calls = Calls(segment, self._sizes, self.membership, self._members, self._check)
         meeting = _Meeting(calls, Arena(self.rank, self.size, calls.native.lay_out))
         with self._lock:
             self.check_open()

@@ -34,9 +34,8 @@ INBOX = "inbox"
 
 
 class Messages(Mailbox):
-    """The mailbox of one member, with the rings that lead to it and from it.
-
-    ``shared``: another transport delivers messages of other members here.
+    """The mailbox of one member, with the rings that lead to its neighbours and from them. Another
+    transport may deliver messages of other members here.
     """
 
     def __init__(self, membership: Membership, neighbourhood: Neighbourhood, sizes: Sizes) -> None:
@@ -50,11 +49,12 @@ class Messages(Mailbox):
             self._core.create_inbox(self._memory, size, capacity)
         except OSError as error:
             raise no_memory(membership.describe(rank), nbytes, error) from error
-        self.shared = False
         self._neighbourhood = neighbourhood
         self._rank, self._size = rank, size
         self._rings = {
-            src: RingReader(self.inbox, (rank, size), src) for src in range(size) if src != rank
+            src: RingReader(self.inbox, (rank, size), src)
+            for src in neighbourhood.members
+            if src != rank
         }
         # Held by the carrier.
         self._carrying = threading.RLock()
@@ -170,7 +170,7 @@ class Messages(Mailbox):
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         """See ``Mailbox.recv``."""
-        if len(self._watched) < self._size - 1:
+        if len(self._watched) < len(self._rings):
             self._watch(call, src)
         if call.sync and src is not None:
             ring = self._rings.get(src)
@@ -294,17 +294,15 @@ class Messages(Mailbox):
     def _watch(self, call: Call, src: int | None) -> None:
         """See to it that this rank learns when a member goes from which it waits for a message."""
         for peer in self._rings if src is None else (src,):
-            if peer == self._rank or peer in self._watched:
+            if peer not in self._rings or peer in self._watched:
                 continue
             # A member that has not said where it is has not sent anything either.
-            if src is None and self._neighbourhood.find(peer) is None:
+            if src is None and not self._neighbourhood.is_known(peer):
                 continue
-            # Another transport that delivers here watches members that this one cannot reach.
-            if not self.shared or self._neighbourhood.is_near(peer, call):
-                self._neighbourhood.watch(peer, call)
-                with self._guard:
-                    if self._aborted is None and peer not in self._gone:
-                        self._receivers[peer] = self._rings[peer].end
+            self._neighbourhood.watch(peer, call)
+            with self._guard:
+                if self._aborted is None and peer not in self._gone:
+                    self._receivers[peer] = self._rings[peer].end
             self._watched.add(peer)
 
     def _stir(self) -> None:

@@ -157,7 +157,7 @@ class _Run:
 
         def run(communicator: Communicator, call: Call) -> Array:
             result = None
-            for number in range(part.prepare(ready(), gaps=communicator.takes_gaps(call))):
+            for number in range(part.prepare(ready(), gaps=communicator.takes_gaps)):
                 part.pack(number)
                 part.call(communicator, call)
                 result = part.unpack(number)

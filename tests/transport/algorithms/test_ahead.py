@@ -106,10 +106,10 @@ def test_what_arrives_is_bounded(n: int) -> None:
 
 
 def test_a_chain_passes_a_segment_on_when_it_has_come() -> None:
-    laps = 7
+    chunks = 7
 
     def body(m: Member) -> list[Any]:
-        buffer = np.full(laps * SEGMENT // 4, m.rank, np.float32)
+        buffer = np.full(chunks * SEGMENT // 4, m.rank, np.float32)
         m.comm.broadcast(m.call(Kind.BROADCAST, np.float32, root=1), buffer, 1)
         assert (buffer == 1).all()
         assert isinstance(m.comm, FarInprocCommunicator)
@@ -117,16 +117,16 @@ def test_a_chain_passes_a_segment_on_when_it_has_come() -> None:
 
     table = replace(TABLE, broadcast_tree=0)
     logs = run_group(transport(everywhere(0)), 4, body, table)
-    expected = [("expect", 1)] * laps + [("receive", 1), ("post", 3)] * laps
-    assert logs[1] == [("post", 2)] * laps
+    expected = [("expect", 1)] * chunks + [("receive", 1), ("post", 3)] * chunks
+    assert logs[1] == [("post", 2)] * chunks
     assert logs[2] == expected
 
 
 @pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize(("window", "laps_ahead"), [(0, 1), (2 * SEGMENT, 1), (6 * SEGMENT, 3)])
-def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, window: int, laps_ahead: int) -> None:
-    laps = 9
-    size = laps * n * SEGMENT // 4
+@pytest.mark.parametrize(("window", "chunks_ahead"), [(0, 1), (2 * SEGMENT, 1), (6 * SEGMENT, 3)])
+def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, window: int, chunks_ahead: int) -> None:
+    chunks = 9
+    size = chunks * n * SEGMENT // 4
 
     def body(m: Member) -> None:
         m.all_reduce(np.ones(size, np.float32), ReduceOp.SUM)
@@ -135,13 +135,17 @@ def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, window: int, laps_ahea
         peers = {peer for _, peer, _ in log}
         for peer in peers:
             events = [what for what, other, _ in log if other == peer]
-            assert Counter(events) == {"post": 2 * laps, "expect": 2 * laps, "receive": 2 * laps}
+            assert Counter(events) == {
+                "post": 2 * chunks,
+                "expect": 2 * chunks,
+                "receive": 2 * chunks,
+            }
             received = [i for i, what in enumerate(events) if what == "receive"]
-            for lap, at in enumerate(received[:laps]):
-                # The results of the laps before, and inputs so many laps ahead.
-                assert events[:at].count("post") == lap + min(lap + laps_ahead + 1, laps)
+            for chunk, at in enumerate(received[:chunks]):
+                # The results of the chunks before, and inputs so many chunks ahead.
+                assert events[:at].count("post") == chunk + min(chunk + chunks_ahead + 1, chunks)
                 # No result is waited for; two inputs may come.
-                assert events[:at].count("expect") == lap + 1 + min(lap + 2, laps)
+                assert events[:at].count("expect") == chunk + 1 + min(chunk + 2, chunks)
 
 
 @pytest.mark.parametrize("what", ["all_gather", "all_to_all"])

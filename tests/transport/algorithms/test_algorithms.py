@@ -22,7 +22,7 @@ from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._inproc import InprocCommunicator
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
-from transport._operands.operand import Arrival
+from transport._operands.order import Fold
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 
@@ -72,10 +72,10 @@ def test_all_reduce(n: int, dtype: np.dtype[Any], op: ReduceOp) -> None:
     few = replace(TABLE, pairwise_ranks=n)
     assert reduce(SMALL, few) == Count(whole_frames(n), whole_frames(n) * SMALL * 4)
     assert reduce(0, few) == Count(whole_frames(n), 0)
-    laps = ceil(LARGE * 4 / (n * TABLE.segment))
+    chunks = ceil(LARGE * 4 / (n * TABLE.segment))
     sent = LARGE * dtype.itemsize
     first = LARGE * 4 if op == ReduceOp.PREMUL_SUM else sent
-    frames = 2 * n * (n - 1) * laps
+    frames = 2 * n * (n - 1) * chunks
     if n > TABLE.pairwise_ranks and dtype == F32:
         frames = 2 * halving_frames(n)
     assert reduce(LARGE) == Count(frames, (n - 1) * (first + sent))
@@ -98,14 +98,14 @@ def test_broadcast_and_reduce(n: int, root: int) -> None:
 
         return counted(n, body, TABLE)
 
-    laps = ceil(LARGE * 4 / TABLE.segment)
+    chunks = ceil(LARGE * 4 / TABLE.segment)
     assert broadcast(SMALL) == Count(n - 1, (n - 1) * SMALL * 4)
-    assert broadcast(LARGE) == Count((n - 1) * (1 if n == 2 else laps), (n - 1) * LARGE * 4)
+    assert broadcast(LARGE) == Count((n - 1) * (1 if n == 2 else chunks), (n - 1) * LARGE * 4)
     for dtype in (F32, BF16):
         assert reduce(SMALL, dtype) == Count(n - 1, (n - 1) * SMALL * 4)
         found = reduce(LARGE, dtype)
         if n <= 4:
-            assert found == Count((n - 1) * laps, (n - 1) * LARGE * 4)
+            assert found == Count((n - 1) * chunks, (n - 1) * LARGE * 4)
             continue
         # A part on each member, and all of them but the root's own to the root.
         bounds = [part_bounds(LARGE, n, i) for i in range(n)]
@@ -273,9 +273,9 @@ def test_parts_cover_everything_evenly(count: int, parts: int) -> None:
 
 @given(nbytes=st.integers(0, 10**9), segment=st.integers(1, 10**6))
 def test_laps_are_enough_and_no_more(nbytes: int, segment: int) -> None:
-    laps = segments_of(nbytes, segment)
-    assert laps * segment >= nbytes
-    assert laps == 1 or (laps - 1) * segment < nbytes
+    chunks = segments_of(nbytes, segment)
+    assert chunks * segment >= nbytes
+    assert chunks == 1 or (chunks - 1) * segment < nbytes
 
 
 @given(
@@ -288,14 +288,16 @@ def test_laps_are_enough_and_no_more(nbytes: int, segment: int) -> None:
 def test_an_arriving_frame_is_reduced_once_whatever_its_pieces(
     size: int, arrivals: list[int], piece: int, dtype: Any
 ) -> None:
-    arriving, own = np.arange(size).astype(dtype), np.full(size, 2, dtype)
-    out = np.zeros(size, dtype)
-    arrival = Arrival(ReduceOp.SUM, arriving, own, out, piece)
+    own, out = np.full(size, 2, dtype), np.zeros(size, dtype)
+    adding = Fold(Scratch(), ReduceOp.SUM, ((True,),), own, out, piece)
+    arriving, on_piece = adding.expect(out.dtype)
+    arriving[:] = np.arange(size).astype(dtype)
     for received in sorted(min(a, arriving.nbytes) for a in arrivals):
-        arrival(received)
+        if on_piece is not None:
+            on_piece(received)
         done = received // out.itemsize
         assert not out[done:].any()
-    arrival.finish()
+    adding.add()
     assert np.array_equal(out, arriving + own)
 
 

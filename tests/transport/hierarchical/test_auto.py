@@ -8,34 +8,20 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pretended import pretended
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport import _auto as auto
-from transport._auto import AutoCommunicator
+from transport._auto import choose
 from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
+from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._errors import DistNetworkError
 from transport._hierarchical import HierarchicalCommunicator
 from transport._operands.reduce_op import ReduceOp
 from transport._place import Place
 from transport._shm import ShmCommunicator
-from transport._shm.sizes import DEFAULT_SIZES
-
-
-def on_hosts(placement: str) -> Transport:
-    """Members on imaginary hosts: rank i is on the host called ``placement[i]``."""
-
-    def make(membership: Membership, table: Thresholds) -> AutoCommunicator:
-        host = Place(placement[membership.rank])
-        return AutoCommunicator(membership, table, DEFAULT_SIZES, host)
-
-    return Transport(f"auto-{placement}", make, has_links=False)
-
-
-def chosen(member: Member) -> type:
-    return type(member.comm._chosen)  # type: ignore[attr-defined]
+from transport._tcp import TcpCommunicator
 
 
 def sums(member: Member) -> None:
@@ -46,25 +32,31 @@ def sums(member: Member) -> None:
 
 
 def test_the_registry_knows_it() -> None:
-    assert lookup("AUTO").load() is AutoCommunicator
+    assert lookup("AUTO").load() is choose
 
 
 def test_members_on_one_host_share_memory() -> None:
     def body(member: Member) -> None:
         sums(member)
-        assert chosen(member) is ShmCommunicator
-        assert member.comm._far is None  # type: ignore[attr-defined]
+        assert type(member.comm) is ShmCommunicator
 
-    run_group(on_hosts("aaa"), 3, body)
+    run_group(pretended("aaa"), 3, body)
 
 
-@pytest.mark.parametrize("placement", ["ab", "abab", "aab"])
-def test_members_on_several_hosts_use_both(placement: str) -> None:
+@pytest.mark.parametrize(
+    ("placement", "chosen"),
+    [
+        ("ab", TcpCommunicator),
+        ("abab", HierarchicalCommunicator),
+        ("aab", HierarchicalCommunicator),
+    ],
+)
+def test_members_on_several_hosts_use_both(placement: str, chosen: type) -> None:
     def body(member: Member) -> None:
         sums(member)
-        assert chosen(member) is HierarchicalCommunicator
+        assert type(member.comm) is chosen
 
-    run_group(on_hosts(placement), len(placement), body)
+    run_group(pretended(placement), len(placement), body)
 
 
 def test_symmetric_memory_is_there_whatever_is_chosen() -> None:
@@ -77,46 +69,39 @@ def test_symmetric_memory_is_there_whatever_is_chosen() -> None:
             member.all_reduce(array, ReduceOp.SUM)
             assert (array == 1).all()
 
-        run_group(on_hosts(placement), 2, body)
+        run_group(pretended(placement), 2, body)
 
 
 def test_ranks_that_cannot_share_memory_use_tcp_and_say_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(auto, "unsupported_reason", lambda: "there is no engine here")
-
     def body(member: Member) -> None:
         sums(member)
-        assert chosen(member) is HierarchicalCommunicator
-        assert member.comm._near is None  # type: ignore[attr-defined]
+        assert type(member.comm) is TcpCommunicator
         member.send(np.ones(3), (member.rank + 1) % 2)
         got = np.zeros(3)
         assert member.recv(got, None) == (member.rank + 1) % 2
         assert (got == 1).all()
 
-    run_group(on_hosts("aa"), 2, body)
+    run_group(pretended([Place("a", "there is no engine here")] * 2), 2, body)
     # Each rank says so once; these are threads of one process, with a runtime each.
     assert caplog.text.count("there is no engine here") == 2
 
 
-def test_where_no_descriptor_arrives_nobody_shares_memory(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    meet = ShmCommunicator.meet
-
-    def refuse(self: ShmCommunicator, call: object) -> None:
-        if self.rank == 1:
-            raise DistNetworkError("no descriptor came")
-        meet(self, call)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ShmCommunicator, "meet", refuse)
-
+@pytest.mark.parametrize("placement", ["aaa", "baa", "abc"])
+def test_everybody_can_talk_to_everybody_and_to_itself(placement: str) -> None:
     def body(member: Member) -> None:
-        sums(member)
-        assert chosen(member) is HierarchicalCommunicator
+        for peer in range(3):
+            member.send(np.full(5, member.rank), peer)
+        for peer in (*range(3), None):
+            if peer is None:
+                member.send(np.full(5, member.rank), member.rank)
+            got = np.zeros(5, np.int64)
+            src = member.recv(got, peer)
+            assert src == (member.rank if peer is None else peer)
+            assert (got == src).all()
 
-    run_group(on_hosts("aaa"), 3, body)
-    assert "no descriptor came" in caplog.text
+    run_group(pretended(placement), 3, body)
 
 
 @pytest.mark.parametrize("placement", ["aaa", "aab", "abc"])
@@ -136,7 +121,7 @@ def test_any_source_hears_those_near_and_those_far(placement: str) -> None:
                 last[src] += 2
                 assert (got == last[src]).all()
 
-    run_group(on_hosts(placement), 3, body)
+    run_group(pretended(placement), 3, body)
 
 
 def test_a_message_from_afar_wakes_who_waits_for_neighbours_too() -> None:
@@ -157,16 +142,16 @@ def test_a_message_from_afar_wakes_who_waits_for_neighbours_too() -> None:
             member.send(np.ones(1), 0)
 
     for placement in ("aab", "aba"):
-        run_group(on_hosts(placement), 3, body)
+        run_group(pretended(placement), 3, body)
 
 
 def test_two_members_can_talk_before_a_third_has_come() -> None:
     talked = threading.Event()
 
-    def make(membership: Membership, table: Thresholds) -> AutoCommunicator:
+    def make(membership: Membership, table: Thresholds) -> Communicator:
         if membership.rank == 2:
             assert talked.wait(LONG)
-        return AutoCommunicator(membership, table)
+        return choose(membership, table)
 
     def body(member: Member) -> None:
         if member.rank == 0:
@@ -175,6 +160,6 @@ def test_two_members_can_talk_before_a_third_has_come() -> None:
             assert member.recv(np.zeros(5), None) == 0
             talked.set()
         member.barrier()
-        assert chosen(member) is ShmCommunicator
+        assert type(member.comm) is ShmCommunicator
 
     run_group(Transport("auto", make, has_links=False), 3, body)

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from counting import Count, counting
 from growing import with_growing_deadlines
+from pretended import Across, pretended
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport._call import Call, CallHeader, Kind
+from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -31,13 +31,9 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._hierarchical import HierarchicalCommunicator
-from transport._hierarchical.levels import Levels
 from transport._inproc import InprocCommunicator
-from transport._links.communicator import LinkCommunicator
 from transport._operands.flat import part_bounds
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
-from transport._place import Place
-from transport._shm import ShmCommunicator
 
 SOON = LONG / 3
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
@@ -45,25 +41,15 @@ PLACEMENTS = ["aab", "aabb", "abab", "aaabc", "abcab", "aabbcc", "bacbab"]
 """By rank, the hosts: contiguous or not, equally full or not."""
 
 
-def pretended(
-    hosts: str,
-    across: Callable[[Membership, Thresholds], LinkCommunicator] = InprocCommunicator,
-    inside: Callable[[Membership], Communicator] = InprocCommunicator,
-) -> Transport:
-    """Return the transport of ranks on ``hosts``."""
-
-    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
-        host = Place(hosts[membership.rank])
-        return HierarchicalCommunicator(membership, table, host, across, inside)
-
-    return Transport(f"hosts {hosts}", make)
+def on_hosts(hosts: str, across: Across = InprocCommunicator) -> Transport:
+    return pretended(hosts, across)
 
 
 def crossing(hosts: str, body: Callable[[Member], Any], table: Thresholds) -> Count:
     """Run ``body`` on every rank; return what they sent from one host to another."""
     network, local = Count(), Count()
     across = counting(lambda rank, peer: local if hosts[rank] == hosts[peer] else network)
-    run_group(pretended(hosts, across), len(hosts), body, table)
+    run_group(on_hosts(hosts, across), len(hosts), body, table)
     assert local.bytes == 0  # shared memory is for that
     return network
 
@@ -229,7 +215,7 @@ def test_slices_cross_between_as_many_members_as_the_smallest_host_has() -> None
     for one_slice, expected in ((0, {0, 1, 3, 4}), (1 << 20, {0, 3})):
         senders.clear()
         table = replace(TABLE, one_slice=one_slice)
-        run_group(pretended(hosts, counting(count_of)), len(hosts), body, table)
+        run_group(on_hosts(hosts, counting(count_of)), len(hosts), body, table)
         assert senders == expected
 
 
@@ -251,7 +237,7 @@ def test_the_same_bits_everywhere_and_every_time(hosts: str, dtype: np.dtype[Any
         member.comm.reduce(call, values, ReduceOp.SUM, 1)
         return [total.tobytes(), part.tobytes(), values.tobytes()]
 
-    first, second = (run_group(pretended(hosts), n, body, TABLE) for _ in range(2))
+    first, second = (run_group(on_hosts(hosts), n, body, TABLE) for _ in range(2))
     assert first == second
     assert len({total for total, _, _ in first}) == 1
 
@@ -271,7 +257,7 @@ def test_narrow_floats_are_rounded_once() -> None:
 
     for one_slice in (0, 1 << 20):
         table = replace(TABLE, one_slice=one_slice)
-        for results in run_group(pretended("aabb"), 4, body, table):
+        for results in run_group(on_hosts("aabb"), 4, body, table):
             assert all((result == 260).all() for result in results)  # 259, rounded to even
 
 
@@ -289,11 +275,10 @@ def test_scratch_memory_is_bounded() -> None:
             member.comm.reduce_scatter(call, np.zeros(size // 3, dtype), parts, ReduceOp.SUM)
             call = member.call(Kind.ALL_GATHER, dtype)
             member.comm.all_gather(call, parts, np.ones(size // 3, dtype))
-        levels = member.comm._collectives._levels
-        assert isinstance(levels, Levels)
-        held.append(levels.scratch.nbytes)
+        assert isinstance(member.comm, HierarchicalCommunicator)
+        held.append(member.comm.scratch.nbytes)
 
-    run_group(pretended("aab"), 3, body, replace(TABLE, segment=4096))
+    run_group(on_hosts("aab"), 3, body, replace(TABLE, segment=4096))
     assert 0 < max(held) <= 5 * 2 * 16 * 4096  # five pieces, of a power of two each
 
 
@@ -308,7 +293,7 @@ def test_allocated_memory_is_reduced_like_any_other(hosts: str) -> None:
             member.all_reduce(memory, ReduceOp.SUM)
             assert (memory == sum(range(len(hosts))) + turn * len(hosts)).all()
 
-    run_group(pretended(hosts, inside=ShmCommunicator), len(hosts), body, TABLE)
+    run_group(on_hosts(hosts), len(hosts), body, TABLE)
 
 
 # ---------------------------------------------------------------- trouble
@@ -328,7 +313,7 @@ def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
                 member.comm.barrier(call)
             assert lost.value.peer == 3
 
-    run_group(pretended("abab"), 4, body, TABLE, global_ranks=ranks)
+    run_group(on_hosts("abab"), 4, body, TABLE, global_ranks=ranks)
 
 
 @pytest.mark.parametrize("peer", [1, 2], ids=["on another host", "on the same"])
@@ -366,7 +351,7 @@ def test_deadlines_and_waits_speak_of_the_whole_group(peer: int) -> None:
     def attempt(given: float) -> tuple[CommunicatorTimeoutError, set[int | None]] | None:
         nonlocal seconds
         seconds = given
-        run_group(pretended(hosts), 4, body, TABLE)
+        run_group(on_hosts(hosts), 4, body, TABLE)
         late, seen = found.pop()
         return (late, seen) if late.peer == peer and peer in seen else None
 
@@ -398,7 +383,7 @@ def test_members_of_one_host_that_disagree_learn_it(hosts: str) -> None:
         return False
 
     begin = time.monotonic()
-    told = run_group(pretended(hosts, inside=ShmCommunicator), len(hosts), body, TABLE)
+    told = run_group(on_hosts(hosts), len(hosts), body, TABLE)
     assert any(told)
     assert time.monotonic() - begin < SOON
 
@@ -436,17 +421,17 @@ def test_one_failure_ends_the_call_on_all_levels(hosts: str, victim: int, in_ord
             member.barrier()
         return time.monotonic() - begin
 
-    assert max(run_group(pretended(hosts), n, body, TABLE)) < SOON
+    assert max(run_group(on_hosts(hosts), n, body, TABLE)) < SOON
 
 
 def test_a_member_that_never_comes_is_named() -> None:
     """Before anybody knows who is on which host."""
     gate, there = threading.Barrier(2, timeout=LONG), threading.Event()
 
-    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+    def make(membership: Membership, table: Thresholds) -> Communicator:
         if membership.rank == 1:
             gate.wait()
-        made = pretended("aab").make(membership, table)
+        made = on_hosts("aab").make(membership, table)
         if membership.rank == 2:
             there.set()
         return made
@@ -467,10 +452,10 @@ def test_a_member_that_never_comes_is_named() -> None:
 def test_an_abort_ends_the_wait_for_members_that_have_not_come() -> None:
     gate = threading.Barrier(2, timeout=LONG)
 
-    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+    def make(membership: Membership, table: Thresholds) -> Communicator:
         if membership.rank == 1:
             gate.wait()
-        return pretended("ab").make(membership, table)
+        return on_hosts("ab").make(membership, table)
 
     def body(member: Member) -> None:
         if member.rank == 1:
@@ -485,34 +470,3 @@ def test_an_abort_ends_the_wait_for_members_that_have_not_come() -> None:
         gate.wait()
 
     run_group(Transport("late", make), 2, body, TABLE)
-
-
-def test_a_group_is_made_again_after_all_have_closed_it() -> None:
-    transport = pretended("aba")
-
-    def body(member: Member) -> None:
-        for _ in range(2):
-            total = np.ones(LARGE, F32)
-            member.all_reduce(total, ReduceOp.SUM)
-            assert (total == 3).all()
-            gate.wait()
-            member.comm.close()
-            gate.wait()
-            member.comm = transport.make(member.comm.membership, TABLE)
-        member.comm.close()
-
-    gate = threading.Barrier(3, timeout=LONG)
-    run_group(transport, 3, body, TABLE)
-
-
-def test_a_call_that_waits_inside_is_the_same_call() -> None:
-    """``PartCall`` translates whom it waits for, both ways, and shares everything else."""
-    from transport._hierarchical.inside import PartCall
-
-    whole = Call(CallHeader(3, 4, 1, Kind.BROADCAST, 11, 0), Deadline.after(LONG))
-    part = PartCall(whole, (2, 5, 6))
-    assert (part.header, part.packed, part.deadline) == (whole.header, whole.packed, whole.deadline)
-    for there, here in ((0, 2), (2, 6), (None, None)):
-        part.waiting_for = there
-        assert whole.waiting_for == here
-        assert part.waiting_for == there

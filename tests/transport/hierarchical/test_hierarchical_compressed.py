@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from counting import Count, counting
+from pretended import pretended
 from rank_threads import Member, Transport, run_group
 
 from transport._call import Kind
 from transport._choosing.choice import Thresholds
-from transport._hierarchical import HierarchicalCommunicator
-from transport._inproc import InprocCommunicator
 from transport._operands.compression import Compression
 from transport._operands.reduce_op import ReduceOp, error_feedback
 from transport._place import Place
 
 SIZE = 1 << 17
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
-TABLE = Thresholds(segment=16 << 10)  # so that 16-bit floats are widened in several laps
+TABLE = Thresholds(segment=16 << 10)  # so that 16-bit floats are widened in several chunks
 
 
 def on_hosts(hosts: str, network: Count) -> Transport:
@@ -32,15 +30,8 @@ def on_hosts(hosts: str, network: Count) -> Transport:
             return local if hosts[rank] == hosts[peer] else network
         return local if hosts[rank].islower() == hosts[peer].islower() else network
 
-    across = counting(count_of)
-
-    def make(membership: Any, table: Thresholds) -> HierarchicalCommunicator:
-        membership = replace(membership, compression=Compression("int8"))
-        own = hosts[membership.rank]
-        host = Place(own, site="" if own.islower() else "far")
-        return HierarchicalCommunicator(membership, table, host, across, InprocCommunicator)
-
-    return Transport(f"hosts {hosts}", make)
+    places = [Place(host, site="" if host.islower() else "far") for host in hosts]
+    return pretended(places, counting(count_of), Compression("int8"))
 
 
 def values(seed: int, dtype: Any = F32) -> Any:

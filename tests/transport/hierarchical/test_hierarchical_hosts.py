@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport._errors import (
-    DistNetworkError,
-)
+from transport._errors import DistNetworkError
 from transport._hierarchical.hosts import Placement
 from transport._place import Place, this_place
 
@@ -29,27 +27,7 @@ def test_placement_has_every_member_once(places: list[tuple[str, bool]]) -> None
     for ranks, memory in zip(placement.hosts, placement.memory, strict=True):
         share = not any(members[rank].obstacle for rank in ranks)
         assert memory == (share and len(ranks) > 1)
-    assert Placement.decode(placement.encode(), len(members)) == placement
     assert [Place.decode(host.encode()) for host in members] == members
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"hosts": [[0, 1, 2]], "memory": [true]}',
-        b'{"hosts": [[0, 1]], "memory": [true], "sites": [""]}',
-        b'{"hosts": [[0, 1, 1]], "memory": [true], "sites": [""]}',
-        b'{"hosts": [[0, 1, 2]], "memory": [], "sites": [""]}',
-        b'{"hosts": [[0, 1, 2]], "memory": [true], "sites": []}',
-        b'{"hosts": 3, "memory": [true], "sites": [""]}',
-    ],
-)
-def test_a_placement_that_is_none_is_refused(data: bytes) -> None:
-    with pytest.raises(DistNetworkError, match="expected the hosts"):
-        Placement.decode(data, 3)
 
 
 def test_a_place_that_is_none_is_refused() -> None:

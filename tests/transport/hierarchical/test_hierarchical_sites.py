@@ -13,18 +13,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from counting import Count, counting
+from pretended import Across, pretended
 from rank_threads import TINY, Member, Transport, run_group
 
 from transport._call import Kind
 from transport._choosing.choice import Thresholds
-from transport._communicators.runtime import Membership
 from transport._errors import PeerLostError
-from transport._hierarchical import HierarchicalCommunicator
 from transport._hierarchical.hosts import Placement
 from transport._inproc import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place, this_place
-from transport._shm import ShmCommunicator
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 LARGE = 1003
@@ -34,14 +32,8 @@ PLACEMENTS = ["abcd", "aabbccdd", "cabdabdc", "abce", "aabcced"]
 """By rank, the hosts; a and b are one site, c and d another one, e is a third."""
 
 
-def placed(hosts: str, across: Any = InprocCommunicator, inside: Any = None) -> Transport:
-    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
-        host = hosts[membership.rank]
-        place = Place(host, site=SITES[host])
-        made = inside or InprocCommunicator
-        return HierarchicalCommunicator(membership, table, place, across, made)
-
-    return Transport(f"sites {hosts}", make)
+def placed(hosts: str, across: Across = InprocCommunicator) -> Transport:
+    return pretended([Place(host, site=SITES[host]) for host in hosts], across)
 
 
 def counted(
@@ -164,24 +156,6 @@ def test_small_calls_cross_between_two_sites_so_often(hosts: str, collective: st
     }[collective]
 
 
-@pytest.mark.parametrize(("laps", "frames"), [(1, 1), (15, 15), (16, 8), (64, 16), (70, 18)])
-def test_a_long_broadcast_crosses_in_longer_laps(laps: int, frames: int) -> None:
-    """Four segments of a slice at most, and eight laps or more."""
-    hosts, slices = "aacc", 2
-    count = laps * slices * TABLE.segment // 4
-
-    def broadcast(size: int) -> Callable[[Member], None]:
-        def body(member: Member) -> None:
-            buffer = np.full(size, member.rank, F32)
-            member.comm.broadcast(member.call(Kind.BROADCAST, F32, size, root=1), buffer, 1)
-            assert (buffer == 1).all()
-
-        return body
-
-    far, near = counted(hosts, broadcast(count))
-    assert (far.frames, far.bytes, near.bytes) == (slices * frames, 4 * count, 0)
-
-
 def test_a_broadcast_crosses_while_it_goes_round_at_home() -> None:
     """A segment of each slice at a time: the root has sent some of them across before it has given
     the last ones to its own site.
@@ -205,8 +179,8 @@ def test_a_broadcast_crosses_while_it_goes_round_at_home() -> None:
         assert (values == np.arange(LARGE)).all()
 
     run_group(placed("abcd", counting(count_of)), 4, broadcast, TABLE)
-    laps = -(-4 * LARGE // (2 * TABLE.segment))
-    assert order == [False, True] * laps
+    chunks = -(-4 * LARGE // (2 * TABLE.segment))
+    assert order == [False, True] * chunks
 
 
 @pytest.mark.parametrize("hosts", PLACEMENTS)
@@ -246,7 +220,7 @@ def test_allocated_memory_is_reduced_like_any_other(hosts: str) -> None:
         member.all_reduce(memory, ReduceOp.SUM)
         assert (memory == sum(range(len(hosts)))).all()
 
-    run_group(placed(hosts, inside=ShmCommunicator), len(hosts), body, TABLE)
+    run_group(placed(hosts), len(hosts), body, TABLE)
 
 
 def test_errors_inside_a_host_speak_of_the_whole_group() -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from clocked_links import KINDS, Clocked, Clocks, delays_of
-from rank_threads import Member, Transport, run_group
+from pretended import pretended
+from rank_threads import Member, run_group
 
 from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
-from transport._hierarchical import HierarchicalCommunicator
-from transport._inproc import InprocCommunicator
 from transport._place import Place
 
 LARGE = Thresholds(
@@ -31,19 +30,15 @@ def crossings(kind: Kind, count: int, hosts: str, table: Thresholds, *, named: b
 
     clocks = Clocks(weigh)
 
-    def make(membership: Any, table: Thresholds) -> HierarchicalCommunicator:
-        site = hosts[membership.rank] if named else ""
-        place = Place(f"host {membership.rank}", site=site)
+    def across(membership: Any, table: Any) -> Clocked:
+        return Clocked(membership, table, clocks)
 
-        def across(membership: Any, table: Any) -> Clocked:
-            return Clocked(membership, table, clocks)
-
-        return HierarchicalCommunicator(membership, table, place, across, InprocCommunicator)
+    places = [Place(f"host {rank}", site=site if named else "") for rank, site in enumerate(hosts)]
 
     def body(m: Member) -> int:
         return delays_of(m, kind, count, clocks)
 
-    return max(run_group(Transport("clocked", make), len(hosts), body, table))
+    return max(run_group(pretended(places, across), len(hosts), body, table))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,16 +6,17 @@ import math
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
+from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._deadline import Deadline
-from transport._hierarchical import HierarchicalCommunicator
 from transport._inproc import InprocCommunicator
 from transport._net.sockets import recv_exact, send_all
 from transport._operands.reduce_op import ReduceOp
@@ -27,13 +28,8 @@ PIECE, LATE = 0.02, 0.4
 
 
 def _two_hosts(membership: Membership, table: Thresholds) -> Communicator:
-    return HierarchicalCommunicator(
-        membership,
-        table,
-        Place(f"host {membership.rank}"),
-        InprocCommunicator,
-        TcpCommunicator,
-    )
+    places = tuple(Place(f"host {rank}") for rank in range(membership.size))
+    return choose(replace(membership, places=places), table)
 
 
 def _shm(membership: Membership, _table: Thresholds) -> Communicator:

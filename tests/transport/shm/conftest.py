@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from transport._shm import unsupported_reason
+from transport._place import unsupported_reason
 
 collect_ignore_glob = [] if unsupported_reason() is None else ["test_*.py"]

@@ -27,6 +27,7 @@ from transport._errors import (
 )
 from transport._net.auth import authenticate
 from transport._operands.reduce_op import ReduceOp, premul_sum
+from transport._place import Place
 from transport._shm import ShmCommunicator
 from transport._shm.meeting.endpoint import Endpoint
 from transport._shm.sizes import Sizes
@@ -197,14 +198,14 @@ def test_groups_of_one_process_are_apart() -> None:
     store.close()
 
 
-def _pair(secrets: tuple[bytes | None, bytes | None], namespaces: tuple[Any, Any]) -> list[Any]:
-    """What happens to two members, each with its own secret and namespace, in a barrier."""
+def _pair(secrets: tuple[bytes, bytes]) -> list[Any]:
+    """What happens to two members, each with its own secret, in a barrier."""
     store, group = HashStore(), uuid.uuid4().hex
 
     def member(rank: int) -> Any:
         runtime = Runtime(secrets[rank])
         membership = Membership(group, rank, (0, 1), store.clone(), runtime)
-        comm = ShmCommunicator(membership, SMALL, namespaces[rank])
+        comm = ShmCommunicator(membership, SMALL)
         call = Call(CallHeader(1, 0, -1, Kind.BARRIER, 0, 0), Deadline.after(LONG))
         try:
             comm.barrier(call)
@@ -222,13 +223,19 @@ def _pair(secrets: tuple[bytes | None, bytes | None], namespaces: tuple[Any, Any
 
 
 def test_a_member_with_another_secret_gets_no_memory() -> None:
-    results = _pair((b"right", b"wrong"), (None, None))
+    results = _pair((b"right", b"wrong"))
     assert isinstance(results[1], AuthenticationError | PeerLostError)
     assert results[0] is not None
 
 
-def test_a_member_on_another_host_is_refused_with_a_hint() -> None:
-    for result in _pair((b"s", b"s"), ("here", "there")):
+def test_a_member_on_another_host_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = iter(("here", "there"))
+
+    def place(address: bytes) -> Place:
+        return Place(next(machines), address=address.hex())
+
+    monkeypatch.setattr("transport._shm.meeting.directory.this_place", place)
+    for result in _pair((b"s", b"s")):
         assert isinstance(result, DistNetworkError)
         assert "cannot share memory" in str(result)
         assert "'tcp' or 'auto'" in str(result)

@@ -17,7 +17,7 @@ from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
 from transport._shm.sizes import Sizes
 
-# Shares of 8 to 64 elements of 8 bytes, so that some calls take many laps.
+# Shares of 8 to 64 elements of 8 bytes, so that some calls take many chunks.
 SIZES = Sizes(block=512, direct=64, ring=1 << 10)
 DTYPES = np.uint8, np.float16, np.float64
 
@@ -67,7 +67,7 @@ def test_many_shapes_in_any_order_many_times(size: int) -> None:
         same = random.Random(size)  # all members make the same calls
         shapes: list[tuple[int, Any, list[list[int]]]] = []
         for kind in range(70):
-            # Equal sizes, sizes of which some take one lap and others many, and large ones.
+            # Equal sizes, sizes of which some take one chunk and others many, and large ones.
             most = same.choice((9, 150, 1500))
             count = same.randrange(most)
             counts = [[count] * size for _ in range(size)]

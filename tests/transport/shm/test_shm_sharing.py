@@ -1,4 +1,4 @@
-"""Large all_reduces over shared memory: every element, wherever laps and shares begin and end."""
+"""Large all_reduces over shared memory: every element, wherever chunks and shares begin and end."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,12 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
 import transport._tcp.meeting.dial as dialling
-from transport._auto import AutoCommunicator
 from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._errors import AuthenticationError
 from transport._operands.reduce_op import ReduceOp
-from transport._place import Place
 from transport._store import PrefixStore, Store
 from transport._store.commands import Fields, Op
 from transport._tcp import TcpCommunicator
@@ -71,8 +70,7 @@ def counting(
     def counted(membership: Membership, table: Thresholds) -> Communicator:
         own = asked[membership.rank] = []
         store = CountingStore("counted", membership.store, own)
-        given = (membership.group, membership.rank, membership.ranks, store, membership.runtime)
-        return make(Membership(*given), table)
+        return make(replace(membership, store=store), table)
 
     return Transport("counted", counted)
 
@@ -95,21 +93,6 @@ def test_the_store_is_asked_once_for_all_addresses() -> None:
 
     run_group(counting(TcpCommunicator, asked), HOSTS, body)
     assert asked == {rank: [Op.MULTI_GET] if rank else [] for rank in range(HOSTS)}
-
-
-def test_between_hosts_it_is_asked_for_their_places_as_well() -> None:
-    asked: dict[int, list[Op]] = {}
-    here = threading.Barrier(HOSTS)
-
-    def make(membership: Membership, table: Thresholds) -> Communicator:
-        return AutoCommunicator(membership, table, host=Place(f"host {membership.rank}"))
-
-    def body(member: Member) -> None:
-        here.wait(LONG)
-        member.all_reduce(np.ones(2), ReduceOp.SUM)
-
-    run_group(counting(make, asked), HOSTS, body)
-    assert asked == {rank: [Op.MULTI_GET] * (2 if rank else 1) for rank in range(HOSTS)}
 
 
 def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

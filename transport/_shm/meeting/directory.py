@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transport._call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._errors import CommunicatorTimeoutError, DistNetworkError
-from transport._place import Place
+from transport._place import Place, this_place
 from transport._shm.meeting.endpoint import Endpoint
 from transport._shm.segment import Segment, adopt
 
 
-class Directory(PeerKeys):
-    """Says where this rank is, and finds out where others are. Several threads."""
+class Neighbourhood(PeerKeys):
+    """The ``members`` that share memory with this rank, which reaches their endpoints by way of its
+    own. Several threads.
+    """
 
-    def __init__(self, membership: Membership, place: Place) -> None:
+    def __init__(self, membership: Membership, members: Sequence[int], endpoint: Endpoint) -> None:
         super().__init__(membership)
-        self.place: Place = place
-        self._places: dict[int, Place] = {membership.rank: self.place}
+        self.members: Sequence[int] = members
+        self._endpoint = endpoint
+        self._place = this_place(endpoint.address)
+        self._places: dict[int, Place] = {membership.rank: self._place}
 
     def publish(self) -> None:
         """Tell the other members where this rank is."""
-        self._store.post(_place_key(self._membership.rank), self.place.encode())
+        self._store.post(_place_key(self._membership.rank), self._place.encode())
 
     def look_up(self, peer: int, call: Call) -> Place:
         """Return where ``peer`` is, waiting until it has said so."""
@@ -31,34 +37,15 @@ class Directory(PeerKeys):
             self._places[peer] = place
         return place
 
-    def look_up_all(self, call: Call) -> list[Place]:
-        """Return where all members are, waiting until they have said so: one question for all."""
-        members = range(self._membership.size)
-        peers = [peer for peer in members if peer not in self._places]
+    def look_up_all(self, call: Call) -> None:
+        """Wait until all ``members`` have said where they are: one question for all."""
+        peers = [peer for peer in self.members if peer not in self._places]
         for peer, data in self.read_all(_place_key, peers, call).items():
             self._places[peer] = Place.decode(data)
-        return [self._places[member] for member in members]
 
-    def find(self, peer: int) -> Place | None:
-        """Return where ``peer`` is, None if it has not said so yet."""
-        if peer not in self._places:
-            key = _place_key(peer)
-            if not self._store.check([key]):
-                return None
-            self._places[peer] = Place.decode(self._store.get(key))
-        return self._places[peer]
-
-    def is_near(self, peer: int, call: Call) -> bool:
-        """Whether memory can be shared with ``peer``, as far as can be told; see ``look_up``."""
-        return peer == self._membership.rank or self.place.may_share_with(self.look_up(peer, call))
-
-
-class Neighbourhood(Directory):
-    """Reaches the endpoints of the members that share memory with this rank, by way of its own."""
-
-    def __init__(self, membership: Membership, place: Place, endpoint: Endpoint) -> None:
-        super().__init__(membership, place)
-        self._endpoint = endpoint
+    def is_known(self, peer: int) -> bool:
+        """Whether ``peer`` has said where it is."""
+        return peer in self._places or self._store.check([_place_key(peer)])
 
     def watch(self, peer: int, call: Call) -> None:
         """Have the endpoint tell when ``peer`` is gone, now or later.
@@ -101,7 +88,7 @@ class Neighbourhood(Directory):
         self._endpoint.kick(self._membership.group, peer)
 
     def _address(self, peer: int, call: Call) -> bytes:
-        place, mine = self.look_up(peer, call), self.place
+        place, mine = self.look_up(peer, call), self._place
         if not mine.may_share_with(place):
             name = self._membership.describe(peer)
             why = mine.obstacle or place.obstacle or "it runs on another host"
