@@ -115,7 +115,7 @@ def test_a_setting_for_this_module_alone():
         outer = nn.Linear(4, 4, rng=np.random.default_rng(1))
         model = fully_shard(nn.Sequential(inner, outer), mesh)
         model.set_requires_gradient_sync(False, recurse=False)
-        model.backward(model(np.ones((2, 4))))
+        model.backward(model(np.ones((2, 4), np.float32)))
         return inner.weight.grad is None, outer.weight.grad is None
 
     assert on_mesh(program, 2) == [(False, True)] * 2
