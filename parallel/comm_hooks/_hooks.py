@@ -96,6 +96,7 @@ class PostLocalSGDState:
         subgroup: the replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
             ranks of one host.
         start_localSGD_iter: how many steps average over all replicas.
+        post_local_gradient_allreduce: whether the subgroup averages after that, or nobody does.
 
     Raises ValueError for a negative ``start_localSGD_iter``, TypeError for arguments of another
     type.
@@ -106,10 +107,12 @@ class PostLocalSGDState:
         process_group: Ranks | None,
         subgroup: Ranks | None,
         start_localSGD_iter: int,
+        post_local_gradient_allreduce: bool = True,
     ) -> None:
         self.start_localSGD_iter: int = to_count(start_localSGD_iter, "start_localSGD_iter", 0)
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
         self.subgroup: ProcessGroup = resolve(subgroup, "subgroup")
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iteration = 0
 
 
@@ -124,7 +127,7 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[A
         state.iteration += 1
     if warming_up:
         return allreduce_hook(state.process_group, bucket)
-    if state.subgroup.size() == 1:
+    if not state.post_local_gradient_allreduce or state.subgroup.size() == 1:
         return noop_hook(None, bucket)
     bucket.set_group(state.subgroup)
     return allreduce_hook(state.subgroup, bucket)

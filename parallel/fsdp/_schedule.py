@@ -316,19 +316,19 @@ class FSDPModule(Module):
             if not group.holders:
                 group.reshard()
 
-    def set_reshard_after_forward(self, reshard: bool) -> None:
+    def set_reshard_after_forward(self, reshard: bool, recurse: bool = True) -> None:
         """Say whether whole parameters are given up after forward, and gathered for backward."""
-        for group in self._own_groups():
+        for group in self._own_groups(recurse):
             group.reshard_after_forward = bool(reshard)
             group.forward_group = None
 
-    def set_reshard_after_backward(self, reshard: bool) -> None:
+    def set_reshard_after_backward(self, reshard: bool, recurse: bool = True) -> None:
         """Say whether whole parameters are given up after backward.
 
         Without, the next microbatch need not gather them. It must be on again for the last one
         before the optimizer steps.
         """
-        for group in self._own_groups():
+        for group in self._own_groups(recurse):
             group.reshard_after_backward = bool(reshard)
 
     def set_modules_to_forward_prefetch(self, modules: Iterable[FSDPModule]) -> None:
@@ -349,18 +349,20 @@ class FSDPModule(Module):
 
     # ------------------------------------------------------------------ gradients
 
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
         """Say whether ``backward`` reduces gradients, or keeps them, whole, for a later one."""
-        for group in self._own_groups():
+        for group in self._own_groups(recurse):
             group.sync = bool(requires_gradient_sync)
 
-    def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Say whether gradients are averaged over the replicas, too, or only over the shards.
 
         Without, each rank keeps its parts' gradients, for a later backward that does. It means
         something on a mesh of two dims only.
         """
-        for group in self._own_groups():
+        for group in self._own_groups(recurse):
             group.all_reduce = bool(requires_all_reduce)
 
     @contextmanager
@@ -426,9 +428,9 @@ class FSDPModule(Module):
         """Return the states of this module and of all fully sharded ones below it, each once."""
         return [module._fsdp for module in self.modules() if isinstance(module, FSDPModule)]
 
-    def _own_groups(self) -> list[ParameterGroup]:
-        """Return the groups of parameters that those modules were given."""
-        return [state.own for state in self.sharded_states()]
+    def _own_groups(self, recurse: bool = True) -> list[ParameterGroup]:
+        """Return the groups of parameters that those modules, or this one alone, were given."""
+        return [state.own for state in (self.sharded_states() if recurse else [self._fsdp])]
 
 
 def _states(modules: Iterable[FSDPModule]) -> list[ModuleState]:

@@ -72,9 +72,12 @@ class RemoteModule:
         """Return a reference to the module."""
         return self._module
 
-    def remote_parameters(self) -> list[rpc.RRef[Any]]:
-        """Return references to the module's parameters, for ``DistributedOptimizer``."""
-        return rpc.rpc_sync(self._module.owner(), _parameters, (self._module,))
+    def remote_parameters(self, recurse: bool = True) -> list[rpc.RRef[Any]]:
+        """Return references to the module's parameters, for ``DistributedOptimizer``.
+
+        ``recurse``: those of modules in it, too.
+        """
+        return rpc.rpc_sync(self._module.owner(), _parameters, (self._module, recurse))
 
     def train(self, mode: bool = True) -> RemoteModule:
         """Set training mode (or evaluation mode) there; return self."""
@@ -104,8 +107,13 @@ def _forward(rref: rpc.RRef[Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     return module.forward(*args, **kwargs)
 
 
-def _parameters(rref: rpc.RRef[Any]) -> list[rpc.RRef[Any]]:
-    return [rpc.RRef(parameter) for parameter in rref.local_value().parameters()]
+def _parameters(rref: rpc.RRef[Any], recurse: bool) -> list[rpc.RRef[Any]]:
+    module = rref.local_value()
+    if recurse or not isinstance(module, Module):
+        return [rpc.RRef(parameter) for parameter in module.parameters()]
+    own = [path for path, _ in module.named_parameters() if "." not in path]
+    found = dict(module.named_parameters())
+    return [rpc.RRef(found[path]) for path in own]
 
 
 class DistributedOptimizer:

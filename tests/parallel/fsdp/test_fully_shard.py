@@ -109,6 +109,18 @@ def test_accumulation(how, names):
         assert_equal(got, expected_gradients(3))
 
 
+def test_a_setting_for_this_module_alone():
+    def program(mesh):
+        inner = fully_shard(nn.Linear(4, 4, rng=np.random.default_rng(0)), mesh)
+        outer = nn.Linear(4, 4, rng=np.random.default_rng(1))
+        model = fully_shard(nn.Sequential(inner, outer), mesh)
+        model.set_requires_gradient_sync(False, recurse=False)
+        model.backward(model(np.ones((2, 4), np.float32)))
+        return inner.weight.grad is None, outer.weight.grad is None
+
+    assert on_mesh(program, 2) == [(False, True)] * 2
+
+
 def test_zero_grad_forgets_gradients_that_were_not_reduced():
     def program(mesh):
         model = shard(make_mlp(), mesh)
