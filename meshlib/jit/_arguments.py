@@ -44,6 +44,7 @@ def calls_group(group: Group) -> ProcessGroup:
 
 
 def prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
+    """Return ``x`` as an array of JAX, and the group that carries its call."""
     x = jnp.asarray(x)
     if not isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"x has dtype {x.dtype}, which cannot be communicated")
@@ -60,6 +61,7 @@ def multiplied(x: jax.Array, op: Any) -> tuple[jax.Array, ReduceOp]:
 
 
 def check_axis(axis: int, ndim: int, name: str) -> int:
+    """Return ``axis`` counted from 0; raise ValueError about ``name`` if it is not there."""
     if not -ndim <= axis < ndim:
         raise ValueError(f"{name} is {axis}; expected {-ndim} to {ndim - 1}")
     return axis % ndim
@@ -103,6 +105,7 @@ def split_rows(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
 
 
 def is_tree(x: Any) -> bool:
+    """Whether ``x`` is a pytree other than a single leaf."""
     leaves, structure = jax.tree_util.tree_flatten(x)
     return bool(leaves) and not jax.tree_util.treedef_is_leaf(structure)
 

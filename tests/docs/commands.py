@@ -46,7 +46,9 @@ def check(line: str) -> None:
     words = words_of(line)
     command, rest = Path(words[0]).name, words[1:]
     if command in {"meshrun", "meshlib"}:
-        if command == "meshlib" and rest[0] != "run":
+        if command == "meshlib" and rest[0].startswith("-"):
+            assert rest[0] in _options_of(), rest[0]
+        elif command == "meshlib" and rest[0] != "run":
             assert rest[0] in COMMANDS, rest[0]
             # A command may have words of its own: meshlib checkpoint show.
             several = rest[0] in ("checkpoint", "explain")

@@ -158,7 +158,7 @@ def test_nodes_without_a_secret(ask, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(SystemExit):
         ask({**SLURM_NODE, "MESHLIB_SECRET": ""})
-    assert "run `meshlib secret` once" in capsys.readouterr().err
+    assert "Run `meshlib secret` once" in capsys.readouterr().err
 
 
 def test_signals_that_slurm_sends_to_ranks_too(ask):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from transport._call import Rest
 
@@ -152,7 +153,7 @@ def gathers() -> list[dist.Work[Any]]:
     """Two calls, of which the first has posted everything before it waits."""
     group = dist.group.WORLD
     assert group is not None
-    stream = group.call_queue.streams.collectives
+    stream = call_queue_of(group).streams.collectives
     assert stream.try_enter()
     works = [
         dist.all_gather_into_tensor(np.empty(2 * COUNT, np.float32), numbers(i), async_op=True)
@@ -167,7 +168,7 @@ def abort(group: dist.ProcessGroup) -> None:
 
 
 def lose_the_link(group: dist.ProcessGroup) -> None:
-    communicator: Any = group.communicator("cpu")
+    communicator: Any = call_queue_of(group).state.communicator("cpu")
     for link in communicator._links.values():
         link.abort("cut")
 

@@ -10,7 +10,7 @@ from meshlib.testing import run_ranks
 from transport._call import Kind
 from transport._shm import ShmCommunicator
 
-SMALL, LARGE = 1 << 15, 1 << 20  # elements of 8 bytes; of the latter there is no room for all
+SMALL, LARGE = 1 << 14, 1 << 20  # elements of 8 bytes; of the latter there is no room for all
 SECONDS = 60
 
 
