@@ -179,13 +179,16 @@ class Messages(Mailbox):
         return super().recv(call, buffer, src, tag)
 
     def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
-        """Wait a moment for the ring's next message, for the only receive that there is; return
-        whether that was it. If not, nothing has happened.
+        """Wait a moment for the ring's next message, for the only receive that there is, or go on
+        with one that compiled code has begun in this buffer; return whether that was it. If not,
+        nothing has happened.
         """
         src = ring.peer
         receive: Receive | None = None
+        end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
+        begun = come = end.has_begun(data)
         with self._lock:
-            if (
+            if not begun and (
                 self._receives
                 or (tag, src) in self._unclaimed
                 or src in self._lost
@@ -195,14 +198,11 @@ class Messages(Mailbox):
                 return False
         try:
             # Not before: another carrier may have begun a message until this moment.
-            come = False
-            if ring.between:
+            if begun or ring.between:
                 call.waiting_for = src
-                end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
                 before = end.position
-                come = end.left > 0  # compiled code has begun it, in this very buffer
                 try:
-                    if not come:
+                    if not begun:
                         end.meet(data, self._core.read_bell(self._memory), tag, code)
                 finally:
                     come = come or end.position != before
@@ -212,7 +212,8 @@ class Messages(Mailbox):
                         receive = Receive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
-            self._stop_carrying()
+            if not begun:
+                self._stop_carrying()
             if receive is not None:
                 self._await_rest(call, receive)
             if come:
