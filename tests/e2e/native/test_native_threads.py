@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_a_message_is_left_to_the_thread_for_which_it_was_begun(
             dist.send(OTHER, 1, tag=2, group=group)
             return
         got, threads = np.zeros_like(OTHER), []
-        program = jax.jit(lambda x: mj.recv(x, 0, tag=1))
+        program = jax.jit(partial(mj.recv, src=0, tag=1))
         for _ in range(2):
             program(LARGE).block_until_ready()
         mailbox = group.state.communicators["cpu"].mailbox
