@@ -1,7 +1,7 @@
 """Which lines of the C the tests reach: ``python tests/transport/native/covered.py``.
 
-Builds both modules with gcov's counters, runs the tests of shared memory and of compiled calls on it,
-and puts those that were there back. Functions that no machine of ours runs are in
+Builds both modules with gcov's counters, runs the tests of shared memory and of compiled calls on
+them, and puts those back that were there. Functions that no machine of ours runs are in
 ``uncovered.txt``, each with the reason. Ends with 1 if over 5 % of all other lines are not reached.
 """
 

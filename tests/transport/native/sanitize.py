@@ -151,13 +151,13 @@ def check_extension(folder: Path) -> None:
         subprocess.check_output(["gcc", f"-print-file-name=lib{name}.so"], text=True).strip()
         for name in ("asan", "ubsan")
     ]
-    os.environ |= dict(
-        LD_PRELOAD=":".join(libraries),
-        PYTHONMALLOC="malloc",
-        OPENBLAS_NUM_THREADS="1",
-        ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
-        UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
-    )
+    os.environ |= {
+        "LD_PRELOAD": ":".join(libraries),
+        "PYTHONMALLOC": "malloc",
+        "OPENBLAS_NUM_THREADS": "1",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    }
     built = [folder / path.name for path in BINARIES]
     hatch_build.FLAGS += [*MEMORY, "-g"]
     hatch_build.compile_core(ROOT, *built)  # which imports them
