@@ -61,6 +61,7 @@ class Messages(Mailbox):
         self._carriers: list[int] = []
         # Members that are gone, until all that they sent is taken.
         self._ending: dict[int, PeerLostError] = {}
+        self._ending_is_news = False
         self._gone: dict[int, PeerLostError] = {}
         self._watched: set[int] = set()
         self._writers: dict[int, RingWriter] = {}
@@ -272,6 +273,7 @@ class Messages(Mailbox):
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
+            self._ending_is_news = True
             self._senders[src] = self._receivers[src] = None
             ring = self._writers.get(src)
             if ring is not None:
@@ -345,9 +347,9 @@ class Messages(Mailbox):
             self._carriers.clear()
             self._carrying.release()
             self._wake_carriers()
-            if not self._ending or not self._try_carrying():
+            # Somebody may have come with news while this thread was busy.
+            if not self._ending_is_news or not self._try_carrying():
                 return
-            # Somebody came with news while this thread was busy.
             self._carry(self._core.LOOK)
 
     def _drop_carrying(self) -> None:
@@ -377,7 +379,7 @@ class Messages(Mailbox):
 
         ``mode``: how long to wait for a sender that is in the middle of one.
         """
-        moved = False
+        moved = self._ending_is_news = False
         for src, ring in self._rings.items():
             if ring.pull(self, mode):
                 moved = True
