@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from transport._shm.messages import Messages
 
@@ -19,7 +20,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 
 from meshlib import jit as mj  # noqa: E402
 from meshlib.jit import _direct as direct  # noqa: E402
-from meshlib.jit._functions import _calls_group as calls_group  # noqa: E402
+from meshlib.jit._arguments import calls_group  # noqa: E402
 
 LONG = 60.0
 LARGE = np.arange(1 << 18, dtype=np.float32)  # 1 MiB: more than a ring has room for
@@ -28,6 +29,10 @@ OTHER = LARGE[::-1].copy()
 pytestmark = pytest.mark.skipif(
     direct.handler is None, reason="there is no compiled core, or it was built without XLA's header"
 )
+
+
+def mailbox_of(group: Any) -> Any:
+    return call_queue_of(group).state.communicators["cpu"].mailbox  # type: ignore[attr-defined]
 
 
 def stop_in_the_middle(mailbox: Any, stopped: threading.Barrier) -> None:
@@ -69,7 +74,7 @@ def test_a_message_is_left_to_the_thread_for_which_it_was_begun(
             for _ in range(2):
                 dist.send(LARGE, 1, tag=1, group=group)
             stopped.wait()
-            stop_in_the_middle(group.state.communicators["cpu"].mailbox, stopped)
+            stop_in_the_middle(mailbox_of(group), stopped)
             dist.send(LARGE, 1, tag=1, group=group)
             dist.send(OTHER, 1, tag=2, group=group)
             return
@@ -77,7 +82,7 @@ def test_a_message_is_left_to_the_thread_for_which_it_was_begun(
         program = jax.jit(partial(mj.recv, src=0, tag=1))
         for _ in range(2):
             program(LARGE).block_until_ready()
-        mailbox = group.state.communicators["cpu"].mailbox
+        mailbox = mailbox_of(group)
         end = mailbox._rings[0].end
         mailbox.carry = lambda: None  # no other thread comes before its time
         until(lambda: mailbox.lend(0))

@@ -41,7 +41,7 @@ MEMORY = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-
 
 TESTS = [
     *("tests/transport/shm", "tests/transport/conformance", "tests/e2e/native"),
-    *("tests/meshlib/jit/test_jit_native.py", "tests/meshlib/recording"),
+    *("tests/meshlib/jit/test_jit_native.py", "tests/meshlib/recording/test_recorder.py"),
     *("-k", "shm or native or recording"),
 ]
 RACES = ["ORDER_OF_LOOK", "ORDER_OF_PUBLISH"]
