@@ -106,7 +106,7 @@ def test_pages_that_cannot_be_had_are_an_error_on_every_rank(meshrun, tmp_path, 
     """Where nobody asks for them before they are used, this is a SIGBUS."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = f'mount -t tmpfs -o size=1m small {folder} && exec "$0" "$@"'
+    mount = f'mount -t tmpfs -o size=128k small {folder} && exec "$0" "$@"'
     own = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount)
     if shutil.which(own[0]) is None or subprocess.run([*own, "true"], check=False).returncode:
         pytest.skip("no file system can be mounted here")

@@ -61,6 +61,7 @@ class Messages(Mailbox):
         self._carriers: list[int] = []
         # Members that are gone, until all that they sent is taken.
         self._ending: dict[int, PeerLostError] = {}
+        self._ending_is_news = False
         self._gone: dict[int, PeerLostError] = {}
         self._watched: set[int] = set()
         self._writers: dict[int, RingWriter] = {}
@@ -179,13 +180,16 @@ class Messages(Mailbox):
         return super().recv(call, buffer, src, tag)
 
     def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
-        """Wait a moment for the ring's next message, for the only receive that there is; return
-        whether that was it. If not, nothing has happened.
+        """Wait a moment for the ring's next message, for the only receive that there is, or go on
+        with one that compiled code has begun in this buffer; return whether that was it. If not,
+        nothing has happened.
         """
         src = ring.peer
         receive: Receive | None = None
+        end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
+        begun = come = end.has_begun(data)
         with self._lock:
-            if (
+            if not begun and (
                 self._receives
                 or (tag, src) in self._unclaimed
                 or src in self._lost
@@ -195,14 +199,11 @@ class Messages(Mailbox):
                 return False
         try:
             # Not before: another carrier may have begun a message until this moment.
-            come = False
-            if ring.between:
+            if begun or ring.between:
                 call.waiting_for = src
-                end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
                 before = end.position
-                come = end.left > 0  # compiled code has begun it, in this very buffer
                 try:
-                    if not come:
+                    if not begun:
                         end.meet(data, self._core.read_bell(self._memory), tag, code)
                 finally:
                     come = come or end.position != before
@@ -212,7 +213,8 @@ class Messages(Mailbox):
                         receive = Receive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
-            self._stop_carrying()
+            if not begun:
+                self._stop_carrying()
             if receive is not None:
                 self._await_rest(call, receive)
             if come:
@@ -271,6 +273,7 @@ class Messages(Mailbox):
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
+            self._ending_is_news = True
             self._senders[src] = self._receivers[src] = None
             ring = self._writers.get(src)
             if ring is not None:
@@ -344,9 +347,9 @@ class Messages(Mailbox):
             self._carriers.clear()
             self._carrying.release()
             self._wake_carriers()
-            if not self._ending or not self._try_carrying():
+            # Somebody may have come with news while this thread was busy.
+            if not self._ending_is_news or not self._try_carrying():
                 return
-            # Somebody came with news while this thread was busy.
             self._carry(self._core.LOOK)
 
     def _drop_carrying(self) -> None:
@@ -376,7 +379,7 @@ class Messages(Mailbox):
 
         ``mode``: how long to wait for a sender that is in the middle of one.
         """
-        moved = False
+        moved = self._ending_is_news = False
         for src, ring in self._rings.items():
             if ring.pull(self, mode):
                 moved = True

@@ -68,11 +68,12 @@ class RingReader:
     @property
     def between(self) -> bool:
         """Whether no message is under way, and the next one may be begun."""
-        return self._incoming is None and not (self.stalled or self._closed)
+        return self._incoming is None and not (self.stalled or self._closed or self.end.in_use)
 
     def adopt(self, incoming: Incoming) -> None:
         """Go on with a message that was begun without the mailbox."""
         self._incoming = incoming
+        self.end.take_back()
 
     def pull(self, mailbox: Mailbox, mode: int) -> bool:
         """Move what is there, of at most one message, and make room; return whether anything was

@@ -67,16 +67,11 @@ static RingObject *writer_for(const ProgramCall *call) {
     return end && end->lent && !transport->ring_is_broken(&end->ring) ? end : NULL;
 }
 
-/* The reader's end, until it is given back. */
+/* The reader's end, which a receive gives back. */
 static RingObject *borrow_reader(const ProgramCall *call) {
     RingObject *end = call->calls->pairs[call->peer].reader;
     int expected = LENT;
     return end && atomic_compare_exchange_strong(&end->lent, &expected, IN_USE) ? end : NULL;
-}
-
-static void give_back(RingObject *end, int lent) {
-    int expected = IN_USE;
-    atomic_compare_exchange_strong(&end->lent, &expected, lent);
 }
 
 static Entry *begin_message(const ProgramCall *call, Header *header) {
@@ -100,7 +95,6 @@ static Outcome receive(const ProgramCall *call, RingObject *end, const Memory *b
     Entry *entry = begin_message(call, header);
     Status status = transport->receive_lent(end, header, into.data, into.nbytes);
     entry->ended = monotonic();
-    give_back(end, status == DONE_ALL ? LENT : KEPT);
     if (status == DONE_ALL) return MADE;
     entry->number = 0;
     return BEGUN;

@@ -1,7 +1,7 @@
 """Which lines of the C the tests reach: ``python tests/transport/native/covered.py``.
 
-Builds the core with gcov's counters, runs the tests of shared memory and of compiled calls on it,
-and puts the core that was there back. Functions that no machine of ours runs are in
+Builds both modules with gcov's counters, runs the tests of shared memory and of compiled calls on
+them, and puts those back that were there. Functions that no machine of ours runs are in
 ``uncovered.txt``, each with the reason. Ends with 1 if over 5 % of all other lines are not reached.
 """
 
@@ -26,6 +26,7 @@ TESTS = [
     *("tests/transport/conformance", "tests/e2e/native", "tests/meshlib/collectives"),
     *(
         "tests/meshlib/recording",
+        "tests/meshlib/jit/test_jit_native.py",
         "tests/meshlib/test_records.py",
         "tests/e2e/test_out_of_memory.py",
     ),
@@ -35,16 +36,17 @@ Lines = dict[str, dict[int, int]]
 """How often each line of each source has run."""
 
 
-def build(folder: Path) -> Path:
-    """Compile the core, each source for itself: counters go by the names of objects."""
-    headers, native = sysconfig.get_path("include"), sanitize.NATIVE.relative_to(sanitize.ROOT)
-    sources = sorted(path.relative_to(sanitize.ROOT) for path in sanitize.NATIVE.rglob("*.c"))
-    flags = ["gcc", *sanitize.FLAGS, "-I", headers, "-I", str(native), *COUNTERS]
+def build(folder: Path, binary: Path) -> Path:
+    """Compile a module, each source for itself: counters go by the names of objects."""
+    sources = sorted(path.relative_to(sanitize.ROOT) for path in binary.parent.rglob("*.c"))
+    folders = [sysconfig.get_path("include"), *sanitize.hatch_build.xla_headers()]
+    includes = [word for path in folders for word in ("-I", path)]
+    flags = ["gcc", *sanitize.FLAGS, *includes, *COUNTERS]
     objects = [folder / str(source).replace("/", "-") for source in sources]
     for source, target in zip(sources, objects, strict=True):
         command = [*flags, "-c", str(source), "-o", f"{target}.o"]
         subprocess.run(command, cwd=sanitize.ROOT, check=True)
-    built = folder / sanitize.CORE
+    built = folder / binary.name
     linked = [f"{target}.o" for target in objects]
     subprocess.run(["gcc", "-shared", "--coverage", *linked, "-o", str(built)], check=True)
     return built
@@ -60,7 +62,7 @@ def count(folder: Path) -> Lines:
         for report in map(json.loads, said.splitlines()):
             for file in report["files"]:
                 name = file["file"].removeprefix(f"{sanitize.ROOT}/")
-                if name.startswith("transport/_native/"):
+                if name.startswith(("transport/_native/", "meshlib/_native/")):
                     for line in file["lines"]:
                         if f"{name} {line.get('function_name')}" not in excused:
                             found[name][line["line_number"]] += line["count"]
@@ -89,7 +91,7 @@ def report(lines: Lines) -> float:
 def main() -> int:
     with TemporaryDirectory(prefix="meshlib-coverage-") as scratch:
         folder = Path(scratch)
-        with sanitize.core_replaced(build(folder)):
+        with sanitize.replaced([build(folder, binary) for binary in sanitize.BINARIES]):
             command = [sys.executable, "-m", "pytest", "-q", *sys.argv[1:], *TESTS, "-k", "not tcp"]
             subprocess.run(command, cwd=sanitize.ROOT, env=os.environ, check=False, timeout=3600)
             return 1 if report(count(folder)) > MOST_UNREACHED else 0

@@ -3,8 +3,8 @@
 The C protocol runs without an interpreter, its members as threads over one mapping
 (``protocol.c``): under the thread sanitizer, under those of addresses and undefined behaviour, and
 with damage. Then each memory order of ``engine/words.h`` is weakened, which must be found.
-``--extension`` builds the whole core with the address sanitizer, and runs its tests. ``--quick``
-makes fewer calls.
+``--extension`` builds both compiled modules with the sanitizers of addresses and undefined
+behaviour, and runs the tests of shared memory and of compiled calls. ``--quick`` makes fewer calls.
 
 A machine of x86-64 seldom or never shows what a weaker order allows in the handshake between a
 member that publishes and one that falls asleep, and the thread sanitizer does not look for it. So
@@ -17,18 +17,20 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT))
+
+import hatch_build  # noqa: E402
+
 NATIVE = ROOT / "transport/_native"
 PROTOCOL = Path(__file__).with_name("protocol.c")
-CORE = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+BINARIES = [ROOT / hatch_build.binary(module) for module in hatch_build.MODULES]
 SECONDS = 300
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-ffp-contract=off", "-g", "-pthread", "-I", str(NATIVE)]
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
@@ -37,6 +39,11 @@ RUN = "calls", "3", "400", "5"
 MEMORY = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DNO_CLONES"]
 
 
+TESTS = [
+    *("tests/transport/shm", "tests/transport/conformance", "tests/e2e/native"),
+    *("tests/meshlib/jit/test_jit_native.py", "tests/meshlib/recording/test_recorder.py"),
+    *("-k", "shm or native or recording"),
+]
 RACES = ["ORDER_OF_LOOK", "ORDER_OF_PUBLISH"]
 """What the thread sanitizer finds where it is relaxed."""
 
@@ -122,54 +129,41 @@ def check_mutations(folder: Path) -> None:
 
 
 @contextmanager
-def core_replaced(built: Path) -> Iterator[None]:
-    """Have the core ``built`` in place of the one that is there."""
-    target = NATIVE / CORE
-    before = target.read_bytes()
-    target.unlink()
-    target.write_bytes(built.read_bytes())
+def replaced(built: list[Path]) -> Iterator[None]:
+    """Have the modules ``built`` in place of those that are there."""
+    before = [target.read_bytes() for target in BINARIES]
+    put_in_place([path.read_bytes() for path in built])
     try:
         yield
     finally:
-        target.unlink()
-        target.write_bytes(before)
+        put_in_place(before)
+
+
+def put_in_place(contents: list[bytes]) -> None:
+    for target, content in zip(BINARIES, contents, strict=True):
+        target.unlink()  # not overwritten: a process may have mapped it
+        target.write_bytes(content)
 
 
 def check_extension(folder: Path) -> None:
-    """Run the shared-memory tests on a core that is built with the address sanitizer."""
+    """Run the tests of shared memory and of compiled calls on modules built with sanitizers."""
     libraries = [
         subprocess.check_output(["gcc", f"-print-file-name=lib{name}.so"], text=True).strip()
         for name in ("asan", "ubsan")
     ]
-    environment = dict(
-        os.environ,
-        LD_PRELOAD=":".join(libraries),
-        PYTHONMALLOC="malloc",
-        OPENBLAS_NUM_THREADS="1",
-        ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
-        UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
-    )
-    tests = ["tests/transport/shm", "tests/transport/conformance", "-k", "shm"]
-    sys.path.insert(0, str(ROOT))
-    import hatch_build
-
+    os.environ |= {
+        "LD_PRELOAD": ":".join(libraries),
+        "PYTHONMALLOC": "malloc",
+        "OPENBLAS_NUM_THREADS": "1",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    }
+    built = [folder / path.name for path in BINARIES]
     hatch_build.FLAGS += [*MEMORY, "-g"]
-    compile_core(hatch_build, folder / CORE)
-    with core_replaced(folder / CORE):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *tests]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=3600)
-
-
-def compile_core(hatch_build: Any, built: Path) -> None:
-    """Compile, and import not: that needs the sanitizer's libraries."""
-    run_step = hatch_build._run
-
-    def run_compiler(what: str, *arguments: Any) -> None:
-        if what == "compiling":
-            run_step(what, *arguments)
-
-    hatch_build._run = run_compiler
-    hatch_build.compile_core(ROOT, built)
+    hatch_build.compile_core(ROOT, *built)  # which imports them
+    with replaced(built):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *TESTS]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=3600)
 
 
 def main() -> None:

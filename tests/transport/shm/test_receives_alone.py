@@ -125,3 +125,29 @@ def test_an_interrupt_in_the_middle_of_a_message_takes_the_buffer_back() -> None
         assert np.array_equal(got, taken)
 
     run_group(SHM, 2, body)
+
+
+def test_what_is_left_of_a_lost_member_waits_for_room_and_keeps_no_thread_busy() -> None:
+    sent = threading.Barrier(2, timeout=LONG)
+
+    def body(member: Member) -> None:
+        mailbox = begin(member)
+        if member.rank == 0:
+            for _ in range(2):
+                member.send(LARGE[:100], 1, tag=1)
+            sent.wait()
+            return
+        mailbox._limit = 1
+        sent.wait()
+        lose = threading.Thread(target=mailbox.lose, args=(0, PeerLostError("it is gone", 0)))
+        lose.start()
+        lose.join(LONG)
+        assert not lose.is_alive()
+        for _ in range(2):
+            got = np.zeros_like(LARGE[:100])
+            member.recv(got, 0, tag=1)
+            assert np.array_equal(got, LARGE[:100])
+        with pytest.raises(PeerLostError, match=r"gone|closed"):
+            member.recv(np.zeros(1), 0, tag=1)
+
+    run_group(SHM, 2, body)

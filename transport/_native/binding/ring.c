@@ -93,15 +93,22 @@ static int accept_if(Ring *r, const Header *expected, uint64_t size) {
     return 1;
 }
 
+/* Let others use an end again, unless a message is half received: that is for Python. */
+static void give_back(RingObject *o, int lent) {
+    int in_use = IN_USE;
+    if (!o->ring.left) atomic_compare_exchange_strong(&o->lent, &in_use, lent);
+}
+
 int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
     Ring *r = &o->ring;
     uint64_t size = (uint64_t)into->len;
-    if (size > HELD_BYTES) return 0;
-    int lent = LENT, borrowed = atomic_compare_exchange_strong(&o->lent, &lent, IN_USE);
-    if (lent == IN_USE) return 0;
-    int done = !r->left && ring_await_whole(r, size, GLANCE) && accept_if(r, expected, size) &&
+    if (size > HELD_BYTES || r->left) return 0;
+    int before = atomic_exchange(&o->lent, IN_USE);
+    if (before == IN_USE) return 0;
+    o->into = into->buf;
+    int done = ring_await_whole(r, size, GLANCE) && accept_if(r, expected, size) &&
                ring_take(r, into->buf, size, GLANCE) == DONE_ALL;
-    if (borrowed) o->lent = LENT;
+    give_back(o, before);
     return done;
 }
 
@@ -115,9 +122,13 @@ static int await_message(RingObject *o) {
 
 Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size) {
     Ring *r = &o->ring;
-    if (!await_message(o) || !accept_if(r, expected, size)) return AGAIN;
-    Status status = size ? AGAIN : DONE_ALL;
-    while (status == AGAIN && await_message(o)) status = ring_take(r, into, size, SPIN);
+    Status status = AGAIN;
+    o->into = into;
+    if (await_message(o) && accept_if(r, expected, size)) {
+        if (!size) status = DONE_ALL;
+        while (status == AGAIN && await_message(o)) status = ring_take(r, into, size, SPIN);
+    }
+    give_back(o, status == DONE_ALL ? LENT : KEPT);
     return status;
 }
 
@@ -194,10 +205,25 @@ static PyObject *end_take_back(RingObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) {
+/* has_begun(into): whether a message is half received there, in an end that is in use. */
+static PyObject *end_has_begun(RingObject *o, PyObject *into) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(into, &view, PyBUF_WRITABLE)) return NULL;
+    int begun = o->lent == IN_USE && o->into == view.buf && o->ring.left;
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(begun);
+}
+
+/* Whether this is still in use after Python has taken back what it lent. */
+static int is_in_use(RingObject *o) {
     int lent = LENT;
     atomic_compare_exchange_strong(&o->lent, &lent, KEPT);
-    return PyBool_FromLong(lent != IN_USE && ring_has_more(&o->ring));
+    return lent == IN_USE;
+}
+
+static PyObject *get_in_use(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(is_in_use(o)); }
+static PyObject *get_pending(RingObject *o, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(!is_in_use(o) && ring_has_more(&o->ring));
 }
 static PyObject *get_untaken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_has_more(&o->ring)); }
 static PyObject *get_broken(RingObject *o, void *Py_UNUSED(closure)) { return PyBool_FromLong(ring_is_broken(&o->ring)); }
@@ -308,6 +334,7 @@ static PyMethodDef end_methods[] = {
     {"accept", (PyCFunction)(void (*)(void))end_accept, METH_O, NULL},
     {"take", (PyCFunction)(void (*)(void))end_take, METH_VARARGS, NULL},
     {"meet", (PyCFunction)(void (*)(void))end_meet, METH_VARARGS, NULL},
+    {"has_begun", (PyCFunction)(void (*)(void))end_has_begun, METH_O, NULL},
     {"has_room", (PyCFunction)(void (*)(void))end_has_room, METH_O, NULL},
     {"give_up", (PyCFunction)(void (*)(void))end_give_up, METH_NOARGS, NULL},
     {"lend", (PyCFunction)(void (*)(void))end_lend, METH_NOARGS, NULL},
@@ -318,6 +345,7 @@ static PyMemberDef end_members[] = {{"position", T_ULONGLONG, offsetof(RingObjec
                                     {"left", T_ULONGLONG, offsetof(RingObject, ring.left), READONLY, NULL},
                                     {NULL}};
 static PyGetSetDef end_computed[] = {{"pending", (getter)(void (*)(void))get_pending, NULL, NULL, NULL},
+                                     {"in_use", (getter)(void (*)(void))get_in_use, NULL, NULL, NULL},
                                      {"untaken", (getter)(void (*)(void))get_untaken, NULL, NULL, NULL},
                                      {"broken", (getter)(void (*)(void))get_broken, NULL, NULL, NULL},
                                      {NULL}};

@@ -3,7 +3,8 @@
 #include "core.h"
 
 /* Whether code that does without the interpreter's lock may use an end. Python takes back what it has lent, and waits
- * for nobody: an end in use is as one on which nothing has come. */
+ * for nobody: an end in use is as one on which nothing has come. If such code leaves a message half received, the end
+ * stays in use until Python goes on with that message. */
 enum { KEPT, LENT, IN_USE };
 
 typedef struct {
@@ -11,6 +12,7 @@ typedef struct {
     Ring ring;
     Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
     _Atomic int lent;
+    const void *into; /* where the message comes to lie that is received while this is in use */
 } RingObject;
 
 extern PyTypeObject *ring_end_type;
@@ -20,7 +22,8 @@ extern PyTypeObject *ring_end_type;
 int send_now(RingObject *o, const Header *header, const Py_buffer *data);
 int receive_now(RingObject *o, const Header *expected, const Py_buffer *into);
 
-/* Receive a message into an end that is lent, without the interpreter's lock: DONE_ALL; else Python has to go on. */
+/* Receive a message into an end that was lent and is in use now, without the interpreter's lock, and give the end
+ * back: DONE_ALL; else Python has to go on. */
 Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size);
 
 int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
