@@ -57,7 +57,7 @@ class Failed(Record):
 @dataclass(frozen=True, slots=True)
 class Interrupted(Record):
     """An agent was told to end, by Ctrl-C or a signal: so is the job. ``leaves``: unless the others
-    can go on without this node. ``saves``: its ranks, and the others, have time to save.
+    can go on without this node. ``saves``: the ranks of all nodes have time to save.
     """
 
     agent: str
