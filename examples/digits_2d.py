@@ -12,6 +12,7 @@ and goes on from the newest checkpoint there, which may be of another mesh.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,11 +116,18 @@ class Saving:
         cursor: dict[str, object],
         losses: list[float],
     ) -> None:
-        """Save if it is time to; the step after it begins when the state was copied."""
-        if len(losses) % self.every == 0:
+        """Save if it is time to; the step after it begins when the state was copied.
+
+        When the job is told to end, all ranks save after the same step, and ask to be resumed.
+        """
+        stops = dist.should_stop(len(losses))
+        if len(losses) % self.every == 0 or stops:
             until = {"sampler": cursor, "losses": np.array(losses)}
             state = {**global_state(model, optimizer), **until}
             self.checkpoints.async_save(state, step=len(losses), metric=losses[-1])
+        if stops:
+            self.checkpoints.close()
+            raise SystemExit(os.EX_TEMPFAIL)
         if len(losses) == self.stop_after:
             self.checkpoints.close()
             raise SystemExit(f"stopped after {len(losses)} steps")

@@ -114,6 +114,8 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._job.init import destroy_process_group as destroy_process_group
     from meshlib._job.init import init_process_group as init_process_group
     from meshlib._job.init import is_initialized as is_initialized
+    from meshlib._job.preemption import request_stop as request_stop
+    from meshlib._job.preemption import should_stop as should_stop
     from meshlib._launcher.spawn import ProcessException as ProcessException
     from meshlib._launcher.spawn import ProcessExitedException as ProcessExitedException
     from meshlib._launcher.spawn import ProcessRaisedException as ProcessRaisedException
@@ -194,6 +196,7 @@ _HOMES = {
     "meshlib._groups.backend": "Backend get_default_backend_for_device is_backend_available",
     "meshlib._groups.process_group": "ProcessGroup",
     "meshlib._job.init": "destroy_process_group init_process_group is_initialized",
+    "meshlib._job.preemption": "request_stop should_stop",
     "meshlib._launcher.spawn": (
         "ProcessException ProcessExitedException ProcessRaisedException spawn"
     ),

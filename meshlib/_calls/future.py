@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshlib._calls.call_stream import Continuations
@@ -46,8 +47,9 @@ class End(Protocol):
 class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
-    A group gives its calls' futures the stream on which its continuations run. ``told()`` is called
-    when somebody sees an exception, ``blocked()`` as for a ``Work``.
+    A coroutine of asyncio can ``await`` it. A group gives its calls' futures the stream on which
+    their continuations run. ``told()`` is called when somebody sees an exception, ``blocked()`` as
+    for a ``Work``.
     """
 
     def __init__(
@@ -102,8 +104,7 @@ class Future(Generic[T]):
         """
         if self._done and self._completion is None:
             return
-        if why := refusal(what(), self._pid, "the wait in that process"):
-            raise DistBackendError(why)
+        self._check_process(what)
         if self._is_blocked():
             raise DistBackendError(
                 f"{what()} comes after a call that this thread is in the middle of: a signal"
@@ -120,6 +121,46 @@ class Future(Generic[T]):
                 raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
             self._completion.join()
 
+    def _check_process(self, what: Callable[[], str]) -> None:
+        """Raise ``DistBackendError`` in a fork of the process that made the call."""
+        if why := refusal(what(), self._pid, "the wait in that process"):
+            raise DistBackendError(why)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in a coroutine of asyncio; return the value or raise the exception.
+
+        The event loop goes on meanwhile, and no thread waits. Cancelling the awaiting task ends its
+        wait, not the call. Raises RuntimeError outside of an event loop of asyncio's interface, and
+        in a callback of a future for which this one waits.
+        """
+        return self._await(lambda: "the future")
+
+    def _await(self, what: Callable[[], str]) -> Generator[Any, None, T]:
+        if not self._done:
+            import asyncio  # here, because it takes longer than most of meshlib
+
+            self._check_process(what)
+            stream = _lane_of_this_thread()
+            # A loop cannot run the continuations that lie between, as wait() does.
+            if stream is not None and (
+                self._needs(stream) or (self._continuations is stream and self._source is not None)
+            ):
+                raise _after_the_callback(what)
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+
+            def end() -> None:
+                if not ended.done():  # its task may have been cancelled
+                    ended.set_result(None)
+
+            def note(_: Future[T]) -> None:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(end)
+
+            self._at_once(note)
+            yield from ended
+        return self.wait()
+
     def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
         with self._ready:
             # Without a timeout it still ends: the call that fills this has a deadline.
@@ -134,10 +175,7 @@ class Future(Generic[T]):
         before, stream.awaited = stream.awaited, self
         try:
             if self._needs(stream):
-                raise RuntimeError(
-                    f"a callback waits for {what()}, which cannot come before that callback has"
-                    " ended; expected it to be continued with then() instead"
-                )
+                raise _after_the_callback(what)
             if self._continuations is stream and self._source is not None:
                 stream.run_until(lambda: self._done, deadline)
             self._wait(what, deadline)
@@ -304,6 +342,13 @@ def _lane_of_this_thread() -> Continuations | None:
     return stream if isinstance(stream, Continuations) else None
 
 
+def _after_the_callback(what: Callable[[], str]) -> RuntimeError:
+    return RuntimeError(
+        f"a callback waits for {what()}, which cannot come before that callback has ended; expected"
+        " it to be continued with then() instead"
+    )
+
+
 def check_callable(callback: object) -> None:
     """Raise TypeError unless ``callback`` can be called."""
     if not callable(callback):
@@ -316,6 +361,11 @@ def block(future: Future[Any], timeout: Timeout | None, what: Callable[[], str])
     Raises ``WaitTimeoutError`` past ``timeout``.
     """
     future._block(timeout, what)
+
+
+def awaited(future: Future[T], what: Callable[[], str]) -> Generator[Any, None, T]:
+    """Await ``future`` in a coroutine; ``what()`` names it in errors."""
+    return future._await(what)
 
 
 def at_once(future: Future[T], callback: Callable[[Future[T]], object]) -> None:

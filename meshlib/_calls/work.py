@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import UntakenResult
 from meshlib._calls.call_stream import Continuations
-from meshlib._calls.future import End, Future, after, at_once, block, joint
+from meshlib._calls.future import End, Future, after, at_once, awaited, block, joint
 from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError
 
@@ -95,6 +95,16 @@ class Work(Generic[T]):
         """Return what the synchronous call would have returned. Waits for the end."""
         take(self)
         return self._future.wait()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in a coroutine of asyncio; return what ``result()`` returns.
+
+        The event loop goes on meanwhile, and no thread waits. Cancelling the awaiting task ends its
+        wait, not the call: the other ranks make it too. Raises RuntimeError outside of an event
+        loop of asyncio's interface.
+        """
+        take(self)
+        return awaited(self._future, self._describe)
 
     def source_rank(self) -> int:
         """Return the global rank that a receive's message came from (waits for it).

@@ -183,6 +183,24 @@ class StackAsked(Event):
     ticket: str
 
 
+@dataclass(frozen=True, slots=True)
+class StopAsked(Event):
+    """``rank`` asks all ranks to stop at the same step; ``why`` is a signal's name, or a reason."""
+
+    kind: ClassVar[str] = "stop asked"
+    rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CanStop(Event):
+    """``rank`` can stop at ``step``, but at no earlier one."""
+
+    kind: ClassVar[str] = "can stop"
+    rank: int
+    step: int
+
+
 class Departures:
     """Ranks have left in good order: no line, but the sum of successive ``Leave`` events.
 
@@ -211,5 +229,29 @@ class Departures:
 
 
 parse: Parse[
-    RankLost | RankEnded | Leave | Query | Abort | Refused | Agreed | Ready | Watched | StackAsked
-] = reader_of(RankLost, RankEnded, Leave, Query, Abort, Refused, Agreed, Ready, Watched, StackAsked)
+    RankLost
+    | RankEnded
+    | Leave
+    | Query
+    | Abort
+    | Refused
+    | Agreed
+    | Ready
+    | Watched
+    | StackAsked
+    | StopAsked
+    | CanStop
+] = reader_of(
+    RankLost,
+    RankEnded,
+    Leave,
+    Query,
+    Abort,
+    Refused,
+    Agreed,
+    Ready,
+    Watched,
+    StackAsked,
+    StopAsked,
+    CanStop,
+)

@@ -12,6 +12,7 @@ from meshlib._diagnosis.watcher import News
 from meshlib._events.events import (
     Abort,
     Agreed,
+    CanStop,
     Departures,
     Query,
     RankEnded,
@@ -19,6 +20,7 @@ from meshlib._events.events import (
     Ready,
     Refused,
     StackAsked,
+    StopAsked,
     Watched,
 )
 from meshlib._events.log import answer_key
@@ -26,6 +28,7 @@ from meshlib._job.meeting import call_off
 from meshlib._job.membership import JobMembership
 from meshlib._job.progress import Progress
 from meshlib._job.registry import GroupRegistry
+from meshlib._job.stopping import StopAgreement
 from meshlib._recording.recorder import FlightRecorder
 from transport._errors import DistError, DistStoreError, RankFailedError
 from transport._store.base import Store
@@ -45,6 +48,7 @@ class FailureListener:
         registry: GroupRegistry,
         recorder: FlightRecorder,
         progress: Progress,
+        stopping: StopAgreement,
         main_thread: int,
         *,
         as_launched: bool,
@@ -61,6 +65,7 @@ class FailureListener:
         self._registry = registry
         self._recorder = recorder
         self._progress = progress
+        self._stopping = stopping
         self._main_thread = main_thread
         self._as_launched = as_launched
         self._lock = threading.Lock()
@@ -82,6 +87,7 @@ class FailureListener:
             case Departures():
                 self._membership.note_departures(event)
                 self._registry.do_without(event)
+                self._stopping.settle()
                 if self._exit_listeners:
                     self._tell_of_exits(dict.fromkeys(event.ranks, "has left the job"))
                 if self._rank in event.ranks:
@@ -98,6 +104,8 @@ class FailureListener:
                 self._membership.note_waiting(rank)
             case Watched() | StackAsked():
                 self._progress.hear(event)
+            case StopAsked() | CanStop():
+                self._stopping.hear(event)
             case _:
                 pass
 
@@ -107,12 +115,14 @@ class FailureListener:
         server = self.server
         if server not in (None, self._rank) and server not in self._membership.left:
             self._lose(server, end_of_server(error))
+        self._stopping.on_store_lost(error)
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
         # Before the groups: a group that is made meanwhile asks the membership.
         self._membership.note_lost(rank, error)
         self._registry.lose(rank, error)
+        self._stopping.settle()
         with self._lock:
             stores = self._users_stores
         for store in stores:

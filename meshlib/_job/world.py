@@ -31,6 +31,7 @@ from meshlib._job.meeting import join, meet, places_of, server_of
 from meshlib._job.membership import Epoch, JobMembership
 from meshlib._job.progress import Progress
 from meshlib._job.registry import GroupRegistry
+from meshlib._job.stopping import StopAgreement
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import FlightRecorder, capacity_from_environment
 from transport import _environment as environment
@@ -135,12 +136,17 @@ class World:
         self.progress: Progress = Progress(
             store, self.recorder, self.membership, self.registry, self.thread_id
         )
+        self.stopping: StopAgreement = StopAgreement(store, self.membership, timeout)
+        self.stopping_signals: object = None
+        """The handlers of the signals that ask all ranks to stop, once ``should_stop`` was called.
+        """
         self.listener: FailureListener = FailureListener(
             store,
             self.membership,
             self.registry,
             self.recorder,
             self.progress,
+            self.stopping,
             self.thread_id,
             as_launched=self._as_launched,
         )
@@ -256,6 +262,7 @@ class World:
         self.flight_record.end_in_a_fork()
         self.listener.end_in_a_fork()
         self.membership.end_in_a_fork()
+        self.stopping.end_in_a_fork()
         self.registry.leave_behind(self.refusal)
 
     def on_close(self, closer: Callable[[], None]) -> None:

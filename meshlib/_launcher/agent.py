@@ -98,8 +98,8 @@ class Agent:
                     self._start(event)
                 case Come(ranks):
                     self._add(ranks)
-                case Stop(reason):
-                    self._stop(reason)
+                case Stop(reason, saves):
+                    self._stop(reason, saves=saves)
                 case Verdict():
                     return event
         if not events:
@@ -162,8 +162,9 @@ class Agent:
         first, self._interrupt = self._interrupt is None, self._interrupt or number
         self._vacant.clear()
         if first:
-            leaves = self._options.continues and number != signal.SIGINT
-            self._coordinator.interrupted(leaves=leaves)
+            saves = number != signal.SIGINT
+            leaves = self._options.continues and saves
+            self._coordinator.interrupted(leaves=leaves, saves=saves)
         if self._group is None:
             if first:
                 self._coordinator.ended([], interrupted=True)
@@ -183,9 +184,11 @@ class Agent:
             worker.told_by_others()
         return Ending(lambda: group.running, 0.0, grace, None)
 
-    def _ending_after(self, failure: RankExit | None, workers: Sequence[Worker]) -> Ending:
-        """End ``workers``, also later ones, because of a failure."""
-        grace = self._options.failure_grace
+    def _ending_after(
+        self, failure: RankExit | None, workers: Sequence[Worker], *, saves: bool = False
+    ) -> Ending:
+        """End ``workers``, also later ones, because of a failure; ``saves``: of a signal."""
+        grace = self._options.signal_grace if saves else self._options.failure_grace
         return Ending.after_failure(lambda: [w for w in workers if w.running], grace, failure)
 
     def _look_at_ranks(self) -> None:
@@ -262,12 +265,12 @@ class Agent:
             _say(f"{lost}; the others go on")
         return True
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, *, saves: bool) -> None:
         self._note(reason)
         self._vacant.clear()
         if self._group is not None and self._ending is None:
             self._stopped_elsewhere = True
-            self._ending = self._ending_after(None, self._group.workers)
+            self._ending = self._ending_after(None, self._group.workers, saves=saves)
 
     def _try_again(self, verdict: Verdict) -> None:
         cause = Report(verdict.exits, verdict.error).cause
@@ -283,6 +286,8 @@ class Agent:
         cause = report.cause
         if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
             return 128 + signal.SIGPIPE  # | head has seen enough
+        if verdict.exits and all(item.code == os.EX_TEMPFAIL for item in verdict.exits):
+            return self._report_resumable(verdict)
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
         if report.code:  # the cause comes last
@@ -319,6 +324,12 @@ class Agent:
             return ""
         command = shlex.join(["meshlib", "trace", str(given)])
         return f"meshrun: what each rank was doing: {command}\n"
+
+    def _report_resumable(self, verdict: Verdict) -> int:
+        told = f"received {self._interrupt.name}" if self._interrupt else verdict.error
+        ranks = rank_list(sorted(item.rank for item in verdict.exits))
+        _say(f"{told + '; ' if told else ''}{ranks} ended with exit code 75, to be resumed")
+        return os.EX_TEMPFAIL
 
     def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
         ranks = sorted(item.rank for item in verdict.exits)

@@ -133,6 +133,13 @@ class Through(rpc.Future[Any]):
         """Raise NotImplementedError, as ``then``."""
         self.then(callback)
 
+    def __await__(self) -> NoReturn:
+        """Raise NotImplementedError: JAX differentiates no coroutine."""
+        raise NotImplementedError(
+            "await of a remote call in a function that JAX differentiates, which is no coroutine;"
+            " expected wait() in the function"
+        )
+
     def done(self) -> bool:
         """Whether the call has ended."""
         return self._started.done()

@@ -53,9 +53,10 @@ class Come:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the ranks: something happened elsewhere."""
+    """End the ranks: something happened elsewhere. ``saves``: they have time to save."""
 
     reason: str
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,15 +229,16 @@ class Coordinator:
             attempt = self._placement.attempt
             self._log.tell(lambda store: announce_ends(store, attempt, ranks))
 
-    def interrupted(self, *, leaves: bool) -> None:
+    def interrupted(self, *, leaves: bool, saves: bool) -> None:
         """Report that the user ends the job, before the ranks here are told.
 
-        ``leaves``: this node alone ends, if the others can go on without it. Returns when the
+        ``leaves``: this node alone ends, if the others can go on without it. ``saves``: otherwise
+        their ranks have time to save, as those here. Returns when the
         report is out, or after a moment: the ranks of other nodes fail when the ranks here end, and
         the first report is taken for the cause.
         """
         if self._placement is not None:
-            self._log.say(Interrupted(self._agent, self._placement.attempt, leaves))
+            self._log.say(Interrupted(self._agent, self._placement.attempt, leaves, saves))
             self._log.flush()
 
     def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
@@ -267,8 +269,8 @@ class Coordinator:
         """Turn a record into what the agent has to do."""
         attempt = self._placement.attempt if self._placement is not None else None
         match record:
-            case StopAll(attempt=about, reason=reason) if about == attempt:
-                self._decisions.append(Stop(reason))
+            case StopAll(attempt=about, reason=reason, saves=saves) if about == attempt:
+                self._decisions.append(Stop(reason, saves))
             case Result():
                 self._conclude(record)
             case Admitted(agent=self._agent):

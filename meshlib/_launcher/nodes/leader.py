@@ -31,11 +31,15 @@ Outcome = tuple[bool, list[RankExit], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come."""
+    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come.
+
+    ``saves``: ranks have time to save.
+    """
 
     text: str
     blames_rank: bool = False
     echo: bool = False
+    saves: bool = False
 
 
 @dataclass(slots=True)
@@ -221,7 +225,8 @@ class Leader:
 
     def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
         attempt.interrupted = True
-        return self._stop(attempt, Reason(f"{self._name(record.agent)} was told to end"))
+        text = f"{self._name(record.agent)} was told to end"
+        return self._stop(attempt, Reason(text, saves=record.saves))
 
     def _gone(self, record: Gone, now: float) -> list[Record]:
         self.present.discard(record.agent)
@@ -247,7 +252,7 @@ class Leader:
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason
-        return [StopAll(self._number, reason.text)] if known is None else []
+        return [StopAll(self._number, reason.text, reason.saves)] if known is None else []
 
     def _settle(self, attempt: Attempt, now: float) -> list[Record]:
         """Decide what is next once no rank runs anywhere."""

@@ -57,12 +57,13 @@ class Failed(Record):
 @dataclass(frozen=True, slots=True)
 class Interrupted(Record):
     """An agent was told to end, by Ctrl-C or a signal: so is the job. ``leaves``: unless the others
-    can go on without this node.
+    can go on without this node. ``saves``: the ranks of all nodes have time to save.
     """
 
     agent: str
     attempt: int
     leaves: bool = False
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,11 @@ class Held(Record):
 
 @dataclass(frozen=True, slots=True)
 class StopAll(Record):
-    """The leader's decision that an attempt is to end."""
+    """The leader's decision that an attempt is to end. ``saves``: ranks have time to save."""
 
     attempt: int
     reason: str
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,12 @@ def test_a_newcomer_does_not_make_a_finished_job_run_again():
     assert boss.receive(Ended("b", 0), 1.0)[0] == Result(0, again=False)
 
 
+def test_the_other_nodes_have_as_long_to_save_as_the_one_that_was_told():
+    boss, _ = running()
+    told = boss.receive(Interrupted("b", 0, saves=True), 1.0)
+    assert told == [StopAll(0, "node 1 (host-b) was told to end", saves=True)]
+
+
 def test_an_interrupted_node_ends_the_job_without_another_try():
     boss, _ = running(max_restarts=3)
     assert boss.receive(Interrupted("b", 0), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
