@@ -72,8 +72,8 @@ class PeriodicModelAverager(ModelAverager):
     """Averages parameters over the ranks in every ``period``-th step after ``warmup_steps``.
 
     Args:
-        period: in steps, at least 1.
-        warmup_steps: so many steps do nothing; the next one averages.
+        period: In steps, at least 1.
+        warmup_steps: So many steps do nothing; the next one averages.
         process_group: ``mesh["dp"]``, a process group, or None for the default group.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.
@@ -100,9 +100,9 @@ class HierarchicalModelAverager(ModelAverager):
     the ranks of the others. (Lin et al., section 4.3: hierarchical local SGD.)
 
     Args:
-        period_group_dict: for each period in steps, at least 1, the ranks to average over; periods
+        period_group_dict: For each period in steps, at least 1, the ranks to average over; periods
             grow, and each group has all ranks of the one before.
-        warmup_steps: so many steps do nothing; the next one averages over the last group.
+        warmup_steps: So many steps do nothing; the next one averages over the last group.
 
     Raises ValueError for no periods, numbers out of range or order, and for a group that lacks
     ranks of the one before (naming them); TypeError for arguments of another type.

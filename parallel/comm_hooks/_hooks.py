@@ -92,11 +92,11 @@ class PostLocalSGDState:
     """What ``post_localSGD_hook`` needs to know.
 
     Args:
-        process_group: all replicas, for the first steps; None: the default group.
-        subgroup: the replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
+        process_group: All replicas, for the first steps; None: the default group.
+        subgroup: The replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
             ranks of one host.
-        start_localSGD_iter: how many steps average over all replicas.
-        post_local_gradient_allreduce: whether the subgroup averages after that, or nobody does.
+        start_localSGD_iter: How many steps average over all replicas.
+        post_local_gradient_allreduce: Whether the subgroup averages after that, or nobody does.
 
     Raises ValueError for a negative ``start_localSGD_iter``, TypeError for arguments of another
     type.
@@ -137,15 +137,15 @@ class PowerSGDState:
     """Options of ``powerSGD_hook``, and what it keeps from step to step.
 
     Args:
-        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
-        matrix_approximation_rank: r above. 1 to 4 are common; more is closer to the average.
-        start_powerSGD_iter: how many steps average without compression; early gradients suffer
+        process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
+        matrix_approximation_rank: The r above. 1 to 4 are common; more is closer to the average.
+        start_powerSGD_iter: How many steps average without compression; early gradients suffer
             most from it.
-        min_compression_rate: a gradient is compressed if that makes it this many times smaller.
-        use_error_feedback: add to each gradient what was left out before. Takes one array of the
+        min_compression_rate: A gradient is compressed if that makes it this many times smaller.
+        use_error_feedback: Add to each gradient what was left out before. Takes one array of the
             parameter's size; without it training may not converge.
-        warm_start: begin with the last step's Q; without it with a random one.
-        random_seed: of the Q that are drawn; equal on all ranks.
+        warm_start: Begin with the last step's Q; without it with a random one.
+        random_seed: Of the Q that are drawn; equal on all ranks.
 
     ``state_dict`` has what a resumed run needs to go on exactly: each rank saves and loads its own.
 

@@ -33,10 +33,10 @@ class Dispatch:
     All ranks of ``group`` make one at the same time.
 
     Args:
-        experts: the experts that each token chose, (tokens, top_k), the best first.
-        count: how many experts there are; rank i of ``group`` has the i-th equal part of them.
-        group: the ranks that have them. None: all are here.
-        capacity: how many rows each expert takes from this rank; those beyond are dropped: last
+        experts: The experts that each token chose, (tokens, top_k), the best first.
+        count: How many experts there are; rank i of ``group`` has the i-th equal part of them.
+        group: The ranks that have them. None: all are here.
+        capacity: How many rows each expert takes from this rank; those beyond are dropped: last
             choices first, and of these the last tokens. None: all.
     """
 
@@ -147,12 +147,12 @@ class GroupedLinear(Module):
     ``fully_shard``, which splits dim 0, splits every expert alike.
 
     Args:
-        weight: of the experts that are here.
-        grad_scale: what the weight's gradient is multiplied by.
+        weight: Of the experts that are here.
+        grad_scale: What the weight's gradient is multiplied by.
 
     Raises:
-        TypeError: for what is no array.
-        ValueError: for an array that has not three dims.
+        TypeError: For what is no array.
+        ValueError: For an array that has not three dims.
     """
 
     def __init__(self, weight: Array, grad_scale: float = 1.0) -> None:
@@ -216,20 +216,20 @@ class Experts(Module):
     experts' replicas only.
 
     Args:
-        count: how many experts there are on all ranks of ``ep``.
-        dim: the size of a token.
-        hidden: that between the two layers, over all ranks of ``tp``.
-        ep: the ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
-        tp: the ranks that each expert is split over: ``mesh["tp"]``. None: each is whole.
-        activation: makes the module between the two layers, element by element.
-        rng: draws the weights of all experts, uniformly within 1/sqrt of what is summed over; in
+        count: How many experts there are on all ranks of ``ep``.
+        dim: The size of a token.
+        hidden: That between the two layers, over all ranks of ``tp``.
+        ep: The ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
+        tp: The ranks that each expert is split over: ``mesh["tp"]``. None: each is whole.
+        activation: Makes the module between the two layers, element by element.
+        rng: Draws the weights of all experts, uniformly within 1/sqrt of what is summed over; in
             the same state on all ranks, which then have what one process has.
-        dtype: of the weights.
+        dtype: Of the weights.
 
     Raises:
-        ValueError: when experts or hidden features do not divide by the ranks, for numbers below
+        ValueError: When experts or hidden features do not divide by the ranks, for numbers below
             1, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     def __init__(

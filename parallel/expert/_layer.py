@@ -35,25 +35,25 @@ class Router(Module):
     Scores are ``softmax(x @ weight.T)`` or ``sigmoid`` of it: see ``parallel._core.experts``.
 
     Args:
-        dim: the size of a token.
-        experts: how many there are.
-        top_k: how many each token goes to.
+        dim: The size of a token.
+        experts: How many there are.
+        top_k: How many each token goes to.
         score: "softmax" or "sigmoid".
-        normalize: divide the weights of the chosen by their sum. None: if there are several (the
+        normalize: Divide the weights of the chosen by their sum. None: if there are several (the
             weight of a single one would be 1 and have no derivative).
-        balance_weight: what the loss grows by for each unit of ``load_balance``: its gradient is
+        balance_weight: What the loss grows by for each unit of ``load_balance``: its gradient is
             added in backward. The attribute may be changed; it is divided by the number of
             microbatches where gradients of several are added up.
-        balance_over: the ranks whose tokens are balanced together, those that share the batch:
+        balance_over: The ranks whose tokens are balanced together, those that share the batch:
             ``mesh["dp", "ep"]``. None: each rank's by themselves.
-        rng: draws the weight, (experts, dim), uniformly within 1/sqrt(dim); in the same state on
+        rng: Draws the weight, (experts, dim), uniformly within 1/sqrt(dim); in the same state on
             all ranks.
-        dtype: of the weight.
+        dtype: Of the weight.
 
     Raises:
-        ValueError: for numbers below 1, more choices than experts, an unknown score, a negative
+        ValueError: For numbers below 1, more choices than experts, an unknown score, a negative
             weight, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     def __init__(
@@ -170,31 +170,31 @@ class MoE(Module):
     experts: Dai et al., "DeepSeekMoE", arXiv:2401.06066, section 3.2.
 
     Args:
-        dim: the size of a token.
-        hidden: that between the two layers of an expert.
-        experts: how many there are, on all ranks of ``ep``.
-        top_k: how many each token goes to.
-        ep: the ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
-        tp: the ranks that each expert is split over, which have the same tokens: ``mesh["tp"]``.
+        dim: The size of a token.
+        hidden: That between the two layers of an expert.
+        experts: How many there are, on all ranks of ``ep``.
+        top_k: How many each token goes to.
+        ep: The ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
+        tp: The ranks that each expert is split over, which have the same tokens: ``mesh["tp"]``.
             None: each is whole.
         score: "softmax" or "sigmoid", see ``Router``; ``normalize``, ``balance_weight`` and
             ``balance_over``, too.
-        normalize: see ``score``.
-        balance_weight: see ``score``.
-        balance_over: see ``score``.
-        capacity_factor: each expert takes at most ``ceil(capacity_factor * top_k * n / experts)``
+        normalize: See ``score``.
+        balance_weight: See ``score``.
+        balance_over: See ``score``.
+        capacity_factor: Each expert takes at most ``ceil(capacity_factor * top_k * n / experts)``
             rows of the n tokens of a rank, and the rest is dropped: what is computed depends on
             which rank has which tokens then. None: nothing is dropped.
-        shared: a module that all tokens go through besides; it runs while rows travel.
-        activation: makes the module between an expert's two layers, element by element.
-        rng: draws the router, then the experts; in the same state on all ranks.
-        dtype: of the parameters.
+        shared: A module that all tokens go through besides; it runs while rows travel.
+        activation: Makes the module between an expert's two layers, element by element.
+        rng: Draws the router, then the experts; in the same state on all ranks.
+        dtype: Of the parameters.
 
     Raises:
-        ValueError: for numbers below 1, experts or hidden features that do not divide by the
+        ValueError: For numbers below 1, experts or hidden features that do not divide by the
             ranks, more choices than experts, an unknown score, a ``capacity_factor`` that is not
             positive, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     def __init__(

@@ -39,16 +39,16 @@ def sequence_positions(
     attention is the same work on all ranks. In a row, rank r has the r-th of n chunks.
 
     Args:
-        length: how many places each rank has; even for a zig-zag.
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        zigzag: whether the order is a zig-zag, or a row.
+        length: How many places each rank has; even for a zig-zag.
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        zigzag: Whether the order is a zig-zag, or a row.
 
     Returns:
         Whole numbers in [0, length * n), ascending.
 
     Raises:
-        ValueError: for an odd length and a zig-zag.
-        TypeError: for what is no whole number or no set of ranks.
+        ValueError: For an odd length and a zig-zag.
+        TypeError: For what is no whole number or no set of ranks.
     """
     return positions_of(to_whole_number(length, "length"), resolve(mesh, "mesh"), zigzag)
 
@@ -80,18 +80,18 @@ def split_sequence(
     """Return this rank's places of whole sequences, the same on all ranks: nothing is sent.
 
     Args:
-        x: an array whose dim ``dim`` is the sequence, such as tokens (batch, length).
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        dim: which dim is the sequence.
-        zigzag: the order, see ``sequence_positions``; that of the attention.
+        x: An array whose dim ``dim`` is the sequence, such as tokens (batch, length).
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        dim: Which dim is the sequence.
+        zigzag: The order, see ``sequence_positions``; that of the attention.
 
     Returns:
         A copy with 1/n of the places.
 
     Raises:
-        ValueError: for a length that does not divide by the ranks, or by twice their number for a
+        ValueError: For a length that does not divide by the ranks, or by twice their number for a
             zig-zag, or a dim that is not there.
-        TypeError: for what is no array or no set of ranks.
+        TypeError: For what is no array or no set of ranks.
     """
     check_array(x, "x")
     group = resolve(mesh, "mesh")

@@ -78,11 +78,11 @@ class Table:
     """Which rank does what, in which order; when follows from that (``simulate``).
 
     Args:
-        ranks: for each rank of the pipeline its actions, in their order.
-        name: what messages call it.
+        ranks: For each rank of the pipeline its actions, in their order.
+        name: What messages call it.
 
     Raises:
-        ValueError: for a table that no pipeline can run, naming the first thing that is wrong: a
+        ValueError: For a table that no pipeline can run, naming the first thing that is wrong: a
             stage or microbatch left out, an action that is missing, there twice, on two ranks, or
             both whole and in halves, or an order in which ranks wait for each other for ever.
     """
@@ -194,16 +194,16 @@ class Table:
         ``0REDUCE_GRAD`` is passed over: that follows on a stage's last action by itself.
 
         Args:
-            source: the path of the file, or its text (which has a newline or a comma).
-            name: what messages call the table; by default the file's name.
+            source: The path of the file, or its text (which has a newline or a comma).
+            name: What messages call the table; by default the file's name.
 
         Returns:
             The table, checked.
 
         Raises:
-            ValueError: for a cell that is no computation, naming line and column, or a table that
+            ValueError: For a cell that is no computation, naming line and column, or a table that
                 no pipeline can run.
-            OSError: when the file cannot be read.
+            OSError: When the file cannot be read.
         """
         is_text = isinstance(source, str) and ("\n" in source or "," in source)
         label = name or ("the table" if is_text else str(source))
