@@ -22,9 +22,10 @@ from parallel.optim._optimizer import Optimizer, ParamGroup
 class ModelAverager(ABC):
     """Counts steps, and averages parameters over a group in some of those after ``warmup_steps``.
 
-    While gradients are still averaged over all ranks, averaging parameters changes nothing: let
-    ``warmup_steps`` be ``start_localSGD_iter`` of the hook's state. ``step`` is the number of steps
-    so far. ``groups`` are those that it may average over; the last one has the ranks of all.
+    Averaging parameters changes nothing while the hook averages gradients over all ranks. So pass
+    ``start_localSGD_iter`` of the hook's state as ``warmup_steps``. The number of steps so far is
+    ``step``. The possible groups for averaging are ``groups``; the last one contains the ranks of
+    all others.
 
     For uneven inputs, pass ``model.join`` the ``PostLocalSGDOptimizer`` that holds it.
 

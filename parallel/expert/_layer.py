@@ -36,14 +36,14 @@ class Router(Module):
 
     Args:
         dim: The size of a token.
-        experts: How many there are.
-        top_k: How many each token goes to.
+        experts: The number of experts.
+        top_k: The number of experts that each token goes to.
         score: "softmax" or "sigmoid".
         normalize: Divide the weights of the chosen by their sum. None: if there are several (the
             weight of a single one would be 1 and have no derivative).
-        balance_weight: What the loss grows by for each unit of ``load_balance``: its gradient is
-            added in backward. The attribute may be changed; it is divided by the number of
-            microbatches where gradients of several are added up.
+        balance_weight: The weight of ``load_balance`` in the loss; backward adds its gradient. You
+            may change the attribute. Divide it by the number of microbatches if their gradients are
+            added up.
         balance_over: The ranks whose tokens are balanced together, those that share the batch:
             ``mesh["dp", "ep"]``. None: each rank's by themselves.
         rng: Draws the weight, (experts, dim), uniformly within 1/sqrt(dim); in the same state on
@@ -156,9 +156,9 @@ class Router(Module):
 class MoE(Module):
     """A mixture of experts: ``y = sum over the top_k experts e of x of weight_e * e(x)``.
 
-    Each rank of ``ep`` has tokens of its own and ``experts / size`` of the experts; each token's
-    rows travel to its experts and back, in forward and in backward. Computed is what one process
-    computes that has all experts and all tokens (without ``capacity_factor``).
+    Each rank of ``ep`` has its own tokens and ``experts / size`` of the experts. Each token's rows
+    travel to its experts and back, in forward and in backward. Without ``capacity_factor``, the
+    results are those of one process with all experts and all tokens.
 
     **Gradients.** The router (and all else) is replicated over ``ep``: average its gradient over
     ``ep`` and the data-parallel dims. Experts are replicated over the data-parallel dims only:
@@ -172,8 +172,8 @@ class MoE(Module):
     Args:
         dim: The size of a token.
         hidden: That between the two layers of an expert.
-        experts: How many there are, on all ranks of ``ep``.
-        top_k: How many each token goes to.
+        experts: The number of experts, on all ranks of ``ep``.
+        top_k: The number of experts that each token goes to.
         ep: The ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
         tp: The ranks that each expert is split over, which have the same tokens: ``mesh["tp"]``.
             None: each is whole.
@@ -183,16 +183,16 @@ class MoE(Module):
         balance_weight: See ``score``.
         balance_over: See ``score``.
         capacity_factor: Each expert takes at most ``ceil(capacity_factor * top_k * n / experts)``
-            rows of the n tokens of a rank, and the rest is dropped: what is computed depends on
-            which rank has which tokens then. None: nothing is dropped.
+            rows of the n tokens of a rank, and the rest is dropped. The result then depends on the
+            distribution of tokens over ranks. None: nothing is dropped.
         shared: A module that all tokens go through besides; it runs while rows travel.
         activation: Makes the module between an expert's two layers, element by element.
         rng: Draws the router, then the experts; in the same state on all ranks.
         dtype: Of the parameters.
 
     Raises:
-        ValueError: For numbers below 1, experts or hidden features that do not divide by the
-            ranks, more choices than experts, an unknown score, a ``capacity_factor`` that is not
+        ValueError: For numbers below 1, more choices than experts, and experts or hidden features
+            that do not divide by the ranks. For an unknown score, a ``capacity_factor`` that is not
             positive, or a dtype that is not floating.
         TypeError: For arguments of another type.
     """

@@ -32,14 +32,14 @@ from parallel._groups import Ranks, resolve
 def sequence_positions(
     length: int, mesh: Ranks | None = None, *, zigzag: bool = True
 ) -> npt.NDArray[np.int64]:
-    """Return which places of the sequence the ``length`` places of this rank are, (length,).
+    """Return the positions in the sequence of this rank's ``length`` places, (length,).
 
-    In a zig-zag the sequence is cut into two chunks for each of n ranks, and rank r has chunks r
-    and 2n - 1 - r: an early one, to which few keys come before it, and a late one, so that causal
-    attention is the same work on all ranks. In a row, rank r has the r-th of n chunks.
+    A zig-zag cuts the sequence into two chunks for each of n ranks, and rank r has chunks r and 2n
+    - 1 - r. Few keys precede the early chunk and many precede the late one, so causal attention
+    costs all ranks the same. In a row, rank r has the r-th of n chunks.
 
     Args:
-        length: How many places each rank has; even for a zig-zag.
+        length: The number of places on each rank; even for a zig-zag.
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
         zigzag: Whether the order is a zig-zag, or a row.
 
@@ -82,7 +82,7 @@ def split_sequence(
     Args:
         x: An array whose dim ``dim`` is the sequence, such as tokens (batch, length).
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        dim: Which dim is the sequence.
+        dim: The dim of the sequence.
         zigzag: The order, see ``sequence_positions``; that of the attention.
 
     Returns:

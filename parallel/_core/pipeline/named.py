@@ -33,9 +33,9 @@ class NamedSchedule(PipelineSchedule):
 
     Raises:
         TypeError: For arguments of another type.
-        ValueError: On all ranks, for stages that do not divide by the ranks, a number of
-            microbatches with which the schedule cannot be made, stages that are not those that it
-            gives to a rank, and ranks whose arguments differ.
+        ValueError: On all ranks, for stages that do not divide by the ranks, and for an impossible
+            number of microbatches. Also if a rank's stages are not those of the schedule, or if
+            ranks' arguments differ.
     """
 
     def __init__(

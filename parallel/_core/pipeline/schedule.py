@@ -21,12 +21,12 @@ from parallel._groups import gathered
 class PipelineSchedule:
     """Runs batches through a pipeline, by any table.
 
-    ``ScheduleGPipe`` and the others make their own table. All ranks make the schedule: what it was
-    given is compared over them, and a mistake of one is raised on all.
+    ``ScheduleGPipe`` and the others make their own table. All ranks make the schedule. It compares
+    their arguments, and raises one rank's mistake on all of them.
 
     Args:
         stages: This rank's stage, or a list of its stages.
-        table: What each rank does, in which order.
+        table: The actions of each rank, in order.
         loss_fn: The loss of the last stage's output and the target: a ``parallel.nn`` module for
             stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
         scale_grads: Divide the gradients by the number of microbatches: right for a loss that is a
@@ -144,8 +144,8 @@ class PipelineSchedule:
         Args:
             args: The batch: arrays whose first dim is cut into microbatches, the arguments of the
                 first stage. Each step's have the same shapes.
-            target: What ``loss_fn`` gets besides the output: an array, or several in lists or
-                dicts, cut the same way.
+            target: The second argument of ``loss_fn``, after the output: an array, or several in
+                lists or dicts, cut the same way.
             losses: A list that is filled with the microbatches' losses, where the last stage is.
             return_outputs: Return the last stage's outputs.
             kwargs: Further arguments of this rank's stages; arrays are cut, other values are not.
@@ -240,7 +240,8 @@ class PipelineSchedule:
     # ------------------------------------------------------------------ times
 
     def timeline(self) -> Timing:
-        """Return when each rank computed what in the last step, and what was sent. All ranks call.
+        """Return the times of the last step's computations and messages on all ranks. All ranks
+        call.
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """

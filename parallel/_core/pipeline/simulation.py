@@ -106,9 +106,9 @@ def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> 
 
     Args:
         table: The schedule.
-        costs: What actions take, by kind or by a function of the action; by default a forward 1, a
-            backward 2, either half of one 1.
-        message: What it takes from the end of an action until another rank has its result.
+        costs: The time of each action, by kind or by a function of the action; by default a forward
+            1, a backward 2, either half of one 1.
+        message: The time from the end of an action until another rank has its result.
 
     Returns:
         The spans, in the unit of the costs, from 0 on.
