@@ -22,9 +22,10 @@ from parallel.optim._optimizer import Optimizer, ParamGroup
 class ModelAverager(ABC):
     """Counts steps, and averages parameters over a group in some of those after ``warmup_steps``.
 
-    While gradients are still averaged over all ranks, averaging parameters changes nothing: let
-    ``warmup_steps`` be ``start_localSGD_iter`` of the hook's state. ``step`` is the number of steps
-    so far. ``groups`` are those that it may average over; the last one has the ranks of all.
+    Averaging parameters changes nothing while the hook averages gradients over all ranks. So pass
+    ``start_localSGD_iter`` of the hook's state as ``warmup_steps``. The number of steps so far is
+    ``step``. The possible groups for averaging are ``groups``; the last one contains the ranks of
+    all others.
 
     For uneven inputs, pass ``model.join`` the ``PostLocalSGDOptimizer`` that holds it.
 
@@ -72,8 +73,8 @@ class PeriodicModelAverager(ModelAverager):
     """Averages parameters over the ranks in every ``period``-th step after ``warmup_steps``.
 
     Args:
-        period: in steps, at least 1.
-        warmup_steps: so many steps do nothing; the next one averages.
+        period: In steps, at least 1.
+        warmup_steps: So many steps do nothing; the next one averages.
         process_group: ``mesh["dp"]``, a process group, or None for the default group.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.
@@ -100,9 +101,9 @@ class HierarchicalModelAverager(ModelAverager):
     the ranks of the others. (Lin et al., section 4.3: hierarchical local SGD.)
 
     Args:
-        period_group_dict: for each period in steps, at least 1, the ranks to average over; periods
+        period_group_dict: For each period in steps, at least 1, the ranks to average over; periods
             grow, and each group has all ranks of the one before.
-        warmup_steps: so many steps do nothing; the next one averages over the last group.
+        warmup_steps: So many steps do nothing; the next one averages over the last group.
 
     Raises ValueError for no periods, numbers out of range or order, and for a group that lacks
     ranks of the one before (naming them); TypeError for arguments of another type.

@@ -28,15 +28,15 @@ class StageStates:
     the same tree.
 
     Args:
-        model: this rank's stage, whose parameters have the paths that they have in the whole model;
+        model: This rank's stage, whose parameters have the paths that they have in the whole model;
             no two stages have the same.
-        optimizer: that of its parameters.
-        mesh: all ranks of the pipeline and its replicas, with names; parameters are split over
+        optimizer: That of its parameters.
+        mesh: All ranks of the pipeline and its replicas, with names; parameters are split over
             some of its dims, or not at all.
-        dim: the dim along which the stages lie.
+        dim: The dim along which the stages lie.
 
     Raises:
-        MeshDimError: for a mesh that has no such dim.
+        MeshDimError: For a mesh that has no such dim.
     """
 
     def __init__(

@@ -23,10 +23,10 @@ _MACHINES = ("x86_64", "aarch64")
 class Place:
     """Where a rank runs, as it is published in a store.
 
-    ``machine`` is ``this_machine`` there: ranks with equal ones share memory, unless an
-    ``obstacle`` says why one of them cannot. ``pid`` tells ranks that are threads of one process
-    from others. ``address`` is that of an abstract Unix socket (hexadecimal), where there is one.
-    ``site`` is what ``MESHLIB_SITE`` says there.
+    ``machine`` is the rank's ``this_machine``. Ranks with equal machines share memory, unless an
+    ``obstacle`` says why one of them cannot. Ranks that are threads of one process have the same
+    ``pid``. A rank with an abstract Unix socket has that socket's ``address`` (hexadecimal). The
+    rank's ``MESHLIB_SITE`` is its ``site``.
     """
 
     machine: str

@@ -43,9 +43,9 @@ _OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
 class CallQueue:
     """Makes the calls of the group of ``members``, and ends with it.
 
-    ``state`` says what became of the group, ``failure`` changes that. ``ranks`` are the members'
-    global ranks, ``rank`` this one's place among them, -1 if it has none. ``base`` is the queue of
-    the group that this one was derived from.
+    ``state`` records whether the group works, has failed or has ended, and ``failure`` changes it.
+    The members' global ranks are ``ranks``; this rank is at index ``rank``, or -1 if it is no
+    member. A derived group's queue has the parent group's queue as its ``base``.
     """
 
     def __init__(

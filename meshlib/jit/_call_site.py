@@ -1,8 +1,8 @@
 """Where in the user's program a call inside ``jit`` is written.
 
-The flight recorder keeps for each call the line of the user's that made it, and finds it on the
-stack. Under a call that XLA makes there are JAX's frames, or none: what is known is where the call
-was traced. So that is put on the stack.
+For each call, the flight recorder keeps the user's line that made it, and finds it on the stack.
+But when XLA makes the call, the stack has JAX's frames, or none. The user's line is only known from
+tracing, so ``CallSite`` puts it on the stack.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def bind(
 ) -> jax.Array:
     """Make ``collective`` part of the program that is being traced (or make it now).
 
-    ``site`` is the user's line that it is made for, if that is not the nearest on the stack.
-    ``anchors`` are what else it depends on (see ``InJit.anchored``); their values do not matter.
+    Reports name ``site``, by default the nearest user's line on the stack. The call also depends on
+    the ``anchors`` (see ``InJit.anchored``); their values do not matter.
     """
     return _collective_p.bind(x, *anchors, collective=collective, site=site or CallSite.of_caller())
 

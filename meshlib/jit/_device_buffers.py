@@ -2,9 +2,9 @@
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
-On a GPU a compiled program is a sequence of work that a host thread puts on a stream. A call in it
-runs in that thread, when the program's stream has got the work before it and not yet the work
-behind it: a collective that is put behind the one, and before the other, needs no host to wait.
+On a GPU a compiled program is a sequence of work that a host thread puts on a stream. That thread
+makes the program's calls too. It makes each one after it has queued the earlier work, and before it
+queues the later work. So a collective on that stream runs at its place, and the host need not wait.
 """
 
 from __future__ import annotations

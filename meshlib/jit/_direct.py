@@ -1,9 +1,9 @@
 """Calls that compiled programs make without the interpreter: ``meshlib/_native/jit`` makes them.
 
-What a call is, is said once, by its ``CallSpec``: here it is asked which arrays a communicator over
-shared memory would hand to the engine for it, and where in the program's buffers they lie. Python
-makes the first calls of a program, and whatever is unusual later; each time it has found all as
-usual, compiled code may make calls for another moment.
+A ``CallSpec`` alone defines a call. This module runs it on a stand-in for a communicator over
+shared memory, and so learns the arrays that the engine would get. It then finds their places in the
+program's buffers. Python makes the first calls of a program, and any unusual call later. After each
+call that met nothing unusual, Python lets compiled code make calls for another ``MOMENT``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.communicator import ShmCommunicator
 
 MOMENT = 0.05
-"""Seconds for which all is taken to be as usual: as long as the engine itself waits without a look
-at signals and deadlines."""
+"""Seconds for which compiled code may make calls before Python checks again. The engine itself
+waits equally long between two checks of signals and deadlines."""
 
 handler: Any = None if native is None else native.xla_handler
 """What XLA calls, a capsule; None where the core was built without XLA's header."""
@@ -71,7 +71,7 @@ class _Outline(ShmCommunicator):
 class DirectCall(NamedTuple):
     """A call of ``group`` on one operand and one result, as compiled code makes it.
 
-    ``spec`` is what Python would make it of. ``clears``: it has no result, which is zeros.
+    Python would make it from ``spec``. With ``clears`` nothing arrives, and the result is zeros.
     """
 
     group: ProcessGroup
@@ -82,9 +82,9 @@ class DirectCall(NamedTuple):
     in_place: bool
     clears: bool
     only_sends: bool
-    """Whether there is no result: what ``spec`` is given for it is the operand."""
+    """Whether it has no result: ``spec`` then gets the operand in the result's place."""
     sending: DirectCall | None = None
-    """The other half of an exchange, whose operand the same is."""
+    """The other half of an exchange, with the same operand."""
 
     def compile(
         self,

@@ -1,14 +1,14 @@
 """The collectives for use inside ``jax.jit``: plain arrays in, plain arrays out, no tokens.
 
 Every function may be called inside ``jit``, ``grad``, ``vmap``, ``scan``, ``while_loop``'s body,
-``cond`` and ``checkpoint``, and outside of all. ``group`` is a mesh (``mesh["dp"]``), a process
-group, or None for the default group, found when the function is traced. In a group of one rank
-nothing is called.
+``cond`` and ``checkpoint``, and outside of all. A ``group`` is a mesh (``mesh["dp"]``), a process
+group, or None. None is the default group at the time of tracing. In a group of one rank, the
+functions make no call.
 
-All raise, while being traced: TypeError for a dtype or op that makes no sense, ValueError for wrong
-shapes and ranks, and for a group that this rank is not in. When the program runs, what goes wrong
-(``CollectiveMismatchError``, ``RankFailedError`` …) ends the program with a
-``jax.errors.JaxRuntimeError`` that ends with the error's type and text; the group is then broken.
+While being traced, all raise TypeError for a dtype or op that makes no sense. They raise ValueError
+for wrong shapes and ranks, and for a group that this rank is not in. When the program runs, an
+error (``CollectiveMismatchError``, ``RankFailedError`` …) ends it and breaks the group. The program
+then raises a ``jax.errors.JaxRuntimeError``, whose text ends with the error's type and text.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def all_reduce(
 ) -> Any:
     """Return the reduction of the members' ``x``, any shape, the same bits on all members.
 
-    ``x`` may be a pytree of arrays, equal in structure and shapes on all members: it goes in one
-    call for each dtype in it, and a tree of the same structure is returned.
+    ``x`` may be a pytree of arrays, equal in structure and shapes on all members. The function then
+    makes one call for each dtype in it, and returns a tree of the same structure.
 
     The derivative of SUM is SUM (that of AVG is AVG): cotangents are summed over the members, as
     if the loss were the sum of all members' losses. MIN and MAX pass cotangents to the members
@@ -118,10 +118,10 @@ def all_gather(
 ) -> jax.Array:
     """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
 
-    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. Where members have different
-    lengths along ``axis``, ``sizes`` are they, in group order, the same on all members; nothing is
-    padded. That goes with ``tiled``. The call is not made before
-    ``after``, an array of any shape, has been computed: what is gathered takes memory from then on.
+    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. If members have different
+    lengths along ``axis``, ``sizes`` lists these lengths in group order, the same on all members.
+    It needs ``tiled``; nothing is padded. The program makes the call after it has computed
+    ``after``, an array of any shape. The gathered array takes memory only from then on.
     """
     x, calls = prepare(x, group)
     axis = check_axis(axis, x.ndim + (not tiled), "axis")

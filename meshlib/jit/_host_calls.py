@@ -1,13 +1,13 @@
 """Calling Python from compiled XLA programs, on the program's own buffers.
 
-It stands on the custom call behind ``jax.experimental.buffer_callback`` (no copy in either
-direction, about 2 microseconds), or on the handler of ``meshlib/_native/jit``, and adds a place in
-the program's *order*. Ordered calls thread an XLA token from one to the next, in the order of the
-Python program, through ``jit``, ``scan``, ``while``, ``cond`` and from one dispatched computation
-to the next. XLA cannot exchange them, on any rank.
+It uses the custom call behind ``jax.experimental.buffer_callback``, which copies in neither
+direction, or the handler of ``meshlib/_native/jit``. It adds a place in the program's *order*. Each
+ordered call passes an XLA token to the next one, in the order of the Python program. The tokens go
+through ``jit``, ``scan``, ``while`` and ``cond``, and from one dispatched computation to the next.
+XLA cannot exchange ordered calls, on any rank.
 
-The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
-are one thread's, and another one's are refused before they begin.
+JAX keeps separate tokens for each thread, so the order holds within one thread. Hence only one
+thread runs a group's programs, and another thread's programs are refused before they begin.
 """
 
 from __future__ import annotations
@@ -104,27 +104,28 @@ def host_call(
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
-    The call has no derivative and no batching rule: what is built on it brings its own.
+    The call has no derivative and no batching rule: primitives built on it bring their own.
 
     Args:
         function: Called with the outputs, the inputs and the ``Program``. An exception in it ends
             the program.
         results: The outputs' shapes and dtypes.
         operands: The arrays that ``function`` reads.
-        ordered: Ordered calls happen one after the other, in the order of the Python program; an
-            unordered one whenever its operands are there, on any thread, so it must not wait for
-            another one.
+        ordered: Ordered calls happen one after the other, in the order of the Python program. An
+            unordered call happens once its operands are ready, on any thread. So it must not wait
+            for another call.
         aliases: Pairs (operand, result) of numbers that share memory: the output begins as the
             operand.
         reads: Without it ``function`` is given no inputs: all that it needs is in its outputs.
         on_gpu: A program may also be compiled for a GPU. There ``function`` gets CuPy arrays, and
-            is called when the program's stream, which is CuPy's current one, has got the work
-            before the call: what it puts on that stream comes behind that, and before the
+            the program's stream is CuPy's current one. XLA calls ``function`` after it has queued
+            the earlier work on that stream. Work that ``function`` queues comes next, before the
             program's later work.
-        group: The one whose calls ``function`` makes: from then on the thread that runs the program
-            is the only one that may run programs with calls on it, until it has ended.
-        direct: What compiled code may do in the place of ``function``, of an ordered call.
-        site: The user's line that it is then recorded at.
+        group: The group on which ``function`` makes calls. The first thread that runs such a
+            program owns the group. Until that thread ends, no other may run programs with calls on
+            it.
+        direct: Work that compiled code may do in the place of ``function``, for an ordered call.
+        site: The user's line at which compiled code records the call.
 
     Returns:
         The outputs, of the shapes and dtypes of ``results``.
@@ -191,7 +192,7 @@ def _lower(
     program = _program_of(module)
     if group is not None:
         program.add_group(group)
-        module.add_keepalive(program)  # for whoever runs it
+        module.add_keepalive(program)  # the executable keeps it
     target = _TARGETS[platform]
     if direct is not None and ordered and platform == "cpu" and _has_handler():
         structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]  # type: ignore[union-attr]
@@ -246,11 +247,12 @@ def _require_threads(module: Any) -> None:
     if rank is None or rank.jax_device is None or module.backend is rank.jax_device.client:
         return
     raise RuntimeError(
-        f"rank {rank.rank} has put arrays of this program on a device of JAX as it was before"
-        f" run_ranks: there XLA has too few threads for {rank.size} ranks that are threads, which"
-        " would wait for each other for ever. Leave arrays where JAX puts them, or use"
-        " jax.extend.backend.get_default_device() inside of the rank in place of jax.devices(), or"
-        f" set the environment variable NPROC to at least {2 * rank.size} before JAX is first used."
+        f"rank {rank.rank} has put arrays of this program on a JAX device from before run_ranks."
+        f" There XLA has too few threads for {rank.size} ranks that are threads, so they would wait"
+        " for each other forever. Leave arrays where JAX puts them, or call"
+        " jax.extend.backend.get_default_device() inside the rank instead of jax.devices()."
+        f" Or set the environment variable NPROC to at least {2 * rank.size} before JAX is first"
+        " used."
     )
 
 
@@ -266,11 +268,10 @@ def _device_count(axis_context: Any) -> int:
 def _refuse(ctx: Any, *_: Any, **__: Any) -> Any:
     platforms = ", ".join(ctx.module_context.platforms)
     raise NotImplementedError(
-        "this call inside jax.jit has no form for the platforms that the program is compiled for"
-        f" ({platforms}): meshlib's collectives have one for 'cpu' and one for 'cuda', each in a"
-        " program of its own, and parallel.DistributedDataParallel the one of the device that its"
-        " parameters were on. Put the program on jax.devices('cpu')[0], or make the calls outside"
-        " of jit."
+        "this call inside jax.jit does not support the platforms that the program is compiled for"
+        f" ({platforms}). A program with meshlib's collectives runs on 'cpu' or on 'cuda', not on"
+        " both. With parallel.DistributedDataParallel, it runs where the parameters were."
+        " Put the program on jax.devices('cpu')[0], or make the calls outside of jit."
     )
 
 
@@ -304,8 +305,8 @@ def untransformed(tree: Any, what: str, instead: str = _AVERAGE) -> Any:
 
     Args:
         tree: A pytree.
-        what: What cannot be differentiated or batched, for the error.
-        instead: What to do in the place of differentiating it, a sentence of the error.
+        what: Names the value that cannot be differentiated or batched, for the error.
+        instead: A sentence of the error that proposes another way.
 
     Returns:
         ``tree``, guarded.

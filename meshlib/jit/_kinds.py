@@ -1,6 +1,6 @@
 """The collectives inside ``jax.jit``: result, host side, transpose and batching of each.
 
-Ranks are group ranks here. What is gathered or scattered has the members along dim 0; the public
+Ranks are group ranks here. Gathered and scattered arrays have the members along dim 0; the public
 functions move dims where the user wants them.
 """
 
@@ -53,9 +53,9 @@ HostSide = Callable[[HostArray, HostArray], None]
 
 @dataclass(frozen=True)
 class Issuing(InJit):
-    """What is common to all of them: they are one call of ``kind``, through a group's call queue.
+    """The base of collectives that make one call of ``kind``, through a group's call queue.
 
-    The fields ``op``, ``root``, ``peer`` and ``tag`` of those that have them are that call's.
+    The call uses a subclass's fields ``op``, ``root``, ``peer`` and ``tag``, where it has them.
     """
 
     kind: ClassVar[Kind]
@@ -77,7 +77,7 @@ class Issuing(InJit):
 
     @property
     def extra(self) -> int:
-        """What else must be equal on every member (see ``CallHeader``)."""
+        """Another number that must be equal on every member (see ``CallHeader``)."""
         return vars(self).get("tag", 0)
 
     @property
@@ -208,7 +208,7 @@ class AllReduce(SameShape):
                 return jnp.prod(rows, axis=0)
 
             return jax.jvp(product, (bind(gather, x),), (bind(gather, t),))[1]
-        # MIN, MAX: whoever holds the extreme value; several holders share, as in jax.numpy.
+        # MIN, MAX: the members that hold the extreme value share equally, as in jax.numpy.
         holds = (x == y).astype(t.dtype)
         total = AllReduce(self.group, ReduceOp.SUM)
         return bind(total, t * holds) / bind(total, holds)

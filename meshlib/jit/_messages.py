@@ -1,7 +1,7 @@
 """Messages between two members inside ``jax.jit``, and those of their derivatives.
 
-A send has a result of its own and one on the other member; so it goes with all derivatives. What
-is sent back and forth for them depends on what *both* members compute.
+A send has a result here and one on the other member, and its derivatives do too. So the messages
+of a derivative depend on the computations of *both* members.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from transport._call import Kind, dtype_code
 class _OneToOne(SameShape):
     """A message to or from ``peer`` under ``tag``.
 
-    Derivatives send messages of their own, as many as the loss asks for. Both members take them
-    alike, so ``derivation`` (t for a tangent, c for a transpose, for each one that was taken) says
-    which belong together; each has a group beside, whose tags are not those of the program.
+    Derivatives send messages of their own, as many as the loss asks for. Both members take the same
+    derivatives, so ``derivation`` tells which messages belong together. It has a t for each tangent
+    and a c for each transpose. Each ``derivation`` has its own derived group, so its tags do not
+    mix with the program's.
     """
 
     anchored = True
@@ -257,9 +258,10 @@ def sendrecv(
 ) -> jax.Array:
     """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
 
-    Neither waits for the other, so that members may exchange arrays of any size; only those that
-    take part call it, or ``send`` and ``recv``. What comes has the shape and dtype of ``like``, by
-    default of ``x``. The transpose sends the cotangent to ``src`` and receives one from ``dst``.
+    Neither direction waits for the other, so members may exchange arrays of any size. Only the
+    members that take part call it, or ``send`` and ``recv``. The received array has the shape and
+    dtype of ``like``, by default of ``x``. The transpose sends the cotangent to ``src`` and
+    receives one from ``dst``.
     """
     x, calls = prepare(x, group)
     base = resolve_group(group)

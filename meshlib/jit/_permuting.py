@@ -26,10 +26,10 @@ from transport._call import Kind
 
 @dataclass(frozen=True)
 class Permute(Issuing):
-    """Each pair (source, destination) moves one member's array; who gets none gets zeros.
+    """Each pair (source, destination) moves one member's array; other destinations get zeros.
 
-    One call of all members, as an all-to-all with at most one part each way: its header carries a
-    hash of the pairs and of ``tag``, so that members with others are found out.
+    All members make one call, an all-to-all with at most one part each way. Its header carries a
+    hash of the pairs and of ``tag``, so that a member with different ones is detected.
     """
 
     kind = Kind.ALL_TO_ALL
@@ -69,7 +69,7 @@ class Permute(Issuing):
 
 
 class _UnderWay(NamedTuple):
-    """A permute that was begun. It works on memory of its own: XLA's may be another by then."""
+    """A permute that was begun. It has its own memory, because XLA may move or free its buffers."""
 
     work: Work[Any]
     came: HostArray
@@ -79,9 +79,9 @@ class _UnderWay(NamedTuple):
 
 @dataclass(frozen=True)
 class _Half(InJit):
-    """A half of ``whole``; ``tag`` says which of those under way the other half belongs to.
+    """A half of ``whole``; both halves of one permute have the same ``tag``.
 
-    Made by a group beside, on the thread of which it goes on while the program does other things.
+    A derived group makes the call. It proceeds on that group's thread, while the program goes on.
     """
 
     whole: Permute
@@ -100,7 +100,7 @@ class _Half(InJit):
 
 @dataclass(frozen=True)
 class PermuteStart(_Half):
-    """Returns its operand, of which a copy is on its way from then on."""
+    """Sends a copy of its operand, and returns the operand at once."""
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         permute = self.beside()
@@ -133,7 +133,7 @@ class PermuteStart(_Half):
 
 @dataclass(frozen=True)
 class PermuteDone(_Half):
-    """Returns what has come, in the place of its operand, which was sent."""
+    """Returns the received array, in the memory of its operand, which was sent."""
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         permute = self.beside()
@@ -156,7 +156,7 @@ class PermuteDone(_Half):
 
 
 def _taken(group: ProcessGroup, tag: int) -> _UnderWay:
-    """Take what is under way out of the books. Raises RuntimeError if that is nothing."""
+    """Remove and return the permute under way with ``tag``; RuntimeError if there is none."""
     under_way: _UnderWay | None = state_in_jit(group).under_way.pop(tag, None)
     if under_way is None:
         raise RuntimeError(f"permute_done with tag {tag}, but no permute_start before it: {group}")
@@ -187,7 +187,7 @@ class Passing:
     """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
 
     x: jax.Array
-    """What was given, once it is on its way: what is computed with this comes after the start."""
+    """The operand after the start: the program computes anything that uses it after the start."""
     halves: tuple[PermuteStart, PermuteDone]
 
 
@@ -200,12 +200,13 @@ def permute_start(
         y = f(passing.x)                            # x, and computed after the start
         x = mj.permute_done(passing, after=y)       # not waited for before y is there
 
-    ``tag``, 0 to 2**32 - 1, tells apart what is under way at the same time: one for each tag. What
-    is sent is a copy of ``x``, and what comes has memory of its own: a rank has two arrays more
-    meanwhile. On a GPU all of it happens at the end. The derivative is that of ``permute``, whole.
+    ``tag``, 0 to 2**32 - 1, tells permutes apart that are under way at the same time, one for each
+    tag. The permute sends a copy of ``x`` and receives into new memory, so a rank holds two more
+    arrays meanwhile. On a GPU, ``permute_done`` does all the work. The derivative is that of one
+    whole ``permute``.
 
-    If a program ends between the two, by an error of another call in it, the permute is broken off
-    on all members, and says by what.
+    If the program ends between the two by an error of another call, the permute is aborted on all
+    members, with that error as the reason.
     """
     x, calls = prepare(x, group)
     pairs = _pairs(perm, calls.size())

@@ -30,7 +30,7 @@ None stands for NumPy's own, for which nothing has to be prepared.
 
 
 class StateInJit:
-    """What a group has inside ``jax.jit``."""
+    """The state of a group inside ``jax.jit``."""
 
     def __init__(self) -> None:
         self.owner: threading.Thread | None = None
@@ -47,7 +47,7 @@ class StateInJit:
 
 
 def state_in_jit(group: ProcessGroup) -> StateInJit:
-    """Return what ``group`` has inside ``jax.jit``."""
+    """Return the state of ``group`` inside ``jax.jit``."""
     state = call_queue_of(group).state
     if state.in_jit is None:
         state.in_jit = StateInJit()
@@ -108,7 +108,7 @@ class Program:
     def guard(self, cleanup: Callable[[BaseException], None]) -> None:
         """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
 
-        XLA then frees the program's buffers: whoever still works on them has to stop first.
+        XLA then frees the program's buffers, so ``cleanup`` must stop all work on them.
         """
         self._guards.append(cleanup)
 

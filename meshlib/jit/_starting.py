@@ -23,20 +23,20 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def jit(fun: _F, **options: Any) -> _F:
     """Return ``jax.jit(fun, **options)`` whose programs start as fast as those without calls.
 
-    JAX starts a program with ordered effects from Python, which takes some 150 microseconds more.
-    Here the calls' order inside of a program is kept as ever, and what is outside of it does not
-    see them. From one program to the next XLA keeps the order, since it runs the programs that one
-    thread starts one after the other. Inside of a program that is being traced (another ``jit``,
-    ``grad``, ``vmap`` …) it is ``jax.jit(fun)``.
+    JAX starts a program with ordered effects from Python, which is slow. This function keeps the
+    effects, and so the order of calls, inside the program, and hides them from JAX outside. From
+    one program to the next XLA keeps the order: it runs the programs of one thread one after the
+    other. Inside a program that is being traced (another ``jit``, ``grad``, ``vmap`` …) it is
+    ``jax.jit(fun)``.
 
-    Raises, when called: RuntimeError in another thread than the one whose calls those of its groups
-    are; else what ``jax.jit`` raises.
+    When called, it raises RuntimeError if another thread owns one of its groups. Else it raises the
+    errors of ``jax.jit``.
     """
     return cast("_F", functools.wraps(fun)(_Jitted(fun, options)))
 
 
 class _Jitted:
-    """What ``jit`` returns. It has the methods of what ``jax.jit`` returns."""
+    """The function that ``jit`` returns, with the methods of one that ``jax.jit`` returns."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._fun = fun
@@ -78,11 +78,11 @@ class _Jitted:
         for group in set(_groups_of(jaxpr.jaxpr)):
             self._groups.add_group(group)
         self._groups.enter()
-        # What has other effects JAX has to know of.
+        # JAX has to know of other effects, so only ours are hidden.
         hides = internals().are_ours(jaxpr.effects)
         results = (_whole_p.bind if hides else _evaluate)(*arrays, jaxpr=jaxpr)
         tree = jax.tree_util.tree_structure(shapes)
-        # A result that is always there: what has none JAX would drop.
+        # JAX would drop a program without results, so this one is always there.
         *results, done = results if hides else (*results, jnp.uint8(0))
         return jax.tree_util.tree_unflatten(tree, results), done
 

@@ -2,20 +2,27 @@
 
 A ``Sharding`` is a value, for arithmetic without communication::
 
-    s = Sharding(mesh, P("dp", None, ("cp", "tp")))     # or [Shard(0), Replicate(), Partial("sum")]
-    s.local_shape(shape, rank)      # the shape of a rank's part (default: of this rank's)
-    s.slices(shape, rank)           # its part of the global array, a slice for each dim
-    s.replica(rank), s.replica_count   # its number among the ranks with the same values
-    s.parts(shape)                  # each part once, as slices: to write them
+    s = Sharding(mesh, P("dp", None, ("cp", "tp")))     # Or [Shard(0), Replicate(), Partial("sum")]
+
+    s.local_shape(shape, rank)      # The shape of a rank's part; by default this rank's.
+    s.slices(shape, rank)           # The rank's part of the global array, a slice for each dim.
+
+    s.replica(rank), s.replica_count   # The rank's number among the ranks with the same values.
+
+    s.parts(shape)                  # Each part once, as slices, for writing them.
+
     s.spec, s.partial, s.placements, s.mesh, s.dims, s.reduced(), s.with_spec(...)
-    s.plan(other, shape, dtype)     # the collectives from one sharding to another, with bytes
+
+    s.plan(other, shape, dtype)     # The collectives from one sharding to another, with bytes.
 
 A ``DArray`` is a global array of which each rank has a part::
 
-    x = distribute_array(array, s)  # or zeros, ones, full, random(shape, s, ...)
+    x = distribute_array(array, s)  # Or zeros, ones, full, random(shape, s, ...).
     x = DArray.from_local(part, s)
+
     x.to_local(), x.redistribute(P(None, "dp")), x.full_array()
-    np.sum(x * 2, axis=0), a @ b    # NumPy, each rank its part; see ``rules``
+
+    np.sum(x * 2, axis=0), a @ b    # NumPy: each rank computes its part; see ``rules``.
 """
 
 from meshlib.sharding._blocks import block

@@ -67,10 +67,11 @@ class GlobalArray(NDArrayOperatorsMixin):
     ) -> Self:
         """Return the global array whose part on this rank is ``local``, which is not copied.
 
-        With ``run_check`` the ranks of the mesh compare what they have (one message of a few bytes
-        to each), ``shape`` (the global one) may be left out, also where parts are uneven, and all
-        ranks raise ValueError, naming the first rank whose part is wrong. Without it nothing is
-        sent, and without a ``shape`` the parts are taken for even.
+        With ``run_check``, the ranks of the mesh compare their parts' shapes and dtypes. Each rank
+        sends a few bytes to every other. The global ``shape`` may then be left out, even if parts
+        are uneven. All ranks raise ValueError, which names the first rank with a wrong part.
+        Without ``run_check`` no rank sends anything. Parts are then assumed to be even, unless
+        ``shape`` is given.
 
         Raises ValueError when ``local`` has another shape than its part of ``shape``, and on a rank
         outside the mesh; TypeError unless it is a NumPy or CuPy array, of a dtype to which the op

@@ -190,7 +190,7 @@ class ShardingValue:
         return coordinate
 
     def slices_at(self, shape: Sequence[int], coordinate: Sequence[int]) -> tuple[slice, ...]:
-        """Return the part of whoever has this ``coordinate`` in the mesh; checks nothing."""
+        """Return the part of the rank at ``coordinate`` in the mesh; checks nothing."""
         sizes, dims = self.mesh.shape, self.dims
         return tuple(
             slice(*block(n, [sizes[i] for i in dims[d]], [coordinate[i] for i in dims[d]]))

@@ -47,9 +47,10 @@ def load_balance(counts: Array, shares: Array) -> tuple[Array, Array]:
     arXiv:2101.03961, equation 4.
 
     Args:
-        counts: how many choices fell on each of the n experts, (n,); over all ranks whose tokens
+        counts: The number of choices of each of the n experts, (n,), over all ranks whose tokens
             count.
-        shares: what the router gave each expert of each token here, (tokens, n); rows sum to 1.
+        shares: The router's probabilities of the experts for each token here, (tokens, n); rows sum
+            to 1.
 
     Returns:
         The loss, this rank's share of it: its average over ranks of equally many tokens is the

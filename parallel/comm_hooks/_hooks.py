@@ -2,8 +2,8 @@
 
 In 16 bits each rank rounds its gradients once; their average is computed in float32 and rounded
 once more. Post-local SGD (Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local
-SGD", arXiv:1808.07217) averages gradients in small groups only after a warm-up. Between the groups
-parameters are averaged, every few steps: see ``parallel.averaging``.
+SGD", arXiv:1808.07217) averages gradients in small groups only after a warm-up. Every few steps,
+``parallel.averaging`` averages parameters over all groups.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", arXiv:1905.13727, algorithm 1 (the compression: one step of a power iteration,
@@ -14,9 +14,9 @@ For each gradient M (viewed as a matrix, plus what earlier steps left out), with
     P = average over the ranks of M Q;   P = an orthonormal basis of its columns
     Q = average over the ranks of Mᵀ P;  the result is P Qᵀ, what it misses goes into the next M
 
-Two averages in a row cannot both be started by the backward pass, and the second must not be
-waited for: it is started by the end of the first, on a group of its own. There its calls come in
-the order in which the first ones end, which is the same on all ranks.
+The second average needs the result of the first, and the backward pass must not wait for it. So the
+end of the first average starts the second, on a separate group. The first averages end in the same
+order on all ranks, so the second ones start in the same order.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 class PostLocalSGDState:
-    """What ``post_localSGD_hook`` needs to know.
+    """Options of ``post_localSGD_hook``.
 
     Args:
-        process_group: all replicas, for the first steps; None: the default group.
-        subgroup: the replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
+        process_group: All replicas, for the first steps; None: the default group.
+        subgroup: The replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
             ranks of one host.
-        start_localSGD_iter: how many steps average over all replicas.
-        post_local_gradient_allreduce: whether the subgroup averages after that, or nobody does.
+        start_localSGD_iter: The number of first steps that average over all replicas.
+        post_local_gradient_allreduce: Whether the subgroup averages after that, or nobody does.
 
     Raises ValueError for a negative ``start_localSGD_iter``, TypeError for arguments of another
     type.
@@ -137,15 +137,15 @@ class PowerSGDState:
     """Options of ``powerSGD_hook``, and what it keeps from step to step.
 
     Args:
-        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
-        matrix_approximation_rank: r above. 1 to 4 are common; more is closer to the average.
-        start_powerSGD_iter: how many steps average without compression; early gradients suffer
-            most from it.
-        min_compression_rate: a gradient is compressed if that makes it this many times smaller.
-        use_error_feedback: add to each gradient what was left out before. Takes one array of the
+        process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
+        matrix_approximation_rank: The r above. 1 to 4 are common; more is closer to the average.
+        start_powerSGD_iter: The number of first steps that average without compression, which harms
+            early gradients most.
+        min_compression_rate: A gradient is compressed if that makes it this many times smaller.
+        use_error_feedback: Add to each gradient what was left out before. Takes one array of the
             parameter's size; without it training may not converge.
-        warm_start: begin with the last step's Q; without it with a random one.
-        random_seed: of the Q that are drawn; equal on all ranks.
+        warm_start: Begin with the last step's Q; without it with a random one.
+        random_seed: Of the Q that are drawn; equal on all ranks.
 
     ``state_dict`` has what a resumed run needs to go on exactly: each rank saves and loads its own.
 
@@ -212,25 +212,25 @@ class PowerSGDState:
         return namespace(matrix).asarray(rng.standard_normal(shape), dtype=matrix.dtype)
 
     def add_error(self, path: str, matrix: Array) -> None:
-        """Add to ``matrix`` what earlier steps left out of this parameter's gradient."""
+        """Add to ``matrix`` the error that earlier steps left out of this parameter's gradient."""
         error = self._errors.get(path)
         if error is not None:
             _check_shape(error, matrix.shape, f"the error of {path}")
             matrix += namespace(matrix).asarray(error)
 
     def keep(self, path: str, factor: Array, error: Array) -> None:
-        """Keep what the next step begins with."""
+        """Keep the factor and the error for the next step."""
         if self.warm_start:
             self._factors[path] = factor
         if self.use_error_feedback:
             self._errors[path] = error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this rank stands, to be loaded with the model's and the optimizer's state.
+        """Return this rank's state, for a checkpoint beside the model's and the optimizer's state.
 
-        ``"errors"`` (what this rank left out: every rank has its own) and ``"factors"`` (Q, equal
-        on all ranks) are arrays by the parameters' paths. On another number of ranks, load rank 0's
-        without its errors: what was left out so far is then lost.
+        ``"errors"`` (of this rank alone) and ``"factors"`` (Q, equal on all ranks) are arrays by
+        the parameters' paths. With another number of ranks, load rank 0's state without its errors.
+        The error feedback so far is then lost.
         """
         return {
             "iteration": self.iteration,

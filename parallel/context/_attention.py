@@ -24,14 +24,14 @@ class RingAttention(DotProductAttention):
     ``parallel._core.attention.ring``.
 
     Args:
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        causal: query i attends to the keys up to i of the whole sequence, and to no later one.
-        zigzag: which places each rank has, see ``sequence_positions``: a zig-zag, or a row. All
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        causal: Query i attends to the keys up to i of the whole sequence, and to no later one.
+        zigzag: Which places each rank has, see ``sequence_positions``: a zig-zag, or a row. All
             ranks have equally many, an even number for a zig-zag.
 
     Raises:
-        TypeError: for what is no set of ranks.
-        ValueError: for ranks without this one.
+        TypeError: For what is no set of ranks.
+        ValueError: For ranks without this one.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class UlyssesAttention(DotProductAttention):
     equal parts of the sequence.
 
     Args:
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group. The heads
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group. The heads
             here, of queries and of keys, must divide by their number.
-        causal: query i attends to the keys up to i of the whole sequence, and to no later one.
+        causal: Query i attends to the keys up to i of the whole sequence, and to no later one.
 
     Raises:
-        TypeError: for what is no set of ranks.
-        ValueError: for ranks without this one.
+        TypeError: For what is no set of ranks.
+        ValueError: For ranks without this one.
     """
 
     def __init__(self, mesh: Ranks | None = None, causal: bool = True) -> None:
@@ -179,19 +179,19 @@ def context_parallel(
     gradients are to be averaged over ``mesh`` as over data-parallel ranks.
 
     Args:
-        module: a ``parallel.nn.Module``.
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        module: A ``parallel.nn.Module``.
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
         method: "ring": keys and values go round; "all_to_all": each rank gets whole heads.
-        zigzag: for the ring, which places each rank has, see ``sequence_positions``: a zig-zag, or
+        zigzag: For the ring, which places each rank has, see ``sequence_positions``: a zig-zag, or
             a row. None: a zig-zag for causal attention. An all-to-all has a row.
 
     Returns:
         The ``module``.
 
     Raises:
-        ValueError: for a module without attention, heads that do not divide by the ranks and an
+        ValueError: For a module without attention, heads that do not divide by the ranks and an
             all-to-all, a zig-zag and an all-to-all, another method. Nothing was changed then.
-        TypeError: for what is no module or no set of ranks, and attention that is spread already.
+        TypeError: For what is no module or no set of ranks, and attention that is spread already.
     """
     check_instance(module, Module, "module")
     group = resolve(mesh, "mesh")

@@ -56,29 +56,29 @@ class DistributedDataParallel(Module, Joinable):
     one raises and says what to do.
 
     Args:
-        module: the model; its parameters are fixed from here on.
-        process_group: the replicas: ``mesh["dp"]``, any other mesh or group, or None for the
+        module: The model; its parameters are fixed from here on.
+        process_group: The replicas: ``mesh["dp"]``, any other mesh or group, or None for the
             default group. Over several mesh dimensions (``mesh["dp", "cp"]``) gradients are
             averaged over all of them.
-        bucket_cap_mb: the size of buckets in MiB; the first one is 1 MiB, or smaller if this is.
-        broadcast_buffers: copy rank 0's buffers to all ranks before each training forward whose
+        bucket_cap_mb: The size of buckets in MiB; the first one is 1 MiB, or smaller if this is.
+        broadcast_buffers: Copy rank 0's buffers to all ranks before each training forward whose
             backward synchronises.
-        init_sync: compare the ranks' models and copy rank 0's values at construction. Without it,
+        init_sync: Compare the ranks' models and copy rank 0's values at construction. Without it,
             equal replicas are the caller's promise.
-        find_unused_parameters: parameters may go unused in a step, and other ones on other ranks.
+        find_unused_parameters: Parameters may go unused in a step, and other ones on other ranks.
             Their share counts as zero; what nobody used keeps its gradient as it was. Costs a small
             all-reduce a step. Without it, an unused parameter is an error that names it.
-        gradient_as_bucket_view: gradients are views of the buckets: saves one copy of all
+        gradient_as_bucket_view: Gradients are views of the buckets: saves one copy of all
             gradients, in memory and in time.
-        static_graph: the same parameters are used in each step. What goes unused in the first one
+        static_graph: The same parameters are used in each step. What goes unused in the first one
             is then allowed, and the small all-reduce is made only once.
-        mixed_precision: compute, or average, in other dtypes than that of the parameters.
+        mixed_precision: Compute, or average, in other dtypes than that of the parameters.
 
     Raises:
-        ValueError: when the ranks' models or options differ (naming the first that does), or for a
+        ValueError: When the ranks' models or options differ (naming the first that does), or for a
             bucket size that is not positive.
-        TypeError: for arguments of another type.
-        RuntimeError: for a model without trainable parameters.
+        TypeError: For arguments of another type.
+        RuntimeError: For a model without trainable parameters.
     """
 
     def __init__(
@@ -297,11 +297,11 @@ class DistributedDataParallel(Module, Joinable):
         """Return a context in which ranks may run out of inputs at different times; see ``Join``.
 
         Args:
-            divide_by_initial_world_size: go on dividing by the number of all ranks, so that each
+            divide_by_initial_world_size: Go on dividing by the number of all ranks, so that each
                 sample weighs the same; or else by the number of those that still have inputs.
             enable: False makes the context do nothing.
-            throw_on_early_termination: raise as soon as one rank is out of inputs.
-            optimizer: one whose state the ranks that stopped early take over in the end, as they
+            throw_on_early_termination: Raise as soon as one rank is out of inputs.
+            optimizer: One whose state the ranks that stopped early take over in the end, as they
                 do the parameters: needed when training goes on with an optimizer that has state.
                 Or one that takes part itself, ``ZeroRedundancyOptimizer``.
         """

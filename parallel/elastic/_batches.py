@@ -1,4 +1,4 @@
-"""``ElasticBatches``: which samples a step is about, whoever is there to compute it."""
+"""``ElasticBatches``: the samples of each step, for any number of present ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Share:
     """One rank's share of a step's batch.
 
     ``samples`` are the numbers of its samples (int64). ``batch`` is the number of samples of all
-    ranks together. The mean over the ranks of ``weight`` times the mean over a rank's samples is
-    the mean over the batch. ``scale`` is by how much the batch is larger than that of a full mesh.
+    ranks together. Each rank multiplies the mean over its samples by ``weight``. The mean of these
+    products over the ranks is the mean over the batch. The ratio of the batch's size to that of a
+    full mesh is ``scale``.
     """
 
     samples: Positions

@@ -1,7 +1,8 @@
 """The choice of the next mesh: a pure function of the members' reports.
 
-A *replica* is one coordinate of the dim whose ranks can do without each other, with all its ranks:
-one rank on a mesh of one dim, all shards of the parameters on a mesh of two.
+A *replica* is all ranks at one coordinate of the elastic dim, which can do without the ranks at the
+others. On a mesh of one dim, it is one rank. On a mesh of two dims, it has all shards of the
+parameters.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def choose(
 ) -> Choice | None:
     """Return the next mesh, None while there are fewer than ``min_size`` replicas.
 
-    ``ranks`` is the present mesh, with one replica for each place along ``axis``. Up to ``size``
-    replicas are made of its replicas that all have ``said`` their report, of live ranks of the
-    other replicas, and of the ranks ``waiting`` for a place, in this order. A replica that goes on
-    keeps its place among the others.
+    ``ranks`` is the present mesh, with one replica for each place along ``axis``. The next mesh has
+    up to ``size`` replicas. A replica stays if all its ranks have a report in ``said``, and keeps
+    its place among the others. Other places go to the live ranks of broken replicas, then to the
+    ranks ``waiting`` for a place.
     """
     rows = np.moveaxis(ranks, axis, 0)
     shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)

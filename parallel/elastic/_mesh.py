@@ -37,14 +37,15 @@ class ElasticMesh:
             model = DistributedDataParallel(Net(), elastic.mesh["dp"])
             optimizer = SGD(model.parameters(), lr=0.1)
             state = {"model": model, "optimizer": optimizer}
+
             for step in elastic.steps(state, until=1000, batches=ElasticBatches(60000, 128)):
                 with step as mesh:
                     train(model, step.share)             # forward and backward
                     step.on_commit(optimizer.step)
 
-    All ranks run the same program, also those that come later (``meshrun --replace``,
-    ``--spares``). These are the only rank of their mesh until the loop begins; there they wait for
-    a place, get the state, and go on with the others in the middle of their loop.
+    All ranks run the same program, including later ones (``meshrun --replace``, ``--spares``). A
+    later rank is the only rank of its mesh until the loop begins. There it waits for a place, gets
+    the state, and joins the others in the middle of their loop.
 
     Args:
         mesh: A mesh over all ranks that the job began with, with names; None: the one that it was
@@ -162,25 +163,25 @@ class ElasticMesh:
     ) -> Iterator[Step]:
         """Yield a step, again and again, until so many are committed.
 
-        A step that was broken off by the loss of a rank is yielded again, with the same number, to
-        those who are left.
+        If the loss of a rank breaks off a step, the remaining ranks get the step again, with the
+        same number.
 
         Args:
-            state: What lasts from step to step: a dict of models, optimizers, arrays, pytrees. The
-                wrappers of this package move to the mesh of those who are there; who comes gets all
-                of it from those who have it.
-            until: How many steps are committed in the end; or ``until(committed)``, which says
-                whether it is enough (alike on all ranks); None: for ever.
+            state: The state from step to step: a dict of models, optimizers, arrays, pytrees. The
+                wrappers of this package move to the mesh of the present ranks. A new rank gets the
+                whole state from ranks that have it.
+            until: The number of committed steps after which the loop ends. Or ``until(committed)``,
+                true at the end, alike on all ranks. None: forever.
             batches: The samples; ``step.share`` is then this rank's share of a step's.
-            restore: Called by all members when nobody is left that has the state: it loads a
+            restore: Called by all members if no remaining rank has the state: it loads a
                 checkpoint into ``state``, and this object's part by ``load_state_dict``.
 
         Raises:
             ValueError: For a ``state`` of which a lost rank takes a part along: a
                 ``ZeroRedundancyOptimizer``, arrays that are split over the elastic dim.
-            DistError: When the job cannot go on: fewer than ``min_size`` replicas came, this rank
-                is cut off from the store, nobody has the state, or the same happens again and again
-                though nobody is lost.
+            DistError: When the job cannot go on. Reasons are fewer than ``min_size`` replicas, a
+                lost connection to the store, and no rank with the state. Another is an error that
+                recurs although no rank is lost.
         """
         managed = ManagedState(state)
         managed.check(self.dim)

@@ -25,10 +25,11 @@ from parallel.optim._optimizer import SGD, Optimizer
 
 
 class DiLoCo:
-    """Has a step of an elastic loop be a *round* of many steps that each replica makes by itself.
+    """Makes each step of an elastic loop a *round* of many steps by each replica alone.
 
         outer = DiLoCo(model, optimizer, elastic.mesh["dp"])
         state = {"model": model, "inner": optimizer, "outer": outer, "momentum": outer.optimizer}
+
         for step in elastic.steps(state, until=100, batches=ElasticBatches(60000, 4 * 500 * 32)):
             with step, outer.round(step):
                 for samples in step.share.microbatches(32):
@@ -36,17 +37,17 @@ class DiLoCo:
                     optimizer.step()
                     optimizer.zero_grad()
 
-    At the end of a round the replicas average how far each has gone, and the outer optimizer takes
-    that, with its sign turned, for a gradient. When a round does not count, parameters and the
-    inner optimizer's state are those of its beginning again.
+    At the end of a round, the replicas average their changes of the parameters. The outer optimizer
+    takes the negative average as a gradient. When a round does not count, the parameters and the
+    inner optimizer's state go back to its beginning.
 
     Args:
         model: The module that is trained, without a wrapper over the same replicas; it may be fully
             sharded over others.
         optimizer: The inner one, which makes the steps of a round: AdamW in the paper.
         ranks: The replicas: ``elastic.mesh["dp"]``.
-        outer: What makes the step at the end of a round, of the same parameters; by default the
-            paper's: SGD with a rate of 0.7 and Nesterov's momentum of 0.9.
+        outer: The optimizer of the step at the end of a round, with the same parameters; by default
+            the paper's: SGD with a rate of 0.7 and Nesterov's momentum of 0.9.
 
     Raises:
         TypeError: For arguments of another type.

@@ -17,9 +17,9 @@ _PAUSE_SECONDS = 0.01
 class Interrupter:
     """Ends the calls of this rank, on whatever group, once the group ``members`` has broken.
 
-    A rank may be in a call with others that have lost nobody, on a group of their own, while some
-    of those have left the step and will not come. Works until ``end``, when the rank itself has
-    left the step; groups without a call under way stay whole.
+    A rank may wait in a call on a smaller group that has lost no member. But other members of that
+    group may have left the step, and will never come. It works until ``end``, when the rank itself
+    has left the step. Groups without a call under way stay intact.
     """
 
     def __init__(self, job: Job, members: ProcessGroup) -> None:

@@ -1,8 +1,9 @@
 """The state of a training loop: taken apart into arrays, sent to ranks that come, put together.
 
-Each replica that has the state sends an equal share of its bytes to each rank that needs it, with
-the share's SHA-256 hash, and the receiver reads from all of them at the same time. A rank gets what
-the ranks at its own coordinate in the other replicas have: where parameters are sharded, its shard.
+Each replica with the state sends an equal share of its bytes, with the share's SHA-256 hash, to
+each rank that needs it. The receiver reads from all replicas at the same time. A rank gets the
+state of the ranks at its own coordinate in the other replicas. So where parameters are sharded, it
+gets its shard.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Leaf:
 class ManagedState:
     """The ``state`` of a loop: a dict of models, optimizers, arrays, and trees of those.
 
-    What has ``state_dict`` and ``load_state_dict`` is asked by them. What has ``move_to`` (the
-    wrappers of this package) is told when the mesh changes; if that is all, it has no state.
-    Anything else is replaced in the dict,
-    arrays of NumPy of the same shape and dtype are written in place.
+    If a value has ``state_dict`` and ``load_state_dict``, these methods read and load it. The
+    wrappers of this package have ``move_to``, which is called when the mesh changes. A value with
+    ``move_to`` alone has no state. Any other value is replaced in the dict, except that NumPy
+    arrays of the same shape and dtype are written in place.
     """
 
     def __init__(self, state: MutableMapping[str, Any]) -> None:
@@ -83,7 +84,7 @@ class ManagedState:
                 value.move_to(mesh)
 
     def drop_gradients(self) -> None:
-        """Forget what a step has left that does not count."""
+        """Drop the saved activations and gradients of a step that does not count."""
         for value in self._state.values():
             if isinstance(value, Module):
                 value.discard_saved()
@@ -103,10 +104,10 @@ class ManagedState:
         }
 
     def room_for(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """Return an array of NumPy for each leaf of a ``tree`` that another rank has taken apart.
+        """Return a NumPy array for each leaf of a ``tree`` that another rank has taken apart.
 
-        Where this rank has an array of the same shape and dtype in its place, it is that one: what
-        is written to it is there, and needs no memory of its own.
+        Where this rank has an array of the same shape and dtype at that path, it returns this
+        array. The state is then received in place, without more memory.
         """
         own: dict[str, Any] = {}
         map_leaves(own.__setitem__, self._told())

@@ -33,11 +33,11 @@ class Dispatch:
     All ranks of ``group`` make one at the same time.
 
     Args:
-        experts: the experts that each token chose, (tokens, top_k), the best first.
-        count: how many experts there are; rank i of ``group`` has the i-th equal part of them.
-        group: the ranks that have them. None: all are here.
-        capacity: how many rows each expert takes from this rank; those beyond are dropped: last
-            choices first, and of these the last tokens. None: all.
+        experts: The experts that each token chose, (tokens, top_k), the best first.
+        count: The number of experts; rank i of ``group`` has the i-th equal part of them.
+        group: The ranks that have them. None: all are here.
+        capacity: The most rows that each expert takes from this rank. Further rows are dropped:
+            last choices first, and of these the last tokens. None: all.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Dispatch:
     def send(self, rows: Array) -> Callable[[], Array]:
         """Begin to send rows, (sent, d), to their experts.
 
-        What is returned waits and gives the rows of the experts here, (received, d), in their
-        order. ``rows`` must be left alone until then.
+        The returned function waits, and returns the rows of the experts here, (received, d), in
+        their order. Leave ``rows`` alone until then.
         """
         arrived = self._move(rows, self._received, self._sent)
 
@@ -104,7 +104,7 @@ class Dispatch:
     def send_back(self, rows: Array) -> Callable[[], Array]:
         """Begin to send the experts' rows, (received, d), to where they came from.
 
-        What is returned waits and gives the rows in the order of ``rows``, (sent, d).
+        The returned function waits, and returns the rows in the order of ``rows``, (sent, d).
         """
         if self._merge is not None:
             parted = namespace(rows).empty_like(rows)
@@ -147,12 +147,12 @@ class GroupedLinear(Module):
     ``fully_shard``, which splits dim 0, splits every expert alike.
 
     Args:
-        weight: of the experts that are here.
-        grad_scale: what the weight's gradient is multiplied by.
+        weight: Of the experts that are here.
+        grad_scale: The factor of the weight's gradient.
 
     Raises:
-        TypeError: for what is no array.
-        ValueError: for an array that has not three dims.
+        TypeError: For what is no array.
+        ValueError: For an array that has not three dims.
     """
 
     def __init__(self, weight: Array, grad_scale: float = 1.0) -> None:
@@ -209,27 +209,27 @@ def _slices(counts: list[int]) -> list[tuple[int, slice]]:
 class Experts(Module):
     """``count`` networks ``down(activation(up(x)))``, those of this rank.
 
-    Expert e is on rank ``e // (count / size)`` of ``ep``, and of each expert the hidden features
-    are split over ``tp``: what ``forward`` returns is this tp rank's term of a sum then. Gradients
-    of the weights are divided by the size of ``ep``: they have contributions from the tokens of all
-    its ranks, and the losses of ranks that share a batch are averaged. Average them over the
-    experts' replicas only.
+    Expert e is on rank ``e // (count / size)`` of ``ep``. Over ``tp``, each expert's hidden
+    features are split, and ``forward`` returns this tp rank's term of a sum. The gradients of the
+    weights include the tokens of all ranks of ``ep``. They are divided by the size of ``ep``,
+    because the losses of ranks that share a batch are averaged. Average them over the experts'
+    replicas only.
 
     Args:
-        count: how many experts there are on all ranks of ``ep``.
-        dim: the size of a token.
-        hidden: that between the two layers, over all ranks of ``tp``.
-        ep: the ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
-        tp: the ranks that each expert is split over: ``mesh["tp"]``. None: each is whole.
-        activation: makes the module between the two layers, element by element.
-        rng: draws the weights of all experts, uniformly within 1/sqrt of what is summed over; in
+        count: The number of experts on all ranks of ``ep``.
+        dim: The size of a token.
+        hidden: That between the two layers, over all ranks of ``tp``.
+        ep: The ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
+        tp: The ranks that each expert is split over: ``mesh["tp"]``. None: each is whole.
+        activation: Makes the module between the two layers, element by element.
+        rng: Draws the weights of all experts, uniformly within 1/sqrt of what is summed over; in
             the same state on all ranks, which then have what one process has.
-        dtype: of the weights.
+        dtype: Of the weights.
 
     Raises:
-        ValueError: when experts or hidden features do not divide by the ranks, for numbers below
+        ValueError: When experts or hidden features do not divide by the ranks, for numbers below
             1, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     def __init__(

@@ -35,25 +35,25 @@ class Router(Module):
     Scores are ``softmax(x @ weight.T)`` or ``sigmoid`` of it: see ``parallel._core.experts``.
 
     Args:
-        dim: the size of a token.
-        experts: how many there are.
-        top_k: how many each token goes to.
+        dim: The size of a token.
+        experts: The number of experts.
+        top_k: The number of experts that each token goes to.
         score: "softmax" or "sigmoid".
-        normalize: divide the weights of the chosen by their sum. None: if there are several (the
+        normalize: Divide the weights of the chosen by their sum. None: if there are several (the
             weight of a single one would be 1 and have no derivative).
-        balance_weight: what the loss grows by for each unit of ``load_balance``: its gradient is
-            added in backward. The attribute may be changed; it is divided by the number of
-            microbatches where gradients of several are added up.
-        balance_over: the ranks whose tokens are balanced together, those that share the batch:
+        balance_weight: The weight of ``load_balance`` in the loss; backward adds its gradient. You
+            may change the attribute. Divide it by the number of microbatches if their gradients are
+            added up.
+        balance_over: The ranks whose tokens are balanced together, those that share the batch:
             ``mesh["dp", "ep"]``. None: each rank's by themselves.
-        rng: draws the weight, (experts, dim), uniformly within 1/sqrt(dim); in the same state on
+        rng: Draws the weight, (experts, dim), uniformly within 1/sqrt(dim); in the same state on
             all ranks.
-        dtype: of the weight.
+        dtype: Of the weight.
 
     Raises:
-        ValueError: for numbers below 1, more choices than experts, an unknown score, a negative
+        ValueError: For numbers below 1, more choices than experts, an unknown score, a negative
             weight, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     def __init__(
@@ -156,9 +156,9 @@ class Router(Module):
 class MoE(Module):
     """A mixture of experts: ``y = sum over the top_k experts e of x of weight_e * e(x)``.
 
-    Each rank of ``ep`` has tokens of its own and ``experts / size`` of the experts; each token's
-    rows travel to its experts and back, in forward and in backward. Computed is what one process
-    computes that has all experts and all tokens (without ``capacity_factor``).
+    Each rank of ``ep`` has its own tokens and ``experts / size`` of the experts. Each token's rows
+    travel to its experts and back, in forward and in backward. Without ``capacity_factor``, the
+    results are those of one process with all experts and all tokens.
 
     **Gradients.** The router (and all else) is replicated over ``ep``: average its gradient over
     ``ep`` and the data-parallel dims. Experts are replicated over the data-parallel dims only:
@@ -170,31 +170,31 @@ class MoE(Module):
     experts: Dai et al., "DeepSeekMoE", arXiv:2401.06066, section 3.2.
 
     Args:
-        dim: the size of a token.
-        hidden: that between the two layers of an expert.
-        experts: how many there are, on all ranks of ``ep``.
-        top_k: how many each token goes to.
-        ep: the ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
-        tp: the ranks that each expert is split over, which have the same tokens: ``mesh["tp"]``.
+        dim: The size of a token.
+        hidden: That between the two layers of an expert.
+        experts: The number of experts, on all ranks of ``ep``.
+        top_k: The number of experts that each token goes to.
+        ep: The ranks that the experts are split over: ``mesh["ep"]``. None: all are here.
+        tp: The ranks that each expert is split over, which have the same tokens: ``mesh["tp"]``.
             None: each is whole.
         score: "softmax" or "sigmoid", see ``Router``; ``normalize``, ``balance_weight`` and
             ``balance_over``, too.
-        normalize: see ``score``.
-        balance_weight: see ``score``.
-        balance_over: see ``score``.
-        capacity_factor: each expert takes at most ``ceil(capacity_factor * top_k * n / experts)``
-            rows of the n tokens of a rank, and the rest is dropped: what is computed depends on
-            which rank has which tokens then. None: nothing is dropped.
-        shared: a module that all tokens go through besides; it runs while rows travel.
-        activation: makes the module between an expert's two layers, element by element.
-        rng: draws the router, then the experts; in the same state on all ranks.
-        dtype: of the parameters.
+        normalize: See ``score``.
+        balance_weight: See ``score``.
+        balance_over: See ``score``.
+        capacity_factor: Each expert takes at most ``ceil(capacity_factor * top_k * n / experts)``
+            rows of the n tokens of a rank, and the rest is dropped. The result then depends on the
+            distribution of tokens over ranks. None: nothing is dropped.
+        shared: A module that all tokens go through besides; it runs while rows travel.
+        activation: Makes the module between an expert's two layers, element by element.
+        rng: Draws the router, then the experts; in the same state on all ranks.
+        dtype: Of the parameters.
 
     Raises:
-        ValueError: for numbers below 1, experts or hidden features that do not divide by the
-            ranks, more choices than experts, an unknown score, a ``capacity_factor`` that is not
+        ValueError: For numbers below 1, more choices than experts, and experts or hidden features
+            that do not divide by the ranks. For an unknown score, a ``capacity_factor`` that is not
             positive, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     def __init__(

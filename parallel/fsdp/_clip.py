@@ -33,20 +33,20 @@ def clip_grad_norm_(
     others this rank's gradients do, which are the same on all ranks. All ranks call.
 
     Args:
-        parameters: those whose gradients count; without a gradient they count as zero.
-        max_norm: the norm that is not exceeded.
+        parameters: Those whose gradients count; without a gradient they count as zero.
+        max_norm: The norm that is not exceeded.
         norm_type: 2 for the root of the sum of squares, any other positive number, or ``math.inf``.
-        error_if_nonfinite: raise RuntimeError, and scale nothing, when the norm is not finite.
-        mesh: ranks that have other parameters, which count, too: ``mesh["pp"]``.
+        error_if_nonfinite: Raise RuntimeError, and scale nothing, when the norm is not finite.
+        mesh: Ranks that have other parameters, which count, too: ``mesh["pp"]``.
 
     Returns:
         The norm before, the same on all ranks.
 
     Raises:
-        TypeError: for what is no parameter or number.
-        ValueError: for a negative ``max_norm``, a ``norm_type`` that is not positive. These, and
+        TypeError: For what is no parameter or number.
+        ValueError: For a negative ``max_norm``, a ``norm_type`` that is not positive. These, and
             ValueError for options that differ, on all ranks that have parts of the same parameters.
-        RuntimeError: see ``error_if_nonfinite``.
+        RuntimeError: See ``error_if_nonfinite``.
     """
     wrong, listed, asked = None, [], []
     try:

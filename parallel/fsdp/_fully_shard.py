@@ -56,29 +56,29 @@ def fully_shard(
     stage 2); Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
 
     Args:
-        module: a ``parallel.nn.Module``; it becomes an ``FSDPModule``, too.
-        mesh: a slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
+        module: A ``parallel.nn.Module``; it becomes an ``FSDPModule``, too.
+        mesh: A slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
             over the first and sharded over the second, and begin as on the first of the replicas.
             None: the mesh of the ``with mesh:`` block around the call.
-        reshard_after_forward: give up the whole parameters after forward, and gather them again for
+        reshard_after_forward: Give up the whole parameters after forward, and gather them again for
             backward (True), or keep them (False). A number k that divides the ranks: keep 1/k of
             them, for a gather over k ranks with consecutive places in the mesh. None: True, but
             False for the outermost module, whose backward comes at once.
-        mp_policy: dtypes to compute, reduce and return in; by default the parameters'.
-        ignored_params: parameters of ``module`` that stay as they are, and whose gradients nobody
+        mp_policy: Dtypes to compute, reduce and return in; by default the parameters'.
+        ignored_params: Parameters of ``module`` that stay as they are, and whose gradients nobody
             reduces: such as experts that no other rank has.
 
     Returns:
         The ``module``.
 
     Raises:
-        TypeError: for what is no mesh; on every rank, for what is no module, number,
+        TypeError: For what is no mesh; on every rank, for what is no module, number,
             policy or parameter.
-        ValueError: for a mesh of more dims, or none outside of any ``with mesh:`` block; on every
+        ValueError: For a mesh of more dims, or none outside of any ``with mesh:`` block; on every
             rank, for a number that does not divide its size, a module that was fully sharded
             before, parameters without dims, and when the ranks' parameters or options differ,
             naming the first that does.
-        MeshDimError: for tensor parallel layers on a mesh that this one has no common root with.
+        MeshDimError: For tensor parallel layers on a mesh that this one has no common root with.
     """
     mesh = current_mesh() if mesh is None else mesh
     where = check_shard_mesh(mesh)
@@ -218,21 +218,21 @@ def zero_redundancy(
     ``model.backward(grad)``, ``optimizer.step()``.
 
     Args:
-        module: the model.
-        optimizer_class: called with parameters and ``defaults``.
-        mesh: the ranks: a slice of one dim; in stages 2 and 3 of two for HSDP, in 0 and 1 of any.
+        module: The model.
+        optimizer_class: Called with parameters and ``defaults``.
+        mesh: The ranks: a slice of one dim; in stages 2 and 3 of two for HSDP, in 0 and 1 of any.
         stage: 0, 1, 2 or 3.
-        layers: for stages 2 and 3, the modules whose parameters are gathered together, the
+        layers: For stages 2 and 3, the modules whose parameters are gathered together, the
             innermost first; by default the children of ``module`` that have parameters.
-        mp_policy: for stages 2 and 3.
-        defaults: options of ``optimizer_class``.
+        mp_policy: For stages 2 and 3.
+        defaults: Options of ``optimizer_class``.
 
     Returns:
         The model to train, and the optimizer.
 
     Raises:
-        ValueError: on every rank, for another stage, and options that the stage has no use for.
-        TypeError: for what is no mesh; on every rank, for other arguments of another type; and what
+        ValueError: On every rank, for another stage, and options that the stage has no use for.
+        TypeError: For what is no mesh; on every rank, for other arguments of another type; and what
             the four raise.
     """
     check_instance(mesh, DeviceMesh, "mesh", "mesh['dp']")

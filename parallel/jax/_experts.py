@@ -131,12 +131,12 @@ def mixture(
         networks: ``networks(rows, counts)`` is given rows (n, dim), sorted by expert, ``counts[i]``
             of them for the i-th expert here, and returns as many. Rows of zeros follow, whose
             results do not matter.
-        x: this rank's tokens, (tokens, dim).
-        weights: of the choices, (tokens, top_k).
-        chosen: which experts they are, (tokens, top_k).
-        experts: how many there are on all ranks.
-        mesh: the ranks that have them: ``mesh["ep"]``. None: all are here.
-        capacity_factor: each expert takes at most ``ceil(capacity_factor * top_k * tokens /
+        x: This rank's tokens, (tokens, dim).
+        weights: Of the choices, (tokens, top_k).
+        chosen: Which experts they are, (tokens, top_k).
+        experts: How many there are on all ranks.
+        mesh: The ranks that have them: ``mesh["ep"]``. None: all are here.
+        capacity_factor: Each expert takes at most ``ceil(capacity_factor * top_k * tokens /
             experts)`` rows of a rank, and the rest counts as zero. None: nothing is dropped.
 
     Raises ValueError, while being traced, for shapes that do not fit, and experts that do not
@@ -200,10 +200,10 @@ def exchange(
 
     Args:
         rows: (n, dim); those behind the sum of ``out_of`` stay here.
-        out_of: whole numbers, (ranks,).
-        into: whole numbers, (ranks,): rank i's ``out_of`` for this one.
-        mesh: the ranks: ``mesh["ep"]``, a process group, or None for the default group.
-        room: the rows of the result.
+        out_of: Whole numbers, (ranks,).
+        into: Whole numbers, (ranks,): rank i's ``out_of`` for this one.
+        mesh: The ranks: ``mesh["ep"]``, a process group, or None for the default group.
+        room: The rows of the result.
 
     When the program runs it ends with the text of a ValueError if more come than there is room for.
     """

@@ -32,15 +32,15 @@ class DataParallel:
     once more.
 
     Args:
-        fn: a function that ``jax.jit`` takes, with array arguments. Not one with calls of
+        fn: A function that ``jax.jit`` takes, with array arguments. Not one with calls of
             ``meshlib.jit`` inside: those belong to one device a rank.
-        devices: the devices; by default all local ones.
-        dim: the dim of every array in ``batch`` that counts samples. Arrays without dims are
+        devices: The devices; by default all local ones.
+        dim: The dim of every array in ``batch`` that counts samples. Arrays without dims are
             copied to each device.
 
     Raises:
-        TypeError: for ``devices`` or ``dim`` of another type.
-        ValueError: for no devices or one that comes twice, a negative ``dim``, and, when called,
+        TypeError: For ``devices`` or ``dim`` of another type.
+        ValueError: For no devices or one that comes twice, a negative ``dim``, and, when called,
             for a batch whose arrays disagree in their number of samples.
     """
 

@@ -53,16 +53,16 @@ class PipelineStage(Stage):
     than B; with few layers a stage, little.
 
     Args:
-        function: the stage.
-        params: a pytree; leaves that are no floating point arrays are passed on as they are.
-        stage_index: which stage it is, from 0.
-        num_stages: how many there are on all ranks.
-        mesh: the ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
+        function: The stage.
+        params: A pytree; leaves that are no floating point arrays are passed on as they are.
+        stage_index: Which stage it is, from 0.
+        num_stages: How many there are on all ranks.
+        mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
             group.
 
     Raises:
-        TypeError: for what is no function, number or mesh.
-        ValueError: for a stage that is not there, and when this rank is not in the mesh.
+        TypeError: For what is no function, number or mesh.
+        ValueError: For a stage that is not there, and when this rank is not in the mesh.
     """
 
     def __init__(
@@ -237,11 +237,11 @@ class StageStates:
     inside ``jit``.
 
     Args:
-        mesh: all ranks, with names.
-        dim: the dim along which the stages lie. A mesh of which it has one rank has one stage.
+        mesh: All ranks, with names.
+        dim: The dim along which the stages lie. A mesh of which it has one rank has one stage.
 
     Raises:
-        MeshDimError: for a mesh that has no such dim.
+        MeshDimError: For a mesh that has no such dim.
     """
 
     def __init__(self, mesh: DeviceMesh, dim: str = "pp") -> None:

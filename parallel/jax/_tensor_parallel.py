@@ -334,17 +334,17 @@ def parallelize(
     is; another ``parallelize`` splits parts once more.
 
     Args:
-        params: a pytree, the same on all ranks: dicts, equinox modules.
-        mesh: the ranks: ``mesh["tp"]``, whose rank in it decides which part is kept.
-        plan: for paths, with dots between names, how what they mean is split. ``*``, ``?`` and
+        params: A pytree, the same on all ranks: dicts, equinox modules.
+        mesh: The ranks: ``mesh["tp"]``, whose rank in it decides which part is kept.
+        plan: For paths, with dots between names, how what they mean is split. ``*``, ``?`` and
             ``[...]`` stand for what they do in file names, within one name.
-        features_first: whether matrices are (out, in), for ``w @ x``, as equinox has them; by
+        features_first: Whether matrices are (out, in), for ``w @ x``, as equinox has them; by
             default (in, out), for ``x @ w``. Embeddings are (entries, features) either way.
 
     Raises:
-        ValueError: for a path that nothing has, with the nearest ones, or a leaf that two paths
+        ValueError: For a path that nothing has, with the nearest ones, or a leaf that two paths
             mean; for sizes that do not divide by the ranks. Nothing is sent.
-        TypeError: for what is no mesh or style, and for leaves that are no matrices or biases.
+        TypeError: For what is no mesh or style, and for leaves that are no matrices or biases.
     """
     check_instance(mesh, DeviceMesh, "mesh", "mesh['tp']")
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)

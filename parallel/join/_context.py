@@ -207,12 +207,12 @@ class Join:
     ``jax.jit``.
 
     Args:
-        joinables: what communicates in the loop, all over the same group, in the same order on all
+        joinables: What communicates in the loop, all over the same group, in the same order on all
             ranks.
         enable: False makes the context do nothing, for inputs that are known to be even.
-        throw_on_early_termination: instead of going on without a rank, raise RuntimeError on all
+        throw_on_early_termination: Instead of going on without a rank, raise RuntimeError on all
             ranks as soon as one is out of inputs.
-        kwargs: passed to each joinable's ``join_hook``.
+        kwargs: Passed to each joinable's ``join_hook``.
 
     Raises ValueError for no joinables, or joinables with different groups, TypeError for what is no
     ``Joinable``. Raises RuntimeError for calls that the others cannot be told of (see above), and

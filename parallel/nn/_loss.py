@@ -19,7 +19,7 @@ class CrossEntropyLoss(Module):
         reduction: "mean" over the samples, or their "sum". With data parallel training "mean"
             is right when all ranks have equally many samples: averages of equal shares average
             to the whole.
-        label_smoothing: the share of the target that is spread over all classes (Szegedy et al.,
+        label_smoothing: The share of the target that is spread over all classes (Szegedy et al.,
             arXiv:1512.00567, section 7).
 
     Raises ValueError for another reduction or a share outside [0, 1], TypeError for a share that is

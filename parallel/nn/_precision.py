@@ -172,12 +172,12 @@ class MixedPrecisionPolicy(_Dtypes):
     """The dtypes of one ``fully_shard``: None leaves things as they are.
 
     Args:
-        param_dtype: what parameters are gathered in, and modules compute in. The parts that the
+        param_dtype: What parameters are gathered in, and modules compute in. The parts that the
             optimizer updates stay what they are.
-        reduce_dtype: what gradients are reduced in; by default the parameters' own dtype.
-        output_dtype: what floating outputs of ``forward`` are cast to; by default they stay in the
+        reduce_dtype: What gradients are reduced in; by default the parameters' own dtype.
+        output_dtype: What floating outputs of ``forward`` are cast to; by default they stay in the
             dtype that they were computed in.
-        cast_forward_inputs: cast floating inputs of ``forward`` to ``param_dtype``.
+        cast_forward_inputs: Cast floating inputs of ``forward`` to ``param_dtype``.
 
     Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
     """

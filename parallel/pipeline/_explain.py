@@ -53,12 +53,12 @@ def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:
     """Write a picture of timelines, one below the other: such as planned and measured.
 
     Args:
-        file: where to; its suffix says in which format.
-        timings: by their titles, the first at the top.
+        file: Where to; its suffix says in which format.
+        timings: By their titles, the first at the top.
 
     Raises:
-        ImportError: without matplotlib.
-        OSError: when the file cannot be written.
+        ImportError: Without matplotlib.
+        OSError: When the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure

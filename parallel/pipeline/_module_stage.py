@@ -42,15 +42,15 @@ def split(model: Sequential, at: Sequence[str]) -> list[Part]:
     """Return the stages of ``model``, cut before each of the layers that ``at`` names.
 
     Args:
-        model: layers in a row; those of a ``Sequential`` within are layers, too: "1.0".
-        at: paths of the layers with which the second stage begins, the third, and so on.
+        model: Layers in a row; those of a ``Sequential`` within are layers, too: "1.0".
+        at: Paths of the layers with which the second stage begins, the third, and so on.
 
     Returns:
         The stages: one more than names. They have the model's own layers.
 
     Raises:
-        TypeError: for what is no ``Sequential`` or list of names.
-        ValueError: for a name that is no layer, is there twice, out of order, or the first layer.
+        TypeError: For what is no ``Sequential`` or list of names.
+        ValueError: For a name that is no layer, is there twice, out of order, or the first layer.
     """
     named = _layers(model)
     if isinstance(at, str) or not isinstance(at, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -76,16 +76,16 @@ def split_by_cost(model: Sequential, num_stages: int, costs: Costs | None = None
     """Return ``num_stages`` stages of ``model`` of which the dearest is as cheap as can be.
 
     Args:
-        model: layers in a row; those of a ``Sequential`` within are layers, too.
-        num_stages: how many stages.
-        costs: what each layer costs, such as its measured time; by default its parameters.
+        model: Layers in a row; those of a ``Sequential`` within are layers, too.
+        num_stages: How many stages.
+        costs: What each layer costs, such as its measured time; by default its parameters.
 
     Returns:
         The stages. They have the model's own layers.
 
     Raises:
-        TypeError: for what is no ``Sequential`` or number.
-        ValueError: for more stages than layers, another number of costs, or a negative one.
+        TypeError: For what is no ``Sequential`` or number.
+        ValueError: For more stages than layers, another number of costs, or a negative one.
     """
     named = _layers(model)
     count = to_count(num_stages, "num_stages")
@@ -172,19 +172,19 @@ class PipelineStage(Stage):
     gradients are averaged once a step, with the last microbatch's.
 
     Args:
-        submodule: the module.
-        stage_index: which stage it is, from 0.
-        num_stages: how many there are on all ranks.
-        mesh: the ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
+        submodule: The module.
+        stage_index: Which stage it is, from 0.
+        num_stages: How many there are on all ranks.
+        mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
             group.
-        shared: parameters that other stages have as well, such as an embedding that is the output
+        shared: Parameters that other stages have as well, such as an embedding that is the output
             layer's weight: a name, the same at all of them, to the parameter's path. They begin
             with the values of the first stage that has them, and their gradients are summed.
 
     Raises:
-        TypeError: for what is no module, number, mesh or mapping.
-        ValueError: for a stage that is not there, and when this rank is not in the mesh.
-        KeyError: for a shared path that the module does not have.
+        TypeError: For what is no module, number, mesh or mapping.
+        ValueError: For a stage that is not there, and when this rank is not in the mesh.
+        KeyError: For a shared path that the module does not have.
     """
 
     def __init__(

@@ -36,21 +36,21 @@ class DistributedSampler:
     another number of replicas, and every sample of the epoch is still seen exactly once.
 
     Args:
-        dataset: anything with a length; or the length.
-        num_replicas: how many replicas share the dataset; with ``rank`` or not at all.
-        rank: this replica, in [0, num_replicas).
-        shuffle: whether to permute; by default True, and False with ``evaluation``.
-        seed: of the permutation; equal on all replicas.
-        drop_last: leave out the last samples instead of repeating the first.
-        mesh: the replicas, instead of two numbers: ``mesh["dp"]`` or a process group. With neither,
+        dataset: Anything with a length; or the length.
+        num_replicas: How many replicas share the dataset; with ``rank`` or not at all.
+        rank: This replica, in [0, num_replicas).
+        shuffle: Whether to permute; by default True, and False with ``evaluation``.
+        seed: Of the permutation; equal on all replicas.
+        drop_last: Leave out the last samples instead of repeating the first.
+        mesh: The replicas, instead of two numbers: ``mesh["dp"]`` or a process group. With neither,
             the default group.
-        evaluation: yield every sample exactly once over all replicas, none twice: some replicas
+        evaluation: Yield every sample exactly once over all replicas, none twice: some replicas
             then get one sample less, and ``len`` differs between them.
 
     Raises:
-        ValueError: for a rank outside the replicas, a dataset that is empty or (except in
+        ValueError: For a rank outside the replicas, a dataset that is empty or (except in
             evaluation) smaller than the replicas, or arguments that exclude each other.
-        TypeError: for a dataset without a length, or numbers that are not whole ones.
+        TypeError: For a dataset without a length, or numbers that are not whole ones.
     """
 
     def __init__(
@@ -246,13 +246,13 @@ class DistributedBatchSampler:
     in ``valid``: a metric summed over the first ``valid`` of each batch is exact.
 
     Args:
-        sampler: whose indices are taken; its epochs and state are used.
-        batch_size: indices a batch, on one replica.
-        drop_last: leave out a last batch that is not full. Not with an evaluation sampler.
+        sampler: Whose indices are taken; its epochs and state are used.
+        batch_size: Indices a batch, on one replica.
+        drop_last: Leave out a last batch that is not full. Not with an evaluation sampler.
 
     Raises:
-        ValueError: for a batch_size below 1, or drop_last with an evaluation sampler.
-        TypeError: for a batch_size that is no whole number, or another kind of sampler.
+        ValueError: For a batch_size below 1, or drop_last with an evaluation sampler.
+        TypeError: For a batch_size that is no whole number, or another kind of sampler.
     """
 
     def __init__(

@@ -131,9 +131,9 @@ class GrainSampler:
     of a pass share what is left.
 
     Args:
-        sampler: whose next pass this is.
-        batch_size: the loader's; it matters with several workers only.
-        worker_count: the loader's.
+        sampler: Whose next pass this is.
+        batch_size: The loader's; it matters with several workers only.
+        worker_count: The loader's.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.
     """

@@ -23,20 +23,20 @@ class WeightedDistributedSampler(DistributedSampler):
     """Draws samples with replacement, sample i with probability proportional to ``weights[i]``.
 
     Args:
-        weights: finite numbers >= 0, not all 0; one for each sample.
-        num_samples: how many are drawn an epoch, over all replicas; as many as weights by default.
-        num_replicas: how many ranks share the samples; by default the default group's size.
-        rank: this replica, in [0, num_replicas); by default the default group's rank.
-        seed: of the draws; equal on all replicas.
-        drop_last: leave out the last draws instead of repeating the first.
-        mesh: the replicas, instead of two numbers.
+        weights: Finite numbers >= 0, not all 0; one for each sample.
+        num_samples: How many are drawn an epoch, over all replicas; as many as weights by default.
+        num_replicas: How many ranks share the samples; by default the default group's size.
+        rank: This replica, in [0, num_replicas); by default the default group's rank.
+        seed: Of the draws; equal on all replicas.
+        drop_last: Leave out the last draws instead of repeating the first.
+        mesh: The replicas, instead of two numbers.
 
     The rest is ``DistributedSampler``'s: shares, epochs, and a state that resumes the same draws on
     any number of replicas.
 
     Raises:
-        ValueError: for other weights or no samples, and where ``DistributedSampler`` does.
-        TypeError: for arguments of another type.
+        ValueError: For other weights or no samples, and where ``DistributedSampler`` does.
+        TypeError: For arguments of another type.
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class LengthGroupedSampler(DistributedSampler):
     padding, smaller more chance.
 
     Args:
-        lengths: of each sample; any numbers.
-        group_size: the places in a window, at least 1.
-        num_replicas: how many ranks share the samples; by default the default group's size.
-        rank: this replica, in [0, num_replicas); by default the default group's rank.
-        seed: of the permutation; equal on all replicas.
-        drop_last: leave out the last samples instead of repeating the first.
-        mesh: the replicas, instead of two numbers.
+        lengths: Of each sample; any numbers.
+        group_size: The places in a window, at least 1.
+        num_replicas: How many ranks share the samples; by default the default group's size.
+        rank: This replica, in [0, num_replicas); by default the default group's rank.
+        seed: Of the permutation; equal on all replicas.
+        drop_last: Leave out the last samples instead of repeating the first.
+        mesh: The replicas, instead of two numbers.
 
     The rest is ``DistributedSampler``'s.
 
     Raises:
-        ValueError: for lengths that are not one for each sample, a group_size below 1, and where
+        ValueError: For lengths that are not one for each sample, a group_size below 1, and where
             ``DistributedSampler`` does.
-        TypeError: for lengths that are no numbers, and other arguments of another type.
+        TypeError: For lengths that are no numbers, and other arguments of another type.
     """
 
     def __init__(

@@ -101,21 +101,21 @@ class ColumnParallelLinear(_ParallelLinear):
     """A Linear whose output features are split: rank i computes the i-th block of columns of y.
 
     Args:
-        in_features: the size of the last dimension of the input, whole on every rank.
-        out_features: that of the output over all ranks; must divide by their number.
-        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        bias: whether there is one (split like the output).
+        in_features: The size of the last dimension of the input, whole on every rank.
+        out_features: That of the output over all ranks; must divide by their number.
+        mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        bias: Whether there is one (split like the output).
         input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: the input is
             this rank's part of the sequence, dim 1, and is gathered, again in backward.
         output_layouts: None: the output is this rank's block, (..., out_features / size);
             ``Replicate()``: the whole, (..., out_features), on every rank.
-        rng: draws the values of the whole layer; in the same state on all ranks.
-        dtype: of the parameters.
+        rng: Draws the values of the whole layer; in the same state on all ranks.
+        dtype: Of the parameters.
 
     Raises:
-        ValueError: when out_features does not divide by the number of ranks, for sizes below 1, or
+        ValueError: When out_features does not divide by the number of ranks, for sizes below 1, or
             a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     divided = "out_features"
@@ -172,22 +172,22 @@ class RowParallelLinear(_ParallelLinear):
     """A Linear whose input features are split: each rank holds a block of columns of the weight.
 
     Args:
-        in_features: the size of the last dimension of the input over all ranks; must divide by
+        in_features: The size of the last dimension of the input over all ranks; must divide by
             their number.
-        out_features: the size of the last dimension of the output, whole on every rank.
-        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        bias: whether there is one (whole on every rank, added once).
+        out_features: The size of the last dimension of the output, whole on every rank.
+        mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        bias: Whether there is one (whole on every rank, added once).
         input_layouts: None: the input is this rank's block, (..., in_features / size), such as a
             ``ColumnParallelLinear`` returns; ``Replicate()``: whole and the same on every rank.
         output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
             rank's part of the sequence, dim 1, whose length must divide by the number of ranks.
-        rng: draws the values of the whole layer; in the same state on all ranks.
-        dtype: of the parameters.
+        rng: Draws the values of the whole layer; in the same state on all ranks.
+        dtype: Of the parameters.
 
     Raises:
-        ValueError: when in_features does not divide by the number of ranks, for sizes below 1, or
+        ValueError: When in_features does not divide by the number of ranks, for sizes below 1, or
             a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     divided = "in_features"

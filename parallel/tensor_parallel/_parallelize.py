@@ -186,9 +186,9 @@ class PrepareModuleInput(_Prepare):
     attention, need one gather (forward) and one reduce-scatter (backward) together.
 
     Args:
-        input_layouts: how the inputs come: ``Shard(1)``, this rank's part of the sequence, or
+        input_layouts: How the inputs come: ``Shard(1)``, this rank's part of the sequence, or
             ``Replicate()``; a tuple for several, with None for those that stay as they are.
-        desired_input_layouts: how the module wants them, likewise. ``Shard(dim)`` to
+        desired_input_layouts: How the module wants them, likewise. ``Shard(dim)`` to
             ``Replicate()`` costs an all-gather forward and a reduce-scatter backward,
             ``Replicate()`` to ``Replicate()`` an all-reduce backward, ``Replicate()`` to
             ``Shard(dim)`` an all-gather backward.
@@ -212,9 +212,9 @@ class PrepareModuleOutput(_Prepare):
     ranks, or goes on with parts of the sequence.
 
     Args:
-        output_layouts: how the outputs come: ``Shard(dim)``, ``Replicate()`` or ``Partial()``, a
+        output_layouts: How the outputs come: ``Shard(dim)``, ``Replicate()`` or ``Partial()``, a
             summand of each rank; a tuple for several, with None for those that stay as they are.
-        desired_output_layouts: how they are wanted, likewise. ``Shard(dim)`` to ``Replicate()``
+        desired_output_layouts: How they are wanted, likewise. ``Shard(dim)`` to ``Replicate()``
             costs an all-gather forward, ``Replicate()`` to ``Shard(dim)`` one backward,
             ``Partial()`` to ``Replicate()`` an all-reduce forward, and to ``Shard(dim)`` a
             reduce-scatter forward and an all-gather backward.
@@ -263,9 +263,9 @@ def parallelize(module: _M, mesh: Ranks | None, plan: Mapping[str, ParallelStyle
         })
 
     Args:
-        module: a ``parallel.nn.Module``.
-        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        plan: for names of modules below ``module``, "" being itself, how each is split. In a name,
+        module: A ``parallel.nn.Module``.
+        mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        plan: For names of modules below ``module``, "" being itself, how each is split. In a name,
             ``*``, ``?`` and ``[...]`` stand for what they do in file names, within one part between
             dots.
 
@@ -273,11 +273,11 @@ def parallelize(module: _M, mesh: Ranks | None, plan: Mapping[str, ParallelStyle
         The ``module``.
 
     Raises:
-        ValueError: for a name that no module has, with the nearest that one has, or a module that
+        ValueError: For a name that no module has, with the nearest that one has, or a module that
             two names mean; for sizes, and numbers of heads, that do not divide by the number of
             ranks; for attention of which only some projections are split; for parameters that are
             split already. Nothing was changed or sent then.
-        TypeError: for what is no module, mesh, plan or style, and for a module that a style is not
+        TypeError: For what is no module, mesh, plan or style, and for a module that a style is not
             for.
     """
     check_instance(module, Module, "module")

@@ -28,18 +28,18 @@ class VocabParallelEmbedding(Embedding):
     al., "Megatron-LM", arXiv:1909.08053, section 3. All ranks pass the same indices.
 
     Args:
-        num_embeddings: how many rows there are over all ranks; must divide by their number.
-        embedding_dim: the size of the last dimension of the output, whole on every rank.
-        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        num_embeddings: How many rows there are over all ranks; must divide by their number.
+        embedding_dim: The size of the last dimension of the output, whole on every rank.
+        mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
         output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
             rank's part of the sequence, dim 1, whose length must divide by the number of ranks.
-        rng: draws the whole table; in the same state on all ranks.
-        dtype: of the table.
+        rng: Draws the whole table; in the same state on all ranks.
+        dtype: Of the table.
 
     Raises:
-        ValueError: when num_embeddings does not divide by the number of ranks, for sizes below 1,
+        ValueError: When num_embeddings does not divide by the number of ranks, for sizes below 1,
             or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     parts: Parts
@@ -107,13 +107,13 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
     "Megatron-LM", arXiv:1909.08053, section 3.
 
     Args:
-        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
         reduction: "mean" over the samples, or their "sum".
-        label_smoothing: the share of the target that is spread over all classes.
+        label_smoothing: The share of the target that is spread over all classes.
 
     Raises:
-        ValueError: for another reduction, a share outside [0, 1], or ranks without this one.
-        TypeError: for arguments of another type.
+        ValueError: For another reduction, a share outside [0, 1], or ranks without this one.
+        TypeError: For arguments of another type.
     """
 
     def __init__(

@@ -46,17 +46,17 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     In a ``Join`` with the model, ranks that are out of inputs go on updating what they own.
 
     Args:
-        params: parameters, or groups of them as dicts; the same on all ranks, in the same order.
-        optimizer_class: called with this rank's parameters and ``defaults``.
-        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
-        parameters_as_bucket_view: move the parameters' arrays into one flat array for each dtype:
+        params: Parameters, or groups of them as dicts; the same on all ranks, in the same order.
+        optimizer_class: Called with this rank's parameters and ``defaults``.
+        process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
+        parameters_as_bucket_view: Move the parameters' arrays into one flat array for each dtype:
             the exchange then needs neither copies nor memory.
-        defaults: options of ``optimizer_class``.
+        defaults: Options of ``optimizer_class``.
 
     Raises:
-        ValueError: on every rank, when the ranks' parameters differ, naming the first that does;
+        ValueError: On every rank, when the ranks' parameters differ, naming the first that does;
             for no parameters; and what ``optimizer_class`` raises for its options.
-        TypeError: for an ``optimizer_class`` that makes no ``Optimizer``, or arguments of another
+        TypeError: For an ``optimizer_class`` that makes no ``Optimizer``, or arguments of another
             type.
     """
 

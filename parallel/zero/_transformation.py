@@ -39,8 +39,8 @@ class ZeroRedundancyOptax:
     it in the chain, as above. All ranks call ``update`` together, with equal trees.
 
     Args:
-        transformation: an ``optax.GradientTransformation``.
-        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
+        transformation: An ``optax.GradientTransformation``.
+        process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
 
     Raises TypeError for what is no transformation, or no set of ranks.
     """

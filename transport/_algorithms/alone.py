@@ -13,8 +13,10 @@ from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
 class Alone(Collectives):
-    """All collectives of the only member of a group; what needs room is done ``segment`` bytes at
-    a time. ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.
+    """The collectives of a group with one member.
+
+    Steps that need scratch memory work on ``segment`` bytes at a time. ``all_gather`` and
+    ``all_to_all`` also take arrays that are not contiguous.
     """
 
     rank = 0

@@ -48,8 +48,9 @@ class LinkCollectives(Collectives, Team):
         wait_all(requests)
 
     def _prepare(self, algorithm: Algorithm, call: Call, root: int | None = None) -> None:
-        """Have the links that ``algorithm`` needs opened side by side, the first time: with each
-        ``root``, where who calls whom depends on it.
+        """Open the links that ``algorithm`` needs, side by side, before its first use.
+
+        With ``root``, the peers depend on the root: each root opens its own links once.
         """
         key = algorithm if root is None else (algorithm, root)
         if key in self._reached:

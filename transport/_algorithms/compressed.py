@@ -184,7 +184,7 @@ class _AllReduce(_Work):
             np.copyto(self._kept, self._residual, where=np.isfinite(self._buffer))
 
     def _part(self, chunk: int, member: int) -> tuple[Flat, Floats | None]:
-        """Return what a member reduces in a chunk, and what has been rounded away of it."""
+        """Return the part of a chunk that a member reduces, and the residual of its rounding."""
         buffer, start, stop = self._parts[chunk][member]
         residual = self._residual
         return buffer[start:stop], None if residual is None else residual[start:stop]
@@ -204,5 +204,5 @@ class _AllReduce(_Work):
         part, residual = self._part(chunk, self._rank)
         if self._divisor != 1.0:
             total /= np.float32(self._divisor)
-        # What is kept is a part of the sum.
+        # The residual belongs to the sum, so the rounding error of the average is scaled back.
         return self.coder.encode_sum(total, part, residual, self._divisor)

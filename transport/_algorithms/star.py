@@ -1,8 +1,8 @@
 """Stars: everything meets at rank 0, which answers. The fewest frames: 2 (n - 1), in two phases.
 
-Where ranks outnumber the processors, a frame costs a switch between ranks, whoever sends it, and
-the fewest frames are faster than the fewest steps. With few ranks on processors of their own, rank
-0's work is short beside two latencies.
+Where ranks outnumber the processors, each frame costs a switch between ranks. The algorithm with
+the fewest frames then beats the one with the fewest steps. With few ranks on processors of their
+own, rank 0's work is short beside two latencies.
 """
 
 from __future__ import annotations

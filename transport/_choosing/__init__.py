@@ -1,1 +1,1 @@
-"""Which algorithm, by what it costs; and with whom it exchanges frames."""
+"""The choice of an algorithm by its cost, and the peers with which it exchanges frames."""

@@ -34,8 +34,8 @@ class Algorithm(enum.Enum):
 class Thresholds:
     """Where one algorithm gives way to another. Sizes in bytes, equal on every member.
 
-    The defaults are for loopback TCP and a core for every rank, or nearly so; with more ranks than
-    cores, algorithms with fewer frames pay up to larger sizes. ``meshlib tune`` says how far.
+    The defaults are for loopback TCP with about one core for each rank. With more ranks than cores,
+    algorithms with fewer frames pay off up to larger sizes. ``meshlib tune`` measures these sizes.
     """
 
     star: int = 16 << 10
@@ -167,9 +167,10 @@ class Thresholds:
         return Algorithm.PAIRWISE if pairs else Algorithm.HALVING
 
     def chain_pays(self, nbytes: int, size: int) -> bool:
-        """Whether data of ``nbytes`` gets through a pipelined chain of ``size`` ranks sooner than
-        through a binomial tree: the last rank has it after all of it and size - 2 segments have
-        passed one link, against all of it on each level of the tree.
+        """Whether a pipelined chain of ``size`` ranks beats a binomial tree for ``nbytes``.
+
+        In a chain, one link passes all the data and ``size - 2`` more segments before the last
+        rank has everything. In a tree, all the data passes once on each level.
         """
         levels = levels_of(size)
         return nbytes + (size - 2) * self.segment <= levels * nbytes

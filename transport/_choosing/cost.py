@@ -20,10 +20,11 @@ from transport._operands.flat import segments_of
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one collective takes. ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals
-    over all ranks; ``steps``, ``path_bytes`` and ``path_reduced`` lie one after the other on the
-    longest path. ``delays`` is how often that path crosses from one rank to another where links
-    have delay, and frames are sent ahead of what is received.
+    """The work of one collective.
+
+    ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals over all ranks. ``steps``,
+    ``path_bytes`` and ``path_reduced`` count along the longest path. A high-latency link delays
+    that path ``delays`` times, because ranks send frames ahead of those that they receive.
     """
 
     algorithm: Algorithm
@@ -64,8 +65,9 @@ def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int
     """Return what the collective ``kind`` takes among ``size`` members, by the algorithm that
     ``table`` chooses.
 
-    ``nbytes`` is the size of each member's input (of the root's, for a broadcast or a scatter),
-    with equal parts where it has some; ``widening`` how much larger the reduction dtype is.
+    ``nbytes`` is the size of each member's input; for a broadcast or a scatter, of the root's.
+    Inputs made of parts have equal parts. ``widening`` is the size of the reduction dtype divided
+    by that of the array's dtype.
     """
     if size < 2:
         return Work(Algorithm.DIRECT, 0, 0, 0, 0)

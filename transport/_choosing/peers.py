@@ -1,4 +1,4 @@
-"""Whom a rank exchanges frames with, by algorithm: so that connections are made side by side."""
+"""A rank's peers in each algorithm, so that it connects to all of them side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from transport._operands.order import relatives
 
 
 def peers_of(algorithm: Algorithm, rank: int, size: int, root: int = 0) -> list[int]:
-    """Return the members that ``rank`` of ``size`` needs links to, each once; none for a star, in
-    which only the centre has several, whom the others call.
+    """Return the members to which ``rank`` of ``size`` needs links, each once.
+
+    A star needs none in advance: only its centre has several peers, and they connect to it.
     """
     match algorithm:
         case Algorithm.PAIRWISE:

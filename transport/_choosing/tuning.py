@@ -1,4 +1,4 @@
-"""Tables of thresholds and costs: those that ``meshlib tune`` measures, and what is shipped."""
+"""Tables of thresholds and costs: measured by ``meshlib tune``, or shipped with meshlib."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _SHIPPED = Path(__file__).with_name("tuning.json")
 
 @dataclass(frozen=True, slots=True)
 class TransportTuning:
-    """What was measured over one transport: ``cost`` (None where that is other transports'), and
-    thresholds by number of ranks (rising). What a table does not say is as in ``DEFAULT``.
+    """The measurements of one transport: its cost, and thresholds by number of ranks (rising).
+
+    ``cost`` is None where other transports' costs apply. A table takes missing thresholds from
+    ``DEFAULT``.
     """
 
     cost: Cost | None
@@ -47,7 +49,7 @@ class TransportTuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """``source`` says how, when and where; ``transports`` has what was measured, by name."""
+    """Measurements by name of the transport; ``source`` says how, when and where they were made."""
 
     source: str
     transports: Mapping[str, TransportTuning] = field(default_factory=dict[str, TransportTuning])
@@ -64,7 +66,7 @@ class Tuning:
 
     @property
     def fingerprint(self) -> str:
-        """What is equal for all that choose alike: thresholds count, costs do not."""
+        """A hash of all thresholds, without costs: equal on all ranks that choose alike."""
         tables = {name: found.thresholds for name, found in sorted(self.transports.items())}
         return hashlib.sha256(repr(tables).encode()).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
-"""Collectives that copy, on two levels: what all members of a host need crosses the network once.
+"""Collectives that copy, on two levels: data for all members of a host crosses the network once.
 
-Every call begins with a step among the members of each host, also where no data is due: members
-that disagree about the call learn it there, instead of waiting for each other on two levels.
+Every call begins with a step among the members of each host, even without data to exchange. Members
+that disagree about the call detect it there, instead of waiting for each other on two levels.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ class Spread(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The members of a group by host (``Place.machine``): ``hosts[a]`` are group ranks, rising, and
-    the hosts are in the order of their first ones. ``memory[a]`` says whether there are several
-    members on host a, who can all share it, ``sites[a]`` at which site host a is: that of its first
-    member.
+    """The members of a group by host (``Place.machine``).
+
+    ``hosts[a]`` are the group ranks on host a, rising. The hosts are ordered by their first ranks.
+    ``memory[a]`` says whether host a has several members, all of which can share memory.
+    Host a is at site ``sites[a]``, that of its first member.
     """
 
     hosts: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""A group over several hosts, seen from one member: whom it talks to on which level."""
+"""A group over several hosts as one member sees it: its peers on each level."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Levels(Collectives):
         return 1 if nbytes <= self.table.one_slice else self._most_slices
 
     def across(self, number: int) -> Selection:
-        """Return the members, one a host, between whom slice ``number`` crosses the network.
+        """Return the members, one on each host, that exchange slice ``number`` over the network.
 
         This rank must be one of them. A member's place among them is the number of its host.
         """
@@ -118,7 +118,7 @@ class Levels(Collectives):
         return across
 
     def cut(self, buffer: Flat, slices: int) -> list[Flat]:
-        """Return what of ``buffer`` belongs to each member of this host: a slice, or nothing."""
+        """Return the slice of ``buffer`` for each member of this host; some slices may be empty."""
         parts = [buffer[slice(*part_bounds(buffer.size, slices, s))] for s in range(slices)]
         return parts + [buffer[:0]] * (len(self.local) - slices)
 

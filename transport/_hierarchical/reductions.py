@@ -1,9 +1,9 @@
 """Reductions on two levels: first inside each host, then across, then inside again.
 
-With slices, after the multi-rail scheme of Thakur, Rabenseifner and Gropp (2005) and what NCCL
-and Horovod do on several hosts: the members of a host reduce a slice each, and all of them talk
-to other hosts at the same time. What crosses the network has been reduced inside a host, in the
-reduction dtype: floats of 8 and 16 bits are rounded once, at the end.
+Slices follow the multi-rail scheme of Thakur, Rabenseifner and Gropp (2005), as NCCL and Horovod
+do on several hosts. Each member of a host reduces one slice, and all of them talk to other hosts
+at the same time. Data is reduced inside a host before it crosses the network, in the reduction
+dtype: floats of 8 and 16 bits are rounded once, at the end.
 """
 
 from __future__ import annotations

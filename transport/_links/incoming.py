@@ -15,10 +15,9 @@ from transport._operands.reduce_op import Flat
 class Incoming:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
-    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
-    looked up and written under the ``guard``, which is held for moments, not while anybody is
-    waited for. What is ``stored`` has memory of its own. The other attributes are the mailbox's,
-    under its lock.
+    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back. So a thread
+    looks it up and writes to it under ``guard``, and never waits while it holds ``guard``. A
+    ``stored`` message has its own memory. The other attributes are the mailbox's, under its lock.
     """
 
     _lock: threading.RLock  # pyright: ignore[reportInvalidTypeForm]

@@ -1,7 +1,7 @@
 """Point-to-point messages of one communicator: matching those that arrive with those waited for.
 
-Whoever moves bytes (a transport's reader thread, or the sender's own thread where memory is
-shared) announces a message with ``begin``, fills the memory that it is given and says
+The delivering thread is a transport's reader thread, or the sender's own thread where memory is
+shared. It announces a message with ``begin``, fills the memory that it is given and calls
 ``complete``. Where a receive already waits, that memory is the receiver's buffer: no copy.
 
 Order: a message is matched when it is announced, with the oldest receive that accepts it; a
@@ -38,9 +38,9 @@ DEFAULT_LIMIT = 8 << 20
 class Mailbox:
     """The messages for one member that have arrived, and the receives that wait for more.
 
-    ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` has the members from
-    whom nothing more comes, and why: mailboxes in one process may share it, so that one entry tells
-    them all (those in ``waiting``, which they share as well, must be told by ``fail``, too).
+    ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` maps members that
+    send nothing more to the reason. Mailboxes in one process may share it, so that one entry
+    informs them all. They then share ``waiting`` too: a waiting mailbox also needs a ``fail``.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Mailbox:
     ) -> Incoming:
         """Announce a message of ``nbytes`` from ``src``; its tag is ``header.extra``.
 
-        Called by whoever moves bytes, in the order of arrival. Returns with the memory to put
-        them in: the buffer of a receive that waits for it, or storage. Blocks (backpressure)
-        while ``limit`` bytes from ``src`` lie unclaimed, unless a receiver waits for another
-        message from ``src``, or ``src`` is this rank itself. Raises
+        The delivering thread calls it in the order of arrival. The returned ``Incoming`` has the
+        memory for the bytes: the buffer of a receive that waits for it, or storage. Blocks
+        (backpressure) while ``limit`` bytes from ``src`` lie unclaimed, unless a receiver waits for
+        another message from ``src``, or ``src`` is this rank itself. Raises
         ``CommunicatorTimeoutError`` past ``deadline`` (None: no end but ``abort``),
         ``CommunicatorAbortedError`` after ``abort`` or after ``fail`` for ``src``.
         """
@@ -132,8 +132,8 @@ class Mailbox:
         """Say that nothing more comes from ``src``.
 
         Receives from it raise ``PeerLostError`` once the messages that came are taken. A receive
-        from any source raises only when every other member is lost: a member that has finished
-        and left is no reason to fail those who wait for the rest.
+        from any source raises only when every other member is lost. One member that has finished
+        and left must not fail a receive that the rest can still serve.
         """
         with self._lock:
             self._lost.setdefault(src, error)
@@ -169,8 +169,8 @@ class Mailbox:
         """Receive as ``Communicator.recv`` does. Any number of threads at once.
 
         After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError`` in the middle of a
-        message, ``buffer`` may hold a part of it. Nothing writes there any more: what is still to
-        come of the message is thrown away.
+        message, ``buffer`` may hold a part of it. Nothing writes to it any more: the mailbox throws
+        away the rest of the message.
         """
         receive = Receive(call, buffer, src, tag, dtype_code(buffer.dtype))
         with self._lock:
@@ -196,8 +196,10 @@ class Mailbox:
         return incoming.src
 
     def _await_rest(self, call: Call, receive: Receive) -> None:
-        """Wait for the rest of a message that was begun in the buffer of ``receive``, and for it
-        alone, by those who extend this class: they give the receive up if this raises.
+        """Wait for the rest of the message that has begun to arrive in the buffer of ``receive``.
+
+        Subclasses that extend it wait for this message alone. If this raises, ``recv`` gives the
+        receive up.
         """
         incoming = receive.incoming
         assert incoming is not None

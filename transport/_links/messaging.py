@@ -26,9 +26,11 @@ class MessagingCommunicator(Communicator):
 
     @abstractmethod
     def post(self, call: Call, data: memoryview, dst: int) -> None:
-        """Send a point-to-point message to ``dst`` (never this rank); return when ``data`` may be
-        reused. ``call.packed`` travels with it (kind SEND; ``header.extra`` is the tag), and the
-        other side gives it to ``mailbox.begin``. Any number of threads at once.
+        """Send a point-to-point message to ``dst`` (never this rank).
+
+        Returns when ``data`` may be reused. ``call.packed`` travels with the message (kind SEND;
+        ``header.extra`` is the tag), and the other side gives it to ``mailbox.begin``. Any number
+        of threads may call it at once.
         """
 
     def abort(self, reason: str) -> None:
@@ -37,7 +39,8 @@ class MessagingCommunicator(Communicator):
 
     def close(self) -> None:
         """Wake point-to-point calls of this rank; transports then close their links."""
-        # Not by way of ``abort``, which transports extend: what was sent must still arrive.
+        # Not ``abort``, which transports extend to break links: messages already sent must still
+        # arrive.
         self._stop("the communicator was closed")
 
     def _stop(self, reason: str) -> None:

@@ -194,8 +194,9 @@ class ReduceOp:
             np.multiply(buffer, self.factor, out=buffer, casting="same_kind")
 
     def part(self, start: int, stop: int, count: int) -> ReduceOp:
-        """Return this op for elements ``start`` to ``stop`` of a flat buffer of ``count``: the same
-        unless it has an array (``factor``, ``residual``), of which it then has the matching part.
+        """Return this op for elements ``start`` to ``stop`` of a flat buffer of ``count``.
+
+        An op with an array (``factor``, ``residual``) gets the matching part of that array.
         """
         if self.residual is not None:
             return ReduceOp(self.kind, None, self.residual[start:stop])
@@ -205,13 +206,13 @@ class ReduceOp:
 
     @property
     def plain(self) -> ReduceOp:
-        """What is left of this op between ``prepare`` and ``finish``: the one that combines."""
+        """The op that combines two operands, between ``prepare`` and ``finish``."""
         if self.residual is not None:
             return ReduceOp(RedOpType.SUM, None, self.residual)
         return ReduceOp.SUM if self.kind in _SCALED else self
 
     def finish(self, buffer: Flat, size: int) -> None:
-        """Apply to ``buffer`` what comes after the reduction over ``size`` ranks: AVG divides."""
+        """Apply the last step of a reduction over ``size`` ranks to ``buffer``: AVG divides."""
         if self.kind is RedOpType.AVG:
             if buffer.dtype.kind == "c":  # complex division rounds more than once
                 buffer = buffer.view(np.real(buffer).dtype)
@@ -238,9 +239,9 @@ def premul_sum(factor: Any) -> ReduceOp:
 def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
     """Return ``op`` for an all_reduce over a dim that compresses, so that no rounding is lost.
 
-    What compressed calls round away is left in ``residual`` and added by the next call with it: an
-    array for each array that is reduced again and again, on each rank its own, zeros at first.
-    Where nothing is compressed it stays as it is.
+    A compressed call leaves its rounding error in ``residual``, and the next call with that
+    residual adds it. Each array that is reduced repeatedly has one residual on each rank, zeros at
+    first. A call that does not compress leaves it unchanged.
 
     Args:
         op: ``ReduceOp.SUM`` or ``ReduceOp.AVG``.

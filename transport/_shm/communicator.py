@@ -51,9 +51,9 @@ class _Meeting:
 class ShmCommunicator(MessagingCommunicator):
     """A communicator whose members, at least two, share memory.
 
-    Members find each other at the first collective: the first makes the segment, the others fetch
-    it from its endpoint, and everybody keeps a connection to everybody, by which they learn of each
-    other's end. ``sizes`` must be equal on all members.
+    Members find each other at the first collective. The first member makes the segment, and the
+    others fetch it from its endpoint. Each member keeps a connection to every other, and so notices
+    when one ends. ``sizes`` must be equal on all members.
 
     ``members`` (group ranks, rising; default: all) are those of the group that share memory.
     Collectives are made among them, and ``rank`` and ``size`` count them alone. Messages, calls and
@@ -170,7 +170,7 @@ class ShmCommunicator(MessagingCommunicator):
     # Point to point.
 
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
-        # The usual one at once: ``post`` itself says for whom it waits, if it must.
+        # The common case skips a step: ``post`` itself records its peer if it has to wait.
         if dst == self.membership.rank or self.abort_reason is not None:
             super().send(call, buffer, dst, tag)
         else:

@@ -44,12 +44,11 @@ _JOIN_SECONDS = 5.0
 class TcpCommunicator(LinkCommunicator):
     """A communicator whose members are connected by TCP, two by two, when they first talk.
 
-    Of two members that make collectives together, the one with the higher rank connects. For
-    messages there is a connection of its own, made by whoever sends or receives first: a receiver
-    that waits for a member notices in this way when it is gone. So does a member that waits for
-    another one's connection for collectives. (The store's news tell who has died or left the job,
-    but not who has left this group.) ``mailbox`` is where messages come to, where another transport
-    delivers there as well.
+    Of two members that make collectives together, the one with the higher rank connects. Messages
+    use a separate connection, which the first sender or receiver opens. By it, a waiting receiver
+    notices that the other member is gone. So does a member that waits for another one's connection
+    for collectives. (The store reports ranks that die or leave the job, but not those that leave
+    this group.) ``mailbox`` receives the messages; another transport may share it.
     """
 
     tuned_as = "tcp"

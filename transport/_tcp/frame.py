@@ -22,9 +22,9 @@ from transport._tcp.stripes import Stripes
 if TYPE_CHECKING:
     from transport._tcp.connection import Connection
 
-# Padded to a whole cache line. Of 40 bytes, an array's bytes would lie in the kernel's pages a few
-# bytes behind where they lie in ours, for which some processors' copy instruction is twice as slow.
-# The length, the number of connections that carry the payload, the tag.
+# The length, the number of connections that carry the payload, the tag; padded to a whole cache
+# line. A header of 40 bytes would shift the payload in the kernel's pages against the array's own
+# alignment, and some processors then copy at half the speed.
 _LENGTH = struct.Struct("<QB3xI16x")
 PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
 

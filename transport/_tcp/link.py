@@ -1,8 +1,9 @@
 """A link over TCP connections: the frames of collectives.
 
-Waiting happens in the kernel, which lets other ranks have the core. A receiver looks for a moment,
-then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``), the cheapest way to be woken: a small
-frame costs one system call at each end. Where several links have work, it waits in ``poll``.
+Waiting happens in the kernel, which lets other ranks have the core. A receiver polls for a moment,
+then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest way to wake it:
+a small frame costs one system call at each end. Where several links have work, it waits in
+``poll``.
 """
 
 from __future__ import annotations

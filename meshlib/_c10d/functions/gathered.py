@@ -234,8 +234,8 @@ def reduce_scatter_tensor(
         output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
             member's part of ``input``.
-        input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
-            dim 0 or stacked in a new first dim.
+        input: An array of the dtype of ``output``, with ``size()`` times its elements. Its
+            parts are joined along dim 0 or stacked in a new first dim.
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.

@@ -258,9 +258,10 @@ static PyType_Spec calls_spec = {"meshlib._native._calls.ProgramCalls", sizeof(C
 
 /* ------------------------------------------------------------------ the type of a call */
 
-/* ProgramCall(sending, calls, owner, header fields, reduces, nbytes, peer, site, clears, operands, results, inputs, places):
- * operands and results are the bytes of an element of each, a place is (buffer, offset, nbytes). calls None: Python
- * makes it. */
+/* ProgramCall(sending, calls, owner, header fields, reduces, nbytes, peer, site, clears, operands, results, inputs, places)
+ *
+ * Operands and results are given by the bytes of an element of each. A place is (buffer, offset, nbytes). With None for
+ * calls, Python makes the call. */
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *sending, *calls, *owner, *fields, *places, *operands, *results;
     long long nbytes;

@@ -8,7 +8,7 @@ typedef struct {
     uint64_t offset, nbytes;
 } Place;
 
-/* What is kept of a call that was made here. */
+/* The record of a call that compiled code made. */
 typedef struct {
     Header header;
     double issued, ended; /* 0: it is under way */

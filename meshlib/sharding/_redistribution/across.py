@@ -1,9 +1,9 @@
 """The plan from one mesh to another: messages from ranks that have a part to those that need it.
 
-Both meshes may share ranks or not. What is partial is reduced first, on the source's mesh. A rank
-never sends itself anything, and receives each byte once. Where the target's mesh has replicas, each
-of them receives a part and they gather the rest among themselves, unless its ranks have so much of
-the array already that it takes fewer bytes to send each what it lacks.
+The meshes may share ranks. The source's mesh reduces partial values first. A rank never sends
+itself anything, and receives each byte once. Where the target's mesh has replicas, each replica
+receives a part, and the replicas gather the rest among themselves. But if its ranks already hold so
+much of the array that this costs more bytes, each rank receives its missing parts directly.
 """
 
 from __future__ import annotations

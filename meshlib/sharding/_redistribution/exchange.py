@@ -1,11 +1,11 @@
-"""What one rank does in each collective of a plan: lay out what it sends, call, put what came.
+"""One rank's work in each collective of a plan: pack what it sends, call, unpack what arrives.
 
-The three are apart because of when they may run: on the CPU all of them at the call's turn; on a
-GPU, where a call is only put on a stream, the first and the last in the caller's thread.
+The three steps are separate because they may run at different times. On the CPU, all of them run at
+the call's turn. On a GPU the call only joins a stream, and the caller's thread packs and unpacks.
 
-Parts that do not lie in one piece, where they come from or where they go, are read and written
-there by the communicator where it can: over shared memory. Else they travel in rounds of a few MiB
-by way of buffers: no rank then needs the memory of a second array for what it packs.
+Over shared memory, the communicator itself reads and writes parts that are not contiguous. Other
+communicators move them through buffers, in rounds of a few MiB. So no rank needs a second array's
+memory for packing.
 """
 
 from __future__ import annotations

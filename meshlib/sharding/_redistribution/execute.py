@@ -1,8 +1,8 @@
 """Carries out a plan on this rank's part of an array. The only place of sharding that communicates.
 
-Where the caller does not wait, every collective of the plan is issued at once, and takes at its
-turn what the one before has left: so all ranks issue theirs in one order, whatever else a program
-calls meanwhile.
+An asynchronous call issues every collective of the plan at once. At its turn, each collective takes
+the result of the previous one. So all ranks issue them in one order, even if the program makes
+other calls meanwhile.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Run:
             else:
                 self.value = self._collectively(step, self.value)
         if plan.steps and all(step.is_local or _alone(step) for step in plan.steps):
-            # What is left is a view, and the caller's array stays the caller's.
+            # The result is a view of the caller's array, so it is copied.
             left = self.value
             self.value = lambda: _copied(left())
 
@@ -269,7 +269,7 @@ def _copied(value: Array | None) -> Array | None:
 
 
 def _once(make: Value) -> Value:
-    """Return ``make`` such that it is called once, whoever asks, and its result kept."""
+    """Return a function that calls ``make`` once, and returns its result to every caller."""
     lock = threading.Lock()
     made: list[Array | None] = []
 

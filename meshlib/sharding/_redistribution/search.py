@@ -1,9 +1,9 @@
 """The plan within a mesh: a cheapest path (Dijkstra 1959) through the shardings between two.
 
-Each edge is one step. An exchange (an all_to_all of whatever parts overlap, over the mesh dims that
-do not split the same in both) leads from any sharding to any other with the same partial dims and
-moves only what is missing, so no path has fewer bytes; gathers and moves along one array dim are
-taken where they have as few.
+Each edge is one step. An exchange leads from any sharding to any other with the same partial dims.
+It is an all_to_all of the overlapping parts, over the mesh dims whose splits differ. It moves only
+missing data, so no path has fewer bytes. The search prefers gathers and moves along one array dim
+if they need no more bytes.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Search:
 
     def _partitions(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
         wanted, free = self.target.partial_dims, set(at.replicated_dims)
-        # Last of all: what is partial can neither be gathered nor moved for less.
+        # A partition comes last: partial values can neither be gathered nor moved for fewer bytes.
         if at.dims != self.target.dims or not set(at.partial_dims) <= set(wanted):
             return
         for op in sorted({op for i, op in wanted if i in free}):

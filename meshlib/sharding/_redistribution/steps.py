@@ -27,11 +27,13 @@ LOCAL = frozenset({SLICE, PARTITION})
 class Step:
     """One step of a plan, from ``source`` to ``target``.
 
-    ``kind`` is ``"slice"`` (each rank keeps a part of what it has) or ``"partition"`` (one rank
-    along each mesh dim keeps the value, the others the op's neutral element), which send nothing;
-    a collective's name; or ``"point_to_point"``, from one mesh to another. ``mesh_dims`` are the
-    mesh dims, by number, over which it goes, ``op`` what it reduces with. ``wire_bytes`` is what
-    all ranks together receive from others; a ring's all_reduce receives twice (n-1)/n of it.
+    ``kind`` is a collective's name, ``"point_to_point"`` (from one mesh to another), ``"slice"`` or
+    ``"partition"``. The last two send nothing. In a slice, each rank keeps a part of its array. In
+    a partition, one rank along each mesh dim keeps the value, and the others get the op's neutral
+    element.
+
+    The step goes over the mesh dims numbered ``mesh_dims``, and reduces with ``op``. All ranks
+    together receive ``wire_bytes`` from others; a ring's all_reduce receives 2 (n-1)/n times that.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Rules for reductions: each rank reduces its part, and what was split is partial afterwards."""
+"""Rules for reductions: each rank reduces its part; reduced split dims leave partial values."""
 
 from __future__ import annotations
 

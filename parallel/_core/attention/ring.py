@@ -32,23 +32,23 @@ from parallel._groups import Ranks, resolve
 def sequence_positions(
     length: int, mesh: Ranks | None = None, *, zigzag: bool = True
 ) -> npt.NDArray[np.int64]:
-    """Return which places of the sequence the ``length`` places of this rank are, (length,).
+    """Return the positions in the sequence of this rank's ``length`` places, (length,).
 
-    In a zig-zag the sequence is cut into two chunks for each of n ranks, and rank r has chunks r
-    and 2n - 1 - r: an early one, to which few keys come before it, and a late one, so that causal
-    attention is the same work on all ranks. In a row, rank r has the r-th of n chunks.
+    A zig-zag cuts the sequence into two chunks for each of n ranks, and rank r has chunks r and 2n
+    - 1 - r. Few keys precede the early chunk and many precede the late one, so causal attention
+    costs all ranks the same. In a row, rank r has the r-th of n chunks.
 
     Args:
-        length: how many places each rank has; even for a zig-zag.
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        zigzag: whether the order is a zig-zag, or a row.
+        length: The number of places on each rank; even for a zig-zag.
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        zigzag: Whether the order is a zig-zag, or a row.
 
     Returns:
         Whole numbers in [0, length * n), ascending.
 
     Raises:
-        ValueError: for an odd length and a zig-zag.
-        TypeError: for what is no whole number or no set of ranks.
+        ValueError: For an odd length and a zig-zag.
+        TypeError: For what is no whole number or no set of ranks.
     """
     return positions_of(to_whole_number(length, "length"), resolve(mesh, "mesh"), zigzag)
 
@@ -80,18 +80,18 @@ def split_sequence(
     """Return this rank's places of whole sequences, the same on all ranks: nothing is sent.
 
     Args:
-        x: an array whose dim ``dim`` is the sequence, such as tokens (batch, length).
-        mesh: the ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        dim: which dim is the sequence.
-        zigzag: the order, see ``sequence_positions``; that of the attention.
+        x: An array whose dim ``dim`` is the sequence, such as tokens (batch, length).
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        dim: The dim of the sequence.
+        zigzag: The order, see ``sequence_positions``; that of the attention.
 
     Returns:
         A copy with 1/n of the places.
 
     Raises:
-        ValueError: for a length that does not divide by the ranks, or by twice their number for a
+        ValueError: For a length that does not divide by the ranks, or by twice their number for a
             zig-zag, or a dim that is not there.
-        TypeError: for what is no array or no set of ranks.
+        TypeError: For what is no array or no set of ranks.
     """
     check_array(x, "x")
     group = resolve(mesh, "mesh")

@@ -1,12 +1,12 @@
-"""What ranks send each other in a step: planned from the table, received ahead of need.
+"""The messages between ranks in a step: planned from the table, received before they are needed.
 
-Between two ranks messages come in the order in which they are sent, and the receiver knows that
-order from the sender's row of the table: so it may begin each receive before the message is there,
-and nobody waits for anything but what the table makes it wait for. Sends never wait.
+Messages between two ranks arrive in the order of sending, and the receiver knows that order from
+the sender's row of the table. So it can begin a receive before the message arrives, and a rank
+waits only where the table requires it. Sends never wait.
 
-A small message lies at the receiver until it is needed, and the thread that needs it takes it: the
-hand-over from another one would take longer than the copy. A large one would not have room to lie
-there, and its receive begins early, in a thread of its own.
+A small message stays in the receiver's mailbox until a thread needs it. That thread then copies it,
+which takes less time than a hand-over from another thread. A large message may not fit in the
+mailbox, so its receive begins early, in its own thread.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def message_of(action: Action, table: Table) -> StageMessage | None:
 class RankPlan:
     """One rank's part of a table; without ``training``, of its forwards alone. Made once.
 
-    ``row`` are its actions, ``last`` for each stage the one with which its gradients are complete,
-    ``coming`` for each other rank the messages from there, in the order in which they are sent,
-    ``needed`` for each action that waits for one of them which.
+    The rank's actions are in ``row``. For each stage, ``last`` is the action that completes its
+    gradients. For each other rank, ``coming`` lists the messages from there in the order of
+    sending. For each action that waits for a message, ``needed`` is that message.
     """
 
     def __init__(self, table: Table, rank: int, training: bool) -> None:
@@ -99,7 +99,7 @@ class RankPlan:
 
 @dataclass
 class StageShapes:
-    """What is known of the inputs and outputs of this rank's stages, and what others were told.
+    """The known specs of the inputs and outputs of this rank's stages, and the stages already told.
 
     Completed with the first microbatch, and kept from step to step.
     """
@@ -160,9 +160,9 @@ class StageMessages:
         return self._table.rank_of[message.stage + (1 if message.is_gradient else -1)]
 
     def _post(self, message: StageMessage, *, early: bool) -> None:
-        """Begin the receive of ``message``, and of those that come before it from there.
+        """Begin the receive of ``message``, and of earlier messages from the same rank.
 
-        ``early``: not of small ones, for which it would wait, and what comes behind them.
+        With ``early``, it stops at the first small message or unknown shape: it must not wait.
         """
         if message in self._arrived:
             return

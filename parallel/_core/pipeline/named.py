@@ -24,18 +24,18 @@ class NamedSchedule(PipelineSchedule):
     """A schedule whose table follows from the ranks, the stages and the microbatches.
 
     Args:
-        stages: this rank's stage, or a list of its stages.
-        n_microbatches: into how many parts a batch is cut.
-        loss_fn: the loss of the last stage's output and the target: a ``parallel.nn`` module for
+        stages: This rank's stage, or a list of its stages.
+        n_microbatches: Into how many parts a batch is cut.
+        loss_fn: The loss of the last stage's output and the target: a ``parallel.nn`` module for
             stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
-        scale_grads: divide the gradients by the number of microbatches: right for a loss that is a
+        scale_grads: Divide the gradients by the number of microbatches: right for a loss that is a
             mean.
 
     Raises:
-        TypeError: for arguments of another type.
-        ValueError: on all ranks, for stages that do not divide by the ranks, a number of
-            microbatches with which the schedule cannot be made, stages that are not those that it
-            gives to a rank, and ranks whose arguments differ.
+        TypeError: For arguments of another type.
+        ValueError: On all ranks, for stages that do not divide by the ranks, and for an impossible
+            number of microbatches. Also if a rank's stages are not those of the schedule, or if
+            ranks' arguments differ.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
         The class.
 
     Raises:
-        ValueError: for another name.
-        TypeError: for what is no string.
+        ValueError: For another name.
+        TypeError: For what is no string.
     """
     check_instance(schedule_name, str, "schedule_name", "'1F1B'")
     folded = {name.casefold(): one for name, one in _CLASSES.items()}

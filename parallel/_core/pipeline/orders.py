@@ -44,11 +44,11 @@ def one_f_one_b(ranks: int, microbatches: int) -> Table:
 def eager_1f1b(ranks: int, microbatches: int) -> Table:
     """Return 1F1B with a warm-up twice as long, so that messages have time to pass.
 
-    Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322: in
-    1F1B each rank needs, as soon as it has computed, what another has computed just then, and waits
-    for a message with each microbatch; here it was computed a microbatch earlier. Where a message
-    takes c, up to half of a microbatch's forward and backward, a step takes 2(p-1)c longer than
-    with none, however many microbatches there are. Rank r holds 2(p-r)-1 activations.
+    Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322. In 1F1B
+    each rank needs a result that another rank has only just computed, so it waits for a message in
+    each microbatch. Here the other rank computed it one microbatch earlier. Let a message take c,
+    up to half of a microbatch's forward and backward. Then messages lengthen a step by 2(p-1)c, for
+    any number of microbatches. Rank r holds 2(p-r)-1 activations.
 
     Raises ValueError for counts below 1, TypeError for what is no whole number.
     """
@@ -121,10 +121,10 @@ def rounds_of(microbatches: int, ranks: int, name: str) -> list[range]:
 def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Table:
     """Return ZB-H1: 1F1B whose gradients of weights wait until there would be a bubble.
 
-    Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. Where the three
-    thirds of the work take the same time, the bubble is a third of that of 1F1B, and each rank
-    holds the activations of p microbatches at most, as rank 0 does in 1F1B. With several stages a
-    rank (r, r+p, r+2p, ...) the bubble is so many times smaller, as in interleaved 1F1B.
+    Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. If the three
+    thirds of the work take the same time, the bubble is a third of that of 1F1B. Each rank holds
+    the activations of at most p microbatches, as rank 0 does in 1F1B. With v stages on each rank
+    (r, r+p, r+2p, ...), the bubble is v times smaller, as in interleaved 1F1B.
 
     Raises ValueError for counts below 1, and for microbatches that do not divide into rounds (see
     ``interleaved_1f1b``); TypeError for what is no whole number.
@@ -169,9 +169,9 @@ def zbv(ranks: int, microbatches: int) -> Table:
         back = action.stage >= ranks
         return int(back) if action.kind is _I else 3 - int(back)
 
-    # Each rank does, at each moment, the most urgent action that is ready, of one unit of time:
-    # forwards as far as memory lets them, gradients of inputs as soon as they can be, gradients of
-    # weights where there would be a bubble (Qi et al., arXiv:2401.10241, section 3.2).
+    # Each action takes one unit of time, and each rank does the most urgent ready action. Forwards
+    # run as far as memory allows, and gradients of inputs run as soon as possible. Gradients of
+    # weights fill the bubbles (Qi et al., arXiv:2401.10241, section 3.2).
     running = [_Rank((rank, last - rank)) for rank in range(ranks)]
     ends: dict[Action, int] = {}
     total = 3 * microbatches * (last + 1)

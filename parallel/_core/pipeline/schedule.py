@@ -21,20 +21,20 @@ from parallel._groups import gathered
 class PipelineSchedule:
     """Runs batches through a pipeline, by any table.
 
-    ``ScheduleGPipe`` and the others make their own table. All ranks make the schedule: what it was
-    given is compared over them, and a mistake of one is raised on all.
+    ``ScheduleGPipe`` and the others make their own table. All ranks make the schedule. It compares
+    their arguments, and raises one rank's mistake on all of them.
 
     Args:
-        stages: this rank's stage, or a list of its stages.
-        table: what each rank does, in which order.
-        loss_fn: the loss of the last stage's output and the target: a ``parallel.nn`` module for
+        stages: This rank's stage, or a list of its stages.
+        table: The actions of each rank, in order.
+        loss_fn: The loss of the last stage's output and the target: a ``parallel.nn`` module for
             stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
-        scale_grads: divide the gradients by the number of microbatches: right for a loss that is a
+        scale_grads: Divide the gradients by the number of microbatches: right for a loss that is a
             mean.
 
     Raises:
-        TypeError: for arguments of another type.
-        ValueError: on all ranks, when a rank's stages are not those that the table gives it, or
+        TypeError: For arguments of another type.
+        ValueError: On all ranks, when a rank's stages are not those that the table gives it, or
             the ranks' arguments differ.
     """
 
@@ -142,22 +142,22 @@ class PipelineSchedule:
         the first or last stage need no arguments, and pass over what they are given.
 
         Args:
-            args: the batch: arrays whose first dim is cut into microbatches, the arguments of the
+            args: The batch: arrays whose first dim is cut into microbatches, the arguments of the
                 first stage. Each step's have the same shapes.
-            target: what ``loss_fn`` gets besides the output: an array, or several in lists or
-                dicts, cut the same way.
-            losses: a list that is filled with the microbatches' losses, where the last stage is.
-            return_outputs: return the last stage's outputs.
-            kwargs: further arguments of this rank's stages; arrays are cut, other values are not.
+            target: The second argument of ``loss_fn``, after the output: an array, or several in
+                lists or dicts, cut the same way.
+            losses: A list that is filled with the microbatches' losses, where the last stage is.
+            return_outputs: Return the last stage's outputs.
+            kwargs: Further arguments of this rank's stages; arrays are cut, other values are not.
 
         Returns:
             The whole batch's output where the last stage is, None elsewhere.
 
         Raises:
-            TypeError: for what is no array.
-            ValueError: for rows that do not divide into the microbatches, another shape than in
+            TypeError: For what is no array.
+            ValueError: For rows that do not divide into the microbatches, another shape than in
                 the step before, and a batch or target that is missing.
-            RuntimeError: after a step that failed: the ranks are no longer in step.
+            RuntimeError: After a step that failed: the ranks are no longer in step.
         """
         training = self._loss is not None
         return self._run(args, kwargs, target, losses, return_outputs, training)
@@ -240,7 +240,8 @@ class PipelineSchedule:
     # ------------------------------------------------------------------ times
 
     def timeline(self) -> Timing:
-        """Return when each rank computed what in the last step, and what was sent. All ranks call.
+        """Return the times of the last step's computations and messages on all ranks. All ranks
+        call.
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """

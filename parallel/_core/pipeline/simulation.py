@@ -105,16 +105,16 @@ def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> 
     """Return when each action runs if each rank begins each of its actions as soon as it can.
 
     Args:
-        table: the schedule.
-        costs: what actions take, by kind or by a function of the action; by default a forward 1, a
-            backward 2, either half of one 1.
-        message: what it takes from the end of an action until another rank has its result.
+        table: The schedule.
+        costs: The time of each action, by kind or by a function of the action; by default a forward
+            1, a backward 2, either half of one 1.
+        message: The time from the end of an action until another rank has its result.
 
     Returns:
         The spans, in the unit of the costs, from 0 on.
 
     Raises:
-        ValueError: for costs that are not positive.
+        ValueError: For costs that are not positive.
     """
     given = USUAL_COSTS if costs is None else costs
     ends: dict[Action, float] = {}

@@ -1,10 +1,10 @@
 """A stage: the part of a model that one rank computes, and the parameters that stages share.
 
-What goes from one stage to the next has shapes and dtypes that are agreed on with the first
-microbatch. Shared parameters are equal in the beginning, and their gradients are summed, as
-Megatron-LM ties the input embedding to the output layer (Narayanan et al., arXiv:2104.04473,
-section 4.3): each holder adds up all holders' gradients, in the order of the stages, so that all
-get the same bits and every optimizer makes the same update.
+Stages agree on the shapes and dtypes of activations with the first microbatch. Shared parameters
+begin equal, and their gradients are summed. Megatron-LM ties the input embedding to the output
+layer in this way (Narayanan et al., arXiv:2104.04473, section 4.3). Each holder adds up all
+holders' gradients in the order of the stages. So all get the same bits, and every optimizer makes
+the same update.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ _OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
 class Kind(enum.StrEnum):
-    """What is computed. Backward is one action, or two of which the second may come much later."""
+    """The kind of a computation. Backward is one action, or two: the second may come much later."""
 
     FORWARD = "F"
     BACKWARD = "B"
     """The gradients of the input and of the parameters."""
     INPUT = "I"
-    """The gradient of the input alone: what the stage before waits for."""
+    """The gradient of the input alone, for which the stage before waits."""
     WEIGHT = "W"
-    """The gradients of the parameters alone: for which nobody waits."""
+    """The gradients of the parameters alone, for which no stage waits."""
 
     @property
     def sends_back(self) -> bool:
@@ -75,16 +75,17 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Which rank does what, in which order; when follows from that (``simulate``).
+    """The actions of each rank, in order; ``simulate`` derives the times from it.
 
     Args:
-        ranks: for each rank of the pipeline its actions, in their order.
-        name: what messages call it.
+        ranks: For each rank of the pipeline its actions, in their order.
+        name: The table's name in messages.
 
     Raises:
-        ValueError: for a table that no pipeline can run, naming the first thing that is wrong: a
-            stage or microbatch left out, an action that is missing, there twice, on two ranks, or
-            both whole and in halves, or an order in which ranks wait for each other for ever.
+        ValueError: For a table that no pipeline can run; it names the first error. Errors are a
+            missing stage or microbatch, and an action that is missing, comes twice, is on two
+            ranks, or is both whole and in halves. Another is an order in which ranks wait for each
+            other forever.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
@@ -176,7 +177,7 @@ class Table:
 
     @property
     def digest(self) -> str:
-        """What is the same for equal tables only."""
+        """A hash of the table, the same for equal tables only."""
         return hashlib.sha256(self.to_csv().encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ files
@@ -189,21 +190,21 @@ class Table:
     def from_csv(cls, source: str | Path, name: str | None = None) -> Self:
         """Return the table in a file, in the notation of torch's compute-only CSV.
 
-        A line a rank; a cell is an action, such as ``0F3``, or empty where the rank idles; two
-        actions that torch overlaps, ``(0F3;1B2)OVERLAP_F_B``, are done one after the other, and
-        ``0REDUCE_GRAD`` is passed over: that follows on a stage's last action by itself.
+        Each line is a rank. A cell is an action, such as ``0F3``, or empty where the rank idles.
+        Actions that torch overlaps, as in ``(0F3;1B2)OVERLAP_F_B``, run one after the other. A
+        ``0REDUCE_GRAD`` is skipped, because the reduction follows a stage's last action anyway.
 
         Args:
-            source: the path of the file, or its text (which has a newline or a comma).
-            name: what messages call the table; by default the file's name.
+            source: The path of the file, or its text (which has a newline or a comma).
+            name: The table's name in messages; by default the file's name.
 
         Returns:
             The table, checked.
 
         Raises:
-            ValueError: for a cell that is no computation, naming line and column, or a table that
+            ValueError: For a cell that is no computation, naming line and column, or a table that
                 no pipeline can run.
-            OSError: when the file cannot be read.
+            OSError: When the file cannot be read.
         """
         is_text = isinstance(source, str) and ("\n" in source or "," in source)
         label = name or ("the table" if is_text else str(source))

@@ -20,12 +20,12 @@ class RotaryEmbedding(Module):
     are a pair, turned by ``position * base**(-2 i / head_dim)``. There is nothing to learn.
 
     Args:
-        head_dim: the size of the last dimension, even.
-        base: the larger it is, the slower the last pairs turn.
+        head_dim: The size of the last dimension, even.
+        base: The larger it is, the slower the last pairs turn.
 
     Raises:
-        ValueError: for a head_dim that is odd or below 2, or a base that is not above 0.
-        TypeError: for arguments of another type.
+        ValueError: For a head_dim that is odd or below 2, or a base that is not above 0.
+        TypeError: For arguments of another type.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
@@ -160,21 +160,21 @@ class MultiHeadAttention(Module):
     sequence gives ``core`` another one (``parallel.context``).
 
     Args:
-        features: the size of the last dimension of input and output.
-        heads: how many; must divide ``features``.
-        kv_heads: how many heads of keys and values there are, must divide ``heads``; None: as many.
-        causal: whether each place attends to those before it and itself alone, or to all.
-        rotary_base: the base of the rotary embedding of queries and keys; None: there is none.
-        bias: whether the projections have one.
-        rng: draws the values of the projections. None: from NumPy's global random state, which
+        features: The size of the last dimension of input and output.
+        heads: How many; must divide ``features``.
+        kv_heads: How many heads of keys and values there are, must divide ``heads``; None: as many.
+        causal: Whether each place attends to those before it and itself alone, or to all.
+        rotary_base: The base of the rotary embedding of queries and keys; None: there is none.
+        bias: Whether the projections have one.
+        rng: Draws the values of the projections. None: from NumPy's global random state, which
             ``np.random.seed`` sets. Ranks on which the layer must begin alike (``fully_shard``,
             ``parallelize``) need equal generators or seeds.
-        dtype: of the parameters, and so of the input.
+        dtype: Of the parameters, and so of the input.
 
     Raises:
-        ValueError: for numbers that do not divide, or sizes below 1, a dtype that is not floating,
+        ValueError: For numbers that do not divide, or sizes below 1, a dtype that is not floating,
             and what ``RotaryEmbedding`` refuses.
-        TypeError: for arguments of another type.
+        TypeError: For arguments of another type.
     """
 
     rotary: RotaryEmbedding | None

@@ -28,18 +28,18 @@ class Linear(Module):
     """``y = x @ weight.T + bias``.
 
     Args:
-        in_features: the size of the last dimension of the input, (..., in_features).
-        out_features: the size of the last dimension of the output.
-        bias: whether there is one.
-        rng: draws the initial values: both weight, (out_features, in_features), and bias,
+        in_features: The size of the last dimension of the input, (..., in_features).
+        out_features: The size of the last dimension of the output.
+        bias: Whether there is one.
+        rng: Draws the initial values: both weight, (out_features, in_features), and bias,
             (out_features,), uniformly within 1/sqrt(in_features). None: from NumPy's global random
             state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike
             (``fully_shard``, ``parallelize``) need equal generators or seeds.
-        dtype: of the parameters, and so of the input.
+        dtype: Of the parameters, and so of the input.
 
     Raises:
-        ValueError: for sizes below 1, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        ValueError: For sizes below 1, or a dtype that is not floating.
+        TypeError: For arguments of another type.
     """
 
     bias: Parameter | None

@@ -214,13 +214,13 @@ class LayerNorm(_Norm):
     Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, equations 3 and 4.
 
     Args:
-        features: the size of the last dimension of input and output.
-        eps: added to the (biased) variance.
-        dtype: of weight (ones) and bias (zeros), each of shape (features,).
+        features: The size of the last dimension of input and output.
+        eps: Added to the (biased) variance.
+        dtype: Of weight (ones) and bias (zeros), each of shape (features,).
 
     Raises:
-        ValueError: for no features, a negative eps, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        ValueError: For no features, a negative eps, or a dtype that is not floating.
+        TypeError: For arguments of another type.
     """
 
     def __init__(
@@ -261,13 +261,13 @@ class RMSNorm(_Norm):
     Normalization", arXiv:1910.07467, equation 4.
 
     Args:
-        features: the size of the last dimension of input and output.
-        eps: added to the mean square.
-        dtype: of weight (ones), of shape (features,).
+        features: The size of the last dimension of input and output.
+        eps: Added to the mean square.
+        dtype: Of weight (ones), of shape (features,).
 
     Raises:
-        ValueError: for no features, a negative eps, or a dtype that is not floating.
-        TypeError: for arguments of another type.
+        ValueError: For no features, a negative eps, or a dtype that is not floating.
+        TypeError: For arguments of another type.
     """
 
     def forward(self, x: Array) -> Array:

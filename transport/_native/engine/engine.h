@@ -90,7 +90,7 @@ typedef struct {
     uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
-    int small;    /* what is staged lies with the header, which the others read anyway */
+    int small;    /* staged data lies beside the header, which the others read anyway */
     int along;    /* what this member keeps is copied with what it stages */
     uint64_t low, high, at; /* the bytes to reduce: from low to high of the array `into`; `at`: so far */
     int into;

@@ -12,9 +12,9 @@
 #define CHUNK 8192 /* bytes of which all that the tree keeps stays near */
 #define MAX_WAITING 11 /* blocks of members that wait for their other half: log2(MAX_MEMBERS) and 1 */
 
-/* Integers wrap as NumPy's do: computed without sign. The least and the greatest of floats is NaN where one of them is:
- * the left one's, if it is one, as with NumPy. out may be left or right, but does not overlap them otherwise. both_* write the result into left
- * and right. */
+/* Integers wrap as NumPy's do: the loops compute without sign. As in NumPy, the minimum and the maximum of floats is NaN
+ * where an operand is NaN. Of two NaNs the left one's bits win. out may be left or right, but does not overlap them
+ * otherwise. both_* write the result into left and right. */
 #define LOOP(NAME, T, EXPR)                                                                 \
     CLONES static void NAME(void *out, const void *left, const void *right, size_t n) { \
         T *o = out;                                                                         \

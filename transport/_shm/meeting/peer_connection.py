@@ -59,8 +59,8 @@ class Message:
 class Connection:
     """One end, on a non-blocking SEQPACKET socket, whose packets are whole or absent.
 
-    ``users`` are the groups that both ends are in, with the peer's rank in each. Whoever touches it
-    or sends holds the endpoint's lock.
+    ``users`` are the groups that both ends are in, with the peer's rank in each. A thread holds the
+    endpoint's lock while it uses ``users`` or sends.
     """
 
     def __init__(self, sock: socket.socket, handshake: Handshake | None) -> None:

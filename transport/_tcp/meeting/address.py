@@ -21,8 +21,9 @@ from transport._store.tcp.store import TCPStore
 class Address:
     """The address of one rank's endpoint, as it is published in a store.
 
-    ``token`` (hexadecimal) is fresh for each endpoint: a process that got the port of one that
-    died is not mistaken for it. ``machine`` tells whether a loopback address is our own.
+    ``token`` (hexadecimal) is fresh for each endpoint. A process that reuses a dead process's port
+    has another token, and so is not mistaken for it. ``machine`` tells whether a loopback address
+    is our own.
     """
 
     host: str
@@ -63,8 +64,8 @@ class Address:
                 f"{name} listens on its machine's loopback only"
                 f" ({format_address(self.host, self.port)}), and this rank is on another machine;"
                 f" give the job a secret ({environment.SECRET}, or `meshlib secret` where the"
-                " machines share a home), or the ranks the addresses at"
-                f" which others reach them ({environment.HOST})"
+                " machines share a home). Or give each rank the address at"
+                f" which others reach it ({environment.HOST})"
             )
 
 
@@ -79,8 +80,9 @@ def is_loopback(host: str) -> bool:
 def listening_host(membership: Membership) -> str:
     """Return the host on which this rank listens, and at which its peers reach it.
 
-    What the runtime was given; else the address of the interface that leads to the store, or the
-    loopback where the store has no address, or where the job has no secret to keep strangers out.
+    The runtime's ``host`` comes first, then the address of the interface that leads to the store.
+    It is the loopback where the store has no address, or where the job has no secret that keeps
+    strangers out.
     """
     runtime = membership.runtime
     if runtime.host is not None:

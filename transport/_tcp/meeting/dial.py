@@ -67,10 +67,10 @@ class Dial:
     def connect(self, call: Call) -> socket.socket:
         """Return a connection on which the member has been told what it is for.
 
-        Raises ``CommunicatorTimeoutError`` past the call's deadline, ``PeerLostError`` when the
-        member no longer listens or is out of reach, ``CommunicatorAbortedError`` after ``cancel``,
-        ``AuthenticationError`` when it has another secret, ``DistNetworkError`` when there is no
-        way to it.
+        Raises ``CommunicatorTimeoutError`` past the call's deadline, and
+        ``CommunicatorAbortedError`` after ``cancel``. Raises ``PeerLostError`` when the member no
+        longer listens or is out of reach. Raises ``AuthenticationError`` when it has another
+        secret, and ``DistNetworkError`` when no network path leads to it.
         """
         try:
             published = self._address or self._keys.read(address_key(self._peer), self._peer, call)
@@ -78,8 +78,8 @@ class Dial:
             try:
                 return self._greet(call, address, self._reach(call, address))
             except AuthenticationError as error:
-                # Who dies in the middle of the handshake hangs up as one does that refuses our
-                # proof. Who does so twice refuses it; who is dead does not listen any more.
+                # A member that dies in the handshake hangs up, as does one that refuses our proof.
+                # The second attempt tells them apart: a dead member no longer listens.
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
                 return self._greet(call, address, self._reach(call, address))

@@ -50,8 +50,8 @@ class _Newcomer:
 class Endpoint:
     """Listens on ``host`` in a daemon thread of its own until ``close``.
 
-    A connection for a group that this rank has not made yet is held until it does; at most
-    ``max_held`` of them, the oldest are dropped for newer ones. ``address`` is to be published.
+    It holds a connection for a group that this rank has not made yet. It holds at most ``max_held``
+    of them, and drops the oldest for newer ones. The owner publishes ``address``.
     Raises DistNetworkError when ``host`` cannot be listened on.
     """
 
