@@ -1,7 +1,8 @@
 """Training on a mesh."""
 
+from typing import TYPE_CHECKING
+
 from parallel import nn, optim
-from parallel.data_parallel import DataParallel
 from parallel.ddp import (
     CommHook,
     DistributedDataParallel,
@@ -45,7 +46,6 @@ __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
     "CommHook",
-    "DataParallel",
     "DistributedBatchSampler",
     "DistributedDataParallel",
     "DistributedSampler",
@@ -79,3 +79,13 @@ __all__ = [
     "parallelize",
     "zero_redundancy",
 ]
+
+if not TYPE_CHECKING:  # editors would take every name for one of this package
+
+    def __getattr__(name: str) -> object:
+        if name == "DataParallel":  # of torch.nn, which has advised against it for years
+            raise ImportError(  # Python drops an AttributeError's text in `from parallel import`
+                "parallel has no DataParallel (several GPUs of one process); expected"
+                " DistributedDataParallel, with a process for each GPU"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

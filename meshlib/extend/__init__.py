@@ -8,7 +8,6 @@ Programs need none of it. Names here keep to the same versions as all public nam
 - calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the values that describe a call;
 - arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``, checked and named alike;
 - ``dump`` and ``load``: objects as bytes, as the collectives on objects send them;
-- ``Driver`` and ``driver_of``: streams, events and memory of GPUs;
 - ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
 """
 
@@ -35,7 +34,6 @@ from meshlib.extend._job import Job
 from transport._call import Call, CallHeader, Kind, dtype_name, op_name
 from transport._checks import to_whole_number, to_whole_numbers
 from transport._communicators.base import Communicator
-from transport._cuda.driver import Driver, driver_of
 from transport._deadline import Timeout, to_seconds
 
 __all__ = [
@@ -45,7 +43,6 @@ __all__ = [
     "Change",
     "Choose",
     "Communicator",
-    "Driver",
     "Epoch",
     "Job",
     "Kind",
@@ -58,7 +55,6 @@ __all__ = [
     "Timeout",
     "at_once",
     "derived_group",
-    "driver_of",
     "dtype_name",
     "dump",
     "fail",

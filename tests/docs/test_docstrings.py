@@ -17,7 +17,6 @@ from meshlib._collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
     context,
-    data_parallel,
     ddp,
     join,
     nn,
@@ -29,7 +28,7 @@ from parallel import (
 from parallel import rpc as parallel_rpc
 from parallel.rpc import dist_autograd
 
-PARTS = [comm_hooks, context, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
+PARTS = [comm_hooks, context, ddp, join, nn, optim, samplers, tensor_parallel, zero]
 MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]
 MODULES += [parallel_rpc, dist_autograd]
 # A name of several packages goes by the first one.

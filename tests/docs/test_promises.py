@@ -18,9 +18,6 @@ FOR_GPUS = [
     *(path for floor in ("meshlib", "parallel") for path in (ROOT / floor).rglob("*gpu*.py")),
     ROOT / "meshlib" / "_groups" / "nccl_splits.py",
     ROOT / "meshlib" / "jit" / "_device_buffers.py",
-    ROOT / "parallel" / "data_parallel" / "__init__.py",
-    ROOT / "parallel" / "data_parallel" / "_devices.py",
-    ROOT / "parallel" / "data_parallel" / "_wrapper.py",
 ]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 

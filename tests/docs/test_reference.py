@@ -20,7 +20,6 @@ PACKAGES = [
     "parallel.samplers",
     "parallel.zero",
     "parallel.ddp",
-    "parallel.data_parallel",
     "parallel.context",
     "parallel.tensor_parallel",
     "parallel.expert",

@@ -8,7 +8,6 @@ import parallel
 from parallel import (
     comm_hooks,
     context,
-    data_parallel,
     ddp,
     join,
     nn,
@@ -22,7 +21,6 @@ PACKAGES = [
     parallel,
     comm_hooks,
     context,
-    data_parallel,
     ddp,
     join,
     nn,
@@ -44,3 +42,10 @@ def test_public_names_exist_once_and_are_documented(package):
 
 def test_the_readmes_names():
     assert {"DistributedDataParallel", "DistributedSampler"} <= set(parallel.__all__)
+
+
+def test_torchs_data_parallel_names_the_one_to_use():
+    with pytest.raises(ImportError, match="expected DistributedDataParallel"):
+        from parallel import DataParallel  # noqa: F401
+    with pytest.raises(AttributeError, match="'parallel' has no attribute 'Nothing'"):
+        _ = parallel.Nothing

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from parallel import DataParallel, DistributedDataParallel, nn, optim
+from parallel import DistributedDataParallel, nn, optim
 
 BATCH = 12
 
@@ -48,26 +48,8 @@ def train(model, rank=0, world=1, steps=50, micro=1, dtype="f8"):
     return model
 
 
-def train_on_devices(xp, device_ids, output_device, on, steps):
-    """Train as ``train`` does, over several GPUs; ``on(device)`` makes one current."""
-    with on(device_ids[0]):
-        module = make_model().map_arrays(xp.array)
-    model = DataParallel(module, device_ids, output_device)
-    optimizer, loss = optim.AdamW(model.parameters(), lr=0.01), nn.CrossEntropyLoss()
-    for step in range(steps):
-        with on(output_device):
-            x, y = (xp.asarray(part) for part in batch(step))
-            optimizer.zero_grad()
-            loss(model(x), y)
-            assert model.backward(loss.backward()).device.id == output_device
-        with on(device_ids[0]):
-            optimizer.step()
-    return {path: value.get() for path, value in parameters(model).items()}
-
-
 def parameters(model):
-    wrappers = DataParallel, DistributedDataParallel
-    inner = model.module if isinstance(model, wrappers) else model
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
     return {path: p.data.copy() for path, p in inner.named_parameters()}
 
 
