@@ -21,7 +21,6 @@ first order only, and no ``vmap``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -93,13 +92,17 @@ def balance_loss(routes: Routes, mesh: Ranks | None = None) -> jax.Array:
     return load_balance(counts, routes.shares)[0]
 
 
-@jax.custom_vjp
 def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     """Return ``y``, and let the scalar ``loss`` count for the gradients as well.
 
     The gradients are those of a sum with the loss. So a layer adds a balance loss that its callers
     do not know of, in any stage of a pipeline.
     """
+    return _with_loss(y, loss)
+
+
+@jax.custom_vjp
+def _with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     del loss
     return y
 
@@ -112,7 +115,7 @@ def _with_loss_backward(one: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax
     return grad, one
 
 
-with_loss.defvjp(_with_loss_forward, _with_loss_backward)
+_with_loss.defvjp(_with_loss_forward, _with_loss_backward)
 
 
 def mixture(
@@ -188,7 +191,6 @@ def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax
     return jax.lax.ragged_dot(rows, weight, counts.astype(jnp.int32))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def exchange(
     rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
 ) -> jax.Array:
@@ -207,6 +209,12 @@ def exchange(
 
     When the program runs it ends with the text of a ValueError if more come than there is room for.
     """
+    return _exchange(rows, out_of, into, mesh, room)
+
+
+def _exchanged(
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+) -> jax.Array:
     base = resolve(mesh, "mesh")
     group = derived_group(base, "rows in jit", f"{base.group_desc or base.id} in jit, rows")
 
@@ -227,17 +235,20 @@ def exchange(
     return host_call(move, [spec], rows, *counts, ordered=True, group=group)[0]
 
 
+_exchange: Any = jax.custom_vjp(_exchanged, nondiff_argnums=(3, 4))
+
+
 def _exchange_forward(
     rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    return exchange(rows, out_of, into, mesh, room), (out_of, into, jnp.zeros((len(rows), 0)))
+    return _exchanged(rows, out_of, into, mesh, room), (out_of, into, jnp.zeros((len(rows), 0)))
 
 
 def _exchange_backward(
     mesh: Ranks | None, room: int, saved: tuple[Any, ...], grad: jax.Array
 ) -> tuple[Any, ...]:
     out_of, into, rows = saved
-    return exchange(grad, into, out_of, mesh, len(rows)), None, None
+    return _exchange(grad, into, out_of, mesh, len(rows)), None, None
 
 
-exchange.defvjp(_exchange_forward, _exchange_backward)
+_exchange.defvjp(_exchange_forward, _exchange_backward)
