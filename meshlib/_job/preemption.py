@@ -20,9 +20,9 @@ def should_stop(step: int) -> bool:
     """Return whether to stop at ``step``: the same on all ranks, once one of them was told to end.
 
     Every rank calls it once in each step of its loop, with the step's number, at least 0 and
-    growing. From the first call in the main thread until the end of the job, SIGTERM and SIGUSR1
-    ask all ranks to stop, unless the program handles that signal itself (see ``request_stop``). The
-    signal may come to any rank. All ranks then get True at the same step: the earliest that none
+    growing. From the first call in the main thread until the end of the job, SIGTERM or SIGUSR1 to
+    any rank asks all ranks to stop. A program that handles that signal itself keeps its handler
+    (see ``request_stop``). All ranks then get True at the same step: the earliest that none
     has passed. Later calls return True, too.
 
     Costs no message until a signal comes. Then it waits until every rank has said its step, which

@@ -56,8 +56,10 @@ class Failed(Record):
 
 @dataclass(frozen=True, slots=True)
 class Interrupted(Record):
-    """An agent was told to end, by Ctrl-C or a signal: so is the job. ``leaves``: unless the others
-    can go on without this node. ``saves``: the ranks of all nodes have time to save.
+    """An agent was told to end, by Ctrl-C or a signal: so is the job.
+
+    ``leaves``: unless the others can go on without this node. ``saves``: the ranks of all nodes
+    have time to save.
     """
 
     agent: str
