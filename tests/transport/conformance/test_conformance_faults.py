@@ -276,6 +276,8 @@ def test_a_peer_that_closes_in_the_middle_of_a_transfer_is_missed(transport: Tra
     """It receives a first part of a large broadcast, and leaves."""
     if not transport.shows_links:
         pytest.skip(f"{transport} shows no links; it has a test of its own for this")
+    if str(transport) == "queues":
+        pytest.skip("a queue takes everything, so the sender may have ended when its peer leaves")
     n = 3
 
     def body(member: Member) -> Any:
