@@ -24,8 +24,19 @@ def run(coroutine):
     return asyncio.run(bounded())
 
 
+BEFORE: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _known_threads():
+    """Other tests of this process may have left the threads of an executor."""
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
+
+
 def threads_that_wait():
-    return [t.name for t in threading.enumerate() if t.name.startswith("asyncio")]
+    here = threading.enumerate()
+    return [t.name for t in here if t.name.startswith("asyncio") and t not in BEFORE]
 
 
 @pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])

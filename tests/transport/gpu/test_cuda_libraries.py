@@ -27,7 +27,6 @@ CUPY_FILES = (
     "tests/gpu/bench.py",
     "tests/gpu/check.py",
     "tests/gpu/test_gpu.py",
-    "tests/gpu/test_data_parallel.py",
 )
 # What is behind the names that these files give to modules and objects of the two.
 CUPY_NAMES = {
