@@ -23,6 +23,7 @@ from transport._links.communicator import LinkCommunicator
 from transport._place import Place, unsupported_reason
 from transport._shm import ShmCommunicator
 from transport._shm.sizes import DEFAULT_SIZES, Sizes
+from transport._shm.support import unsupported_reason
 from transport._tcp import TcpCommunicator
 
 
@@ -51,7 +52,10 @@ def _shm(membership: Membership, table: Thresholds) -> Communicator:
 def _two_hosts(membership: Membership, table: Thresholds) -> Communicator:
     """Two hosts by turns; rank 0's cannot share memory."""
     ranks = range(membership.size)
-    places = tuple(Place(f"host {rank % 2}", "" if rank else "pretended") for rank in ranks)
+    places = tuple(
+        Place(f"host {rank % 2}", unsupported_reason() or "", "" if rank else "pretended")
+        for rank in ranks
+    )
     return choose(replace(membership, places=places), table)
 
 
@@ -60,7 +64,10 @@ def _many_hosts(membership: Membership, table: Thresholds) -> Communicator:
     last two are at a site of their own.
     """
     numbers = (0, 0, 0, 1, 1, 2, 3)[: membership.size]
-    places = tuple(Place(f"host {number}", site="far" * (number > 1)) for number in numbers)
+    places = tuple(
+        Place(f"host {number}", unsupported_reason() or "", site="far" * (number > 1))
+        for number in numbers
+    )
     return choose(replace(membership, places=places), table)
 
 
