@@ -23,7 +23,6 @@ from transport._links.communicator import LinkCommunicator
 from transport._place import Place, unsupported_reason
 from transport._shm import ShmCommunicator
 from transport._shm.sizes import DEFAULT_SIZES, Sizes
-from transport._shm.support import unsupported_reason
 from transport._tcp import TcpCommunicator
 
 
@@ -53,7 +52,7 @@ def _two_hosts(membership: Membership, table: Thresholds) -> Communicator:
     """Two hosts by turns; rank 0's cannot share memory."""
     ranks = range(membership.size)
     places = tuple(
-        Place(f"host {rank % 2}", unsupported_reason() or "", "" if rank else "pretended")
+        Place(f"host {rank % 2}", unsupported_reason() or ("" if rank else "pretended"))
         for rank in ranks
     )
     return choose(replace(membership, places=places), table)
