@@ -46,8 +46,7 @@ class CallStream(StreamLock):
         self._changed = Condition()
         self._thread: threading.Thread | None = None
         self.unended: Unended | None = None
-        """The call before, if its last frames are left to be waited for, by whoever has the turn.
-        """
+        """The call before, if its last frames are still awaited; the next call ends it."""
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the stream's thread when all before it have ended."""

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.members import Members
-from meshlib._collectives.collectives import Collectives
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._diagnosis.sampling.sample import Coordinate
 from meshlib._groups.process_group import ProcessGroup
@@ -26,7 +25,7 @@ from meshlib._job.current import current_world, find_world, world_of
 from meshlib._job.world import World
 from meshlib._mesh.layout import IndexArray, Layout
 from meshlib._mesh.names import Compress, DimKey, MeshNames, make_dims
-from meshlib._mesh.neighbours import exchange_halo, neighbours
+from meshlib._mesh.neighbours import MeshOfNeighbours
 from meshlib._mesh.rank_layout import RankLayout, RankNumbering
 from meshlib._mesh.spec import (
     DimOptions,
@@ -34,16 +33,16 @@ from meshlib._mesh.spec import (
     check_dim_names,
     check_shape,
 )
-from meshlib._mesh.value import MeshValue, check_product, described_ranks
+from meshlib._mesh.value import check_product, described_ranks
 from meshlib._records import values_of
-from transport._checks import to_whole_number, to_whole_numbers
+from transport._checks import to_whole_numbers
 from transport._deadline import Timeout
 
 if TYPE_CHECKING:
     import jax.sharding
 
 
-class DeviceMesh(MeshValue, Collectives):
+class DeviceMesh(MeshOfNeighbours):
     """Ranks in an n-dimensional arrangement; every collective is a method of it.
 
     ``mesh.all_reduce(x)`` runs over all of this rank's slice, ``mesh["dp"].all_reduce(x)`` along
@@ -395,52 +394,6 @@ class DeviceMesh(MeshValue, Collectives):
         return world.rpc.workers[int(self.mesh[coordinate])]
 
     # ------------------------------------------------------------------ other libraries
-
-    def shift(
-        self, dim: DimKey, distance: int = 1, *, periodic: bool = False
-    ) -> tuple[int | None, int | None]:
-        """Return the global ranks (source, destination) of a shift by ``distance`` along ``dim``.
-
-        This rank would receive from the source, ``distance`` places before it, and send to the
-        destination, as far behind it. None stands for a place beyond an edge. ``periodic`` closes
-        the dim to a ring, which has no edges. A negative ``distance`` shifts the other way.
-
-        Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank outside
-        of the mesh, TypeError for a ``distance`` that is no whole number.
-        """
-        distance = to_whole_number(distance, "distance")
-        places = neighbours(self, dim, distance, periodic=periodic)
-        row = self[dim]
-        number = row.slice_number(self.get_rank())
-        source, destination = (
-            None if place is None else row.rank_at(place, number) for place in places
-        )
-        return source, destination
-
-    def exchange_halo(
-        self,
-        array: npt.NDArray[Any],
-        dims: Mapping[DimKey, int],
-        width: int = 1,
-        *,
-        periodic: bool | Mapping[DimKey, bool] = False,
-    ) -> npt.NDArray[Any]:
-        """Fill the ghost cells of ``array`` with the neighbours' cells; return ``array``.
-
-        Each rank has a block of a larger grid, with ``width`` ghost cells at both ends of each axis
-        in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of the mesh. A face of
-        ``width`` inner cells goes to the neighbour on that side, into its ghost cells there. The
-        dims take turns, so ghost cells at edges and corners come from the diagonal neighbours.
-        Beyond an edge of the mesh they keep their values, unless the dim is ``periodic`` (one bool,
-        or one for each dim).
-
-        A collective along each dim: all ranks call it with equal arguments and shapes that fit.
-        Raises TypeError for what is no writable NumPy array, ValueError for a ``width`` below 1,
-        for a wrong axis, and for an axis with fewer than ``3 * width`` cells; MeshDimError (a
-        ValueError) for a dim that is not there; and what ``isend`` and ``irecv`` raise.
-        """
-        exchange_halo(self, array, dims, width, periodic)
-        return array
 
     def to_jax(self) -> jax.sharding.Mesh:
         """Return the ``jax.sharding.Mesh`` of the same shape and names, over all processes.

@@ -3,61 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from meshlib._calls.work import Work
+from meshlib._collectives.collectives import Collectives
+from meshlib._groups.process_group import ProcessGroup
 from meshlib._mesh.names import DimKey
+from meshlib._mesh.value import MeshValue
 from transport._checks import to_whole_number
 
-if TYPE_CHECKING:
-    from meshlib._calls.work import Work
-    from meshlib._mesh.device_mesh import DeviceMesh
 
+class MeshOfNeighbours(MeshValue, Collectives):
+    """A mesh whose ranks know their neighbours along each dim."""
 
-def neighbours(
-    mesh: DeviceMesh, dim: DimKey, distance: int, *, periodic: bool
-) -> tuple[int | None, int | None]:
-    """Return the places before and behind this rank's along ``dim``. See ``DeviceMesh.shift``."""
-    place, size = mesh.get_local_rank(dim), mesh[dim].size()
-    found = place - distance, place + distance
-    if periodic:
-        return found[0] % size, found[1] % size
-    before, behind = (at if 0 <= at < size else None for at in found)
-    return before, behind
+    def shift(
+        self, dim: DimKey, distance: int = 1, *, periodic: bool = False
+    ) -> tuple[int | None, int | None]:
+        """Return the global ranks (source, destination) of a shift by ``distance`` along ``dim``.
 
+        This rank would receive from the source, ``distance`` places before it, and send to the
+        destination, as far behind it. None stands for a place beyond an edge. ``periodic`` closes
+        the dim to a ring, which has no edges. A negative ``distance`` shifts the other way.
 
-def exchange_halo(
-    mesh: DeviceMesh,
-    array: np.ndarray[Any, Any],
-    dims: Mapping[DimKey, int],
-    width: int,
-    periodic: bool | Mapping[DimKey, bool],
-) -> None:
-    """Fill the ghost cells of ``array``. See ``DeviceMesh.exchange_halo``."""
-    for dim, axis, around in _checked(mesh, array, dims, width, periodic):
-        # The faces of the second axis contain the ghost cells of the first one: so corners come.
-        faces = np.moveaxis(array, axis, 0)
-        row = mesh[dim]
-        before, behind = neighbours(mesh, dim, 1, periodic=around)
-        if row.size() == 1:
-            if around:
-                faces[:width], faces[-width:] = faces[-2 * width : -width], faces[width : 2 * width]
-            continue
-        works: list[Work[Any]] = []
-        for peer, inner, ghosts, down in (
-            (before, faces[width : 2 * width], faces[:width], 1),
-            (behind, faces[-2 * width : -width], faces[-width:], 0),
-        ):
-            if peer is not None:  # with two ranks around, one is both: the tag says which way
-                works.append(row.irecv(ghosts, group_src=peer, tag=1 - down))
-                works.append(row.isend(inner, group_dst=peer, tag=down))
-        for work in works:
-            work.wait()
+        Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank outside
+        of the mesh, TypeError for a ``distance`` that is no whole number.
+        """
+        distance = to_whole_number(distance, "distance")
+        group, source, destination = self._neighbours(dim, distance, periodic=periodic)
+        ranks = group.ranks
+        return (
+            None if source is None else ranks[source],
+            None if destination is None else ranks[destination],
+        )
+
+    def exchange_halo(
+        self,
+        array: npt.NDArray[Any],
+        dims: Mapping[DimKey, int],
+        width: int = 1,
+        *,
+        periodic: bool | Mapping[DimKey, bool] = False,
+    ) -> npt.NDArray[Any]:
+        """Fill the ghost cells of ``array`` with the neighbours' cells; return ``array``.
+
+        Each rank has a block of a larger grid, with ``width`` ghost cells at both ends of each axis
+        in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of the mesh. A face of
+        ``width`` inner cells goes to the neighbour on that side, into its ghost cells there. The
+        dims take turns, so ghost cells at edges and corners come from the diagonal neighbours.
+        Beyond an edge of the mesh they keep their values, unless the dim is ``periodic`` (one bool,
+        or one for each dim).
+
+        A collective along each dim: all ranks call it with equal arguments and shapes that fit.
+        Raises TypeError for what is no writable NumPy array, ValueError for a ``width`` below 1,
+        for a wrong axis, and for an axis with fewer than ``3 * width`` cells; MeshDimError (a
+        ValueError) for a dim that is not there; and what ``isend`` and ``irecv`` raise.
+        """
+        for dim, axis, around in _checked(self, array, dims, width, periodic):
+            # Faces of the second axis contain ghost cells of the first one: so corners come.
+            faces = np.moveaxis(array, axis, 0)
+            group, before, behind = self._neighbours(dim, 1, periodic=around)
+            if group.size() == 1:
+                if around:
+                    faces[:width] = faces[-2 * width : -width]
+                    faces[-width:] = faces[width : 2 * width]
+                continue
+            works: list[Work[Any]] = []
+            for peer, inner, ghosts, down in (
+                (before, faces[width : 2 * width], faces[:width], 1),
+                (behind, faces[-2 * width : -width], faces[-width:], 0),
+            ):
+                if peer is not None:  # with two ranks around, one is both: the tag says which way
+                    works.append(group.irecv(ghosts, group_src=peer, tag=1 - down))
+                    works.append(group.isend(inner, group_dst=peer, tag=down))
+            for work in works:
+                work.wait()
+        return array
+
+    def _neighbours(
+        self, dim: DimKey, distance: int, *, periodic: bool
+    ) -> tuple[ProcessGroup, int | None, int | None]:
+        """Return this rank's group along ``dim``, and the places in it before and behind."""
+        group = self[dim].process_group
+        assert isinstance(group, ProcessGroup)
+        place, size = group.rank(), group.size()
+        if place < 0:
+            raise ValueError(f"rank {group.global_rank} is not in {self}")
+        found = place - distance, place + distance
+        if periodic:
+            return group, found[0] % size, found[1] % size
+        before, behind = (at if 0 <= at < size else None for at in found)
+        return group, before, behind
 
 
 def _checked(
-    mesh: DeviceMesh,
+    mesh: MeshValue,
     array: np.ndarray[Any, Any],
     dims: Mapping[DimKey, int],
     width: int,

@@ -122,7 +122,7 @@ class ColumnParallelLinear(_ParallelLinear):
     reduce_input_grad: bool = True
     """Whether the gradient of an input that is whole is summed over the ranks.
 
-    Not where whoever prepared the input for several layers sums up what they return.
+    False if several layers share one prepared input: the sum is then made once, for all of them.
     """
 
     def cut(

@@ -39,7 +39,7 @@ _AWAY_SECONDS = 0.01
 _LEAVE_SECONDS = 5.0
 
 OnEnd = Callable[[int, PeerLostError], None]
-"""Told the peer from whom nothing more comes on a connection, by whichever thread notices."""
+"""The thread that notices the end of a connection calls this with the peer and an error."""
 
 
 class MessageWorker(Worker):
