@@ -116,10 +116,10 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._job.init import is_initialized as is_initialized
     from meshlib._job.preemption import request_stop as request_stop
     from meshlib._job.preemption import should_stop as should_stop
-    from meshlib._launcher.spawn import ProcessException as ProcessException
-    from meshlib._launcher.spawn import ProcessExitedException as ProcessExitedException
-    from meshlib._launcher.spawn import ProcessRaisedException as ProcessRaisedException
     from meshlib._launcher.spawn import spawn as spawn
+    from meshlib._launcher.spawned_rank import ProcessException as ProcessException
+    from meshlib._launcher.spawned_rank import ProcessExitedException as ProcessExitedException
+    from meshlib._launcher.spawned_rank import ProcessRaisedException as ProcessRaisedException
     from meshlib._mesh.config import MeshConfig as MeshConfig
     from meshlib._mesh.device_mesh import DeviceMesh as DeviceMesh
     from meshlib._mesh.device_mesh import current_mesh as current_mesh
@@ -197,8 +197,9 @@ _HOMES = {
     "meshlib._groups.process_group": "ProcessGroup",
     "meshlib._job.init": "destroy_process_group init_process_group is_initialized",
     "meshlib._job.preemption": "request_stop should_stop",
-    "meshlib._launcher.spawn": (
-        "ProcessException ProcessExitedException ProcessRaisedException spawn"
+    "meshlib._launcher.spawn": "spawn",
+    "meshlib._launcher.spawned_rank": (
+        "ProcessException ProcessExitedException ProcessRaisedException"
     ),
     "meshlib._mesh.config": "MeshConfig",
     "meshlib._mesh.device_mesh": "DeviceMesh current_mesh",

@@ -41,6 +41,10 @@ TLS_CA = "MESHLIB_TLS_CA"
 """A file with the authority that has signed the certificates of all processes of the job."""
 
 TLS = (TLS_CERT, TLS_KEY, TLS_CA)
+TLS_EVERYWHERE = (
+    f"({TLS_CERT}, {TLS_KEY} and {TLS_CA} must be set in all processes of a job, or in none)"
+)
+"""The end of an error that says that one side speaks TLS and the other does not."""
 """All three, or none, are set."""
 
 AGENT_STORE = "MESHLIB_AGENT_STORE"

@@ -1,4 +1,4 @@
-"""The processes behind ``spawn``, seen from their parent, and what runs in each."""
+"""The processes behind ``spawn``, seen from their parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOption
 from meshlib._launcher.ranks.failure import ErrorRecord, RankExit, describe_code, first_failure
 from meshlib._launcher.ranks.placement import Placement, node_environment
 from meshlib._launcher.ranks.workers import Ending, Worker
-from meshlib._launcher.spawn import (
+from meshlib._launcher.spawned_rank import (
     ProcessException,
     ProcessExitedException,
     ProcessRaisedException,

@@ -90,9 +90,6 @@ Fields *fill_record(Opening *opening, PyObject *group, const Header *header, lon
 /* The code of that caller (a new reference) and where in it it is: -1 with an exception. */
 int find_caller(Recorder *ring, PyCodeObject **code, int *instruction);
 
-/* Whether the frames of a file are to be skipped: 1, 0, or -1 with an exception. */
-int is_own(Recorder *ring, PyObject *file);
-
 /* ------------------------------------------------------------------ types */
 
 extern PyTypeObject *order_type, *recorder_type, *spec_type;

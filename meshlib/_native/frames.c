@@ -13,6 +13,21 @@
 #define HAS_FRAMES 1
 #endif
 
+/* Whether the frames of a file are to be skipped: 1, 0, or -1 with an exception. */
+static int is_own(Recorder *ring, PyObject *file) {
+    for (int i = 0; i < KNOWN_FILES; i++)
+        if (ring->files[i].name == file) return ring->files[i].own;
+    PyObject *found = PyObject_GetItem(ring->own_files, file);
+    if (!found) return -1;
+    int own = found == Py_True;
+    Py_DECREF(found); /* True or False */
+    int i = ring->next_file;
+    ring->next_file = (i + 1) % KNOWN_FILES;
+    ring->files[i].own = own;
+    Py_XSETREF(ring->files[i].name, Py_NewRef(file));
+    return own;
+}
+
 #ifdef HAS_FRAMES
 
 typedef struct _PyInterpreterFrame Frame;

@@ -3,20 +3,6 @@
 
 PyTypeObject *recorder_type;
 
-int is_own(Recorder *ring, PyObject *file) {
-    for (int i = 0; i < KNOWN_FILES; i++)
-        if (ring->files[i].name == file) return ring->files[i].own;
-    PyObject *found = PyObject_GetItem(ring->own_files, file);
-    if (!found) return -1;
-    int own = found == Py_True;
-    Py_DECREF(found); /* True or False */
-    int i = ring->next_file;
-    ring->next_file = (i + 1) % KNOWN_FILES;
-    ring->files[i].own = own;
-    Py_XSETREF(ring->files[i].name, Py_NewRef(file));
-    return own;
-}
-
 static inline void refer(PyObject **to, PyObject *object) {
     if (*to != object) Py_XSETREF(*to, Py_NewRef(object));
 }

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from transport._call import NO_ROOT, Call, CallHeader, Kind
 from transport._channel.buffer_pool import BufferPool
-from transport._channel.connection import Connection
+from transport._channel.connection import Connection, Receiver
 from transport._channel.frames import FIRST_KIND, Control, Frame
 from transport._channel.greeting import Greeting
 from transport._channel.threads import ThreadPool
@@ -46,19 +46,11 @@ _ACKNOWLEDGED_EVERY = 64
 _CLOSED = "the channel was closed on this side"
 
 
-class Protocol(typing.Protocol):
+class Protocol(Receiver, typing.Protocol):
     """The user of a channel. The methods are called in any thread, and must not block."""
-
-    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
-        """Act on received frames; False: stop reading until ``Connection.resume``."""
-        ...
 
     def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
         """Act on a post of the connection's peer."""
-        ...
-
-    def on_end(self, connection: Connection, error: Exception) -> None:
-        """Note that a connection has ended with ``error``."""
         ...
 
     def on_refusal(self, peer: int, error: DistError) -> DistError:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from transport._polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._shm.process_memory import ProcessMemory
 from transport._waiting import LookOut
 
-if TYPE_CHECKING:
-    from transport._channel.channel import Channel
-
 QUEUE_BYTES = 1 << 20
 """With more than this queued, senders wait, and no more requests are read from the peer."""
 FETCH_BYTES = 96 << 10
@@ -48,9 +45,21 @@ _TIMEVAL = struct.Struct("@ll")
 _NOBODY, _POLL, _TURN, _PAUSED = range(4)
 
 
+class Receiver(Protocol):
+    """Is given the frames of a connection. Called in any thread; must not block."""
+
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on received frames; False: stop reading until ``Connection.resume``."""
+        ...
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """Note that a connection has ended with ``error``."""
+        ...
+
+
 class Connection:
     """``sock`` is authenticated; ``peer`` is the rank at its other end; ``outgoing``: this side
-    connected. ``channel`` is given what arrives.
+    connected. ``receiver`` is given what arrives.
     """
 
     def __init__(
@@ -58,7 +67,7 @@ class Connection:
         sock: socket.socket,
         peer: int,
         outgoing: bool,
-        channel: Channel,
+        receiver: Receiver,
         threads: ThreadPool,
         pool: BufferPool,
     ) -> None:
@@ -76,7 +85,7 @@ class Connection:
         self.pending: dict[int, Any] = {}
         """What the owner awaits on it, by number. While it has entries, the pool reads."""
         self._sock = sock
-        self._channel = channel
+        self._receiver = receiver
         self._threads = threads
         self._pool = pool
         self._frames = FrameReader()
@@ -252,7 +261,7 @@ class Connection:
         try:
             while not done():
                 look()
-                self._channel.on_frames(self, self._receive())
+                self._receiver.on_frames(self, self._receive())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except KeyboardInterrupt:  # between two reads: nothing is lost
@@ -300,9 +309,9 @@ class Connection:
         try:
             frames = receive()
             if frames is not None:
-                goes_on = self._channel.on_frames(self, frames)
+                goes_on = self._receiver.on_frames(self, frames)
             while goes_on and self._frames.may_have_more:
-                goes_on = self._channel.on_frames(self, self._receive_now())
+                goes_on = self._receiver.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except (DistError, OSError) as error:
@@ -429,4 +438,4 @@ class Connection:
             self._lent.clear()
         with self._room:
             self._room.notify_all()
-        self._channel.on_end(self, self.error)
+        self._receiver.on_end(self, self.error)

@@ -12,13 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from transport._net.fork import in_forked_children
 from transport._polling import READABLE, Wakeup, new_poller, once
-
-if TYPE_CHECKING:
-    from transport._channel.connection import Connection
 
 _LOGGER = logging.getLogger("meshlib.transport")
 Job = Callable[[], None]
@@ -28,6 +25,20 @@ IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
 
 
+class Polled(Protocol):
+    """A connection, as the pool knows it: a descriptor, and what to call when it is ready."""
+
+    fd: int
+
+    def ready(self, events: int) -> None:
+        """Receive and send what can be at once."""
+        ...
+
+    def look(self) -> bool:
+        """Wait a moment for the next request; return whether one came."""
+        ...
+
+
 class _Here(threading.local):
     """Whether the calling thread runs a job, how often it has released its slot, and the connection
     from which its last job came.
@@ -35,7 +46,7 @@ class _Here(threading.local):
 
     running = False
     paused = 0
-    latest: Connection | None = None
+    latest: Polled | None = None
 
 
 class ThreadPool:
@@ -68,7 +79,7 @@ class ThreadPool:
         self._helper: int | None = None
         self._when_short: tuple[int, int, Job] | None = None
         self._here = _Here()
-        self._polled: dict[int, Connection] = {}
+        self._polled: dict[int, Polled] = {}
         self._threads: set[threading.Thread] = set()
         self._number = 0
         self._closed = False
@@ -80,17 +91,17 @@ class ThreadPool:
 
     # ------------------------------------------------------------------ polling
 
-    def register(self, polled: Connection, events: int) -> None:
+    def register(self, polled: Polled, events: int) -> None:
         """Poll ``polled`` for ``events``, once."""
         self._polled[polled.fd] = polled
         self._poller.register(polled.fd, once(events))
 
-    def arm(self, polled: Connection, events: int) -> None:
+    def arm(self, polled: Polled, events: int) -> None:
         """Poll ``polled`` for ``events`` from now on, once; not before it is registered."""
         if polled.fd in self._polled:
             self._poller.modify(polled.fd, once(events))
 
-    def forget(self, polled: Connection) -> None:
+    def forget(self, polled: Polled) -> None:
         """Poll ``polled`` no more."""
         if self._polled.pop(polled.fd, None) is not None:
             with suppress(OSError, ValueError):

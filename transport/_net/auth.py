@@ -30,7 +30,7 @@ from transport._errors import AuthenticationError
 from transport._net.reach import is_out_of_reach
 from transport._net.secret_file import SECRET_BYTES
 from transport._net.sockets import recv_exact, send_all
-from transport._net.tls_choice import TLS_EVERYWHERE, is_tls
+from transport._net.tls_choice import is_tls
 
 HANDSHAKE_SECONDS = 20.0
 """What an acceptor grants a connection that has not proved anything."""
@@ -117,7 +117,7 @@ class Handshake:
         size = len(_MAGIC)
         if message[:1] == TLS_BEGINS and not self._wants_tls:
             return self._refuse(
-                f"the other end speaks TLS and this end does not {TLS_EVERYWHERE}",
+                f"the other end speaks TLS and this end does not {environment.TLS_EVERYWHERE}",
                 b"" if self._initiator else _NO_TLS,
             )
         if message[:size] != _MAGIC:
@@ -132,7 +132,8 @@ class Handshake:
         if wants_tls != self._wants_tls or (self._wants_tls and self._binding is None):
             holder, other = ("the other", "this") if wants_tls else ("this", "the other")
             return self._refuse(
-                f"{holder} end speaks TLS and {other} end does not {TLS_EVERYWHERE}", answer
+                f"{holder} end speaks TLS and {other} end does not {environment.TLS_EVERYWHERE}",
+                answer,
             )
         if has_secret != bool(self._key):
             holder, other = ("the other", "this") if has_secret else ("this", "the other")

@@ -29,7 +29,6 @@ from transport import _environment as environment
 from transport._deadline import Deadline
 from transport._net.fork import close_in_forked_children
 from transport._net.reach import is_out_of_reach
-from transport._net.tls_choice import TLS_EVERYWHERE
 
 _RECORD_BYTES = 16 << 10
 _WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -188,7 +187,8 @@ class TlsSocket(ssl.SSLSocket):
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"{environment.TLS_CA} did not sign its certificate ({error.verify_message})"
         if "ALERT" not in reason or reason == "TLSV1_ALERT_PROTOCOL_VERSION":
-            return f"this end speaks TLS and the other end does not {TLS_EVERYWHERE} ({error})"
+            text = "this end speaks TLS and the other end does not"
+            return f"{text} {environment.TLS_EVERYWHERE} ({error})"
         return f"the other end refused our certificate ({error})"
 
     # Time limits: the descriptor is non-blocking for good.

@@ -16,11 +16,6 @@ from transport import _environment as environment
 if TYPE_CHECKING:
     from transport._net.tls import Tls, TlsSocket
 
-TLS_EVERYWHERE = (
-    f"({environment.TLS_CERT}, {environment.TLS_KEY} and {environment.TLS_CA} must be set in all"
-    " processes of a job, or in none)"
-)
-
 
 def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | None:
     """Return what ``MESHLIB_TLS_CERT``, ``_KEY`` and ``_CA`` name, or None when none is set.

@@ -114,7 +114,7 @@ def test_the_error_of_the_failing_rank_is_raised():
     text = str(caught.value)
     assert text.rstrip().endswith("KeyError: 'from rank 1'")
     assert "in _raise" in text
-    assert "meshlib/_launcher/spawn.py" not in text
+    assert "meshlib/_launcher/spawned_rank.py" not in text
 
 
 def test_an_exit_code_is_reported():
