@@ -8,16 +8,14 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._call import Call as Call
-    from transport._call import CallHeader as CallHeader
-    from transport._call import Kind as Kind
     from transport._communicators.base import Communicator as Communicator
     from transport._communicators.runtime import Membership as Membership
     from transport._communicators.runtime import Runtime as Runtime
     from transport._communicators.store_waits import PeerKeys as PeerKeys
+    from transport._cuda.completion import Completion as Completion
     from transport._cuda.device_state import DeviceStream as DeviceStream
     from transport._cuda.driver import Driver as Driver
     from transport._cuda.driver import driver_of as driver_of
-    from transport._cuda.flat import Completion as Completion
     from transport._cuda.flat import DeviceFlat as DeviceFlat
     from transport._cuda.flat import StreamOrder as StreamOrder
     from transport._deadline import Deadline as Deadline
@@ -30,6 +28,8 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._errors import DistStoreError as DistStoreError
     from transport._errors import HeaderMismatchError as HeaderMismatchError
     from transport._errors import PeerLostError as PeerLostError
+    from transport._header import CallHeader as CallHeader
+    from transport._header import Kind as Kind
     from transport._interrupts import Condition as Condition
     from transport._link import Link as Link
     from transport._link import OnPiece as OnPiece
@@ -49,18 +49,20 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._store import TCPStore as TCPStore
 
 _HOMES = {
-    "transport._call": "Call CallHeader Kind",
+    "transport._call": "Call",
     "transport._communicators.base": "Communicator",
     "transport._communicators.runtime": "Membership Runtime",
     "transport._communicators.store_waits": "PeerKeys",
+    "transport._cuda.completion": "Completion",
     "transport._cuda.device_state": "DeviceStream",
     "transport._cuda.driver": "Driver driver_of",
-    "transport._cuda.flat": "Completion DeviceFlat StreamOrder",
+    "transport._cuda.flat": "DeviceFlat StreamOrder",
     "transport._deadline": "Deadline Timeout",
     "transport._errors": (
         "CommunicatorAbortedError CommunicatorTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError HeaderMismatchError PeerLostError"
     ),
+    "transport._header": "CallHeader Kind",
     "transport._interrupts": "Condition",
     "transport._link": "Link OnPiece Request waited_for wrong_frame",
     "transport._links.communicator": "LinkCommunicator",

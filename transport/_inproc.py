@@ -14,11 +14,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from transport._call import Call, CallHeader
+from transport._call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, PeerLostError
+from transport._header import CallHeader
 from transport._interrupts import Condition
 from transport._link import Link, OnPiece, Request, waited_for, wrong_frame
 from transport._links.alone import AloneCommunicator

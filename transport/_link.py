@@ -13,8 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
-from transport._call import Call, CallHeader
+from transport._call import Call
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError
+from transport._header import CallHeader
 
 OnPiece = Callable[[int], None]
 """Told, while a frame arrives, how many of its bytes are in the buffer so far (rising)."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from meshlib._calls.call_stream import CallStream, Continuations
-from transport._call import Kind
 from transport._deadline import Deadline
+from transport._header import Kind
 
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from meshlib._calls.spec import CallSpec
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
-from transport._call import Kind, history_after, pack_header
 from transport._deadline import Timeout
+from transport._header import Kind, history_after, pack_header
 
 SHORT = frozenset(
     () if native is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
-from transport._call import NO_ROOT, Call, Kind
+from transport._call import Call
 from transport._communicators.base import Communicator
+from transport._header import NO_ROOT, Kind
 from transport._operands.reduce_op import Flat
 
 Run = Callable[[Communicator[Any], Call], Any]

@@ -25,9 +25,10 @@ from meshlib._collectives.coalesced import CoalescedCollectives
 from meshlib._collectives.group_of_ranks import ARRAYS
 from meshlib._collectives.on_objects import ObjectCollectives
 from meshlib._collectives.symmetric import SymmetricMemory
-from transport._call import Call, Kind
+from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._deadline import Timeout
+from transport._header import Kind
 
 
 def _meet(communicator: Communicator, call: Call) -> None:

@@ -20,8 +20,8 @@ from meshlib._collectives.group_of_ranks import NO_MEMBER, resolve_rank
 from meshlib._collectives.on_arrays import ArrayCollectives
 from meshlib._collectives.personalized import PersonalizedCollectives
 from meshlib._collectives.point_to_point import PointToPoint
-from transport._call import Kind
 from transport._deadline import Deadline, Timeout, to_seconds
+from transport._header import Kind
 from transport._operands.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")

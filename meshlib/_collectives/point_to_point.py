@@ -18,10 +18,11 @@ from meshlib._collectives.group_of_ranks import (
     resolve_rank,
 )
 from meshlib._recording.recorder import ANY_SOURCE
-from transport._call import NO_ROOT, Call, Kind
+from transport._call import Call
 from transport._checks import to_whole_number
 from transport._communicators.base import Communicator
 from transport._deadline import Timeout
+from transport._header import NO_ROOT, Kind
 
 A = TypeVar("A")
 

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
 from transport import _environment as environment
-from transport._call import Call, Kind, Rest
+from transport._call import Call, Rest
 from transport._deadline import Deadline
+from transport._header import Kind
 
 if TYPE_CHECKING:
-    from transport._cuda.flat import Completion
+    from transport._cuda.completion import Completion
 
 CAPACITY = 1000
 _MOST_FILES = 4096

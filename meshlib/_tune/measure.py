@@ -21,11 +21,12 @@ from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, C
 from meshlib._tune.estimates import best_of, crossover, fit_line
 from meshlib._tune.stopwatch import Runner, interleaved
 from transport._auto import choose
-from transport._call import Call, Kind
+from transport._call import Call
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import Cost
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
+from transport._header import Kind
 from transport._hierarchical.cost import inside_bytes
 from transport._inproc import InprocCommunicator
 from transport._link import exchange as exchange_frames

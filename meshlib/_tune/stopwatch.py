@@ -10,9 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from meshlib._c10d.functions.arrays import all_reduce
-from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.base import Communicator
 from transport._deadline import Deadline
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp
 
 _SECONDS = 120.0

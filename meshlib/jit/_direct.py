@@ -24,8 +24,9 @@ from meshlib._native import calls as native
 from meshlib._recording.recorder import CAPACITY, COLLECTIVE, Record
 from meshlib.jit._call_site import CallSite
 from meshlib.jit._program import HostArray, HostFunction, Program, state_in_jit
-from transport._call import Call, Kind
+from transport._call import Call
 from transport._deadline import Deadline
+from transport._header import Kind
 from transport._interrupts import next_slice
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.communicator import ShmCommunicator

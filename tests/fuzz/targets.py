@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from meshlib._mesh.config import MeshConfig
 from meshlib._trace import dump
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._channel.frames import FrameError, FrameReader, pack
 from transport._deadline import Deadline
 from transport._errors import (
@@ -24,6 +24,7 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport._rendezvous.announcements import Announcement
 from transport._shm.meeting.peer_connection import Message

@@ -15,7 +15,8 @@ import numpy as np
 from far_links import FarInprocCommunicator, FarLink
 from rank_threads import Member
 
-from transport._call import Call, Kind
+from transport._call import Call
+from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 KINDS = [

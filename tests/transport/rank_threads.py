@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from certificates import tls_of_the_tests
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._call import Call
 from transport._choosing.choice import DEFAULT, Thresholds
+from transport._codes import dtype_code
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._links.alone import AloneCommunicator
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._place import this_place

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport._call import Call, CallHeader, Kind
+from transport._call import Call
 from transport._communicators.backends import lookup
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistStoreError
+from transport._header import CallHeader, Kind
 from transport._inproc import HIGH_WATER, InprocCommunicator
 from transport._link import exchange
 from transport._operands.reduce_op import ReduceOp

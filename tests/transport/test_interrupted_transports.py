@@ -17,13 +17,15 @@ from rank_threads import Member, Transport, run_group
 from tcp_pairs import links
 
 from transport import _interrupts
-from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._call import Call
 from transport._choosing.choice import DEFAULT
+from transport._codes import dtype_code
 from transport._communicators.runtime import Membership, Runtime
 from transport._cuda import watchdog as watchdogs
 from transport._cuda.watchdog import DeviceWatchdog
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._links import incoming, mailbox
 from transport._links.mailbox import Mailbox
 from transport._mpi import inbox as mpi_inbox

@@ -17,9 +17,9 @@ from far_links import FarInprocCommunicator
 from pretended import pretended
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.runtime import Membership
+from transport._header import Kind
 from transport._inproc import InprocCommunicator
 from transport._operands.compression import Compression
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum

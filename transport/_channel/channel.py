@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import Connection, Receiver
 from transport._channel.frames import FIRST_KIND, Control, Frame
@@ -33,6 +33,7 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import sliced
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, publish

@@ -5,8 +5,9 @@ Experimental, not run on a GPU (``docs/gpu.md``).
 Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
 """
 
+from transport._cuda.completion import Completion
 from transport._cuda.driver import Driver, cuda_driver, driver_of
-from transport._cuda.flat import Completion, DeviceFlat, StreamOrder
+from transport._cuda.flat import DeviceFlat, StreamOrder
 
 __all__ = [
     "Completion",

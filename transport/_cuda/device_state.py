@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from transport._call import Call
 from transport._communicators.base import Communicator
+from transport._cuda.completion import Completion
 from transport._cuda.driver import DeviceMemory, Driver, Event
-from transport._cuda.flat import Completion, DeviceFlat, StreamOrder
+from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._errors import CommunicatorAbortedError
 
 CLOSE_SECONDS = 5.0

@@ -21,6 +21,7 @@ from transport._call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
+from transport._cuda.completion import wait_until
 from transport._cuda.device_state import (
     DeviceCommunicator,
     DeviceStream,
@@ -28,7 +29,7 @@ from transport._cuda.device_state import (
     check_one_device,
 )
 from transport._cuda.driver import Event
-from transport._cuda.flat import DeviceFlat, wait_until
+from transport._cuda.flat import DeviceFlat
 from transport._errors import CommunicatorTimeoutError
 from transport._operands.reduce_op import Flat, ReduceOp
 

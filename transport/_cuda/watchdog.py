@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from transport._call import Call, CallHeader
-from transport._cuda.flat import Completion
+from transport._call import Call
+from transport._cuda.completion import Completion
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
     DistError,
 )
+from transport._header import CallHeader
 from transport._interrupts import Condition
 
 _SECONDS = 0.02

@@ -19,6 +19,7 @@ from transport._call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
+from transport._cuda.completion import wait_until
 from transport._cuda.device_state import (
     CLOSE_SECONDS,
     DeviceStream,
@@ -26,7 +27,7 @@ from transport._cuda.device_state import (
     check_one_device,
 )
 from transport._cuda.driver import DeviceMemory, Driver
-from transport._cuda.flat import DeviceFlat, StreamOrder, wait_until
+from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._cuda.staged import StagedCommunicator
 from transport._cuda.watchdog import DeviceWatchdog
 from transport._cuda_ipc.offers import Offers

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from transport._call import Call, CallHeader
+from transport._call import Call
+from transport._header import CallHeader
 from transport._interrupts import Condition
 from transport._operands.reduce_op import Flat
 

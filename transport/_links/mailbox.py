@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
+from transport._call import Call
+from transport._codes import dtype_code, dtype_name
 from transport._communicators.runtime import Membership
 from transport._deadline import Deadline
 from transport._errors import (
@@ -27,6 +28,7 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import Condition
 from transport._links.incoming import Incoming, Receive
 from transport._operands.flat import as_bytes

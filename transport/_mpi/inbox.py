@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import CallHeader
 from transport._communicators.runtime import Membership
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
+from transport._header import CallHeader
 from transport._interrupts import Condition
 from transport._links.mailbox import Mailbox
 from transport._mpi.library import MpiProcess, wait

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport._call import HEADER_BYTES, NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.base import Communicator
-from transport._cuda.flat import Completion
+from transport._cuda.completion import Completion
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
@@ -31,6 +32,7 @@ from transport._errors import (
     DistError,
     HeaderMismatchError,
 )
+from transport._header import HEADER_BYTES, NO_ROOT, CallHeader, Kind
 from transport._interrupts import Condition
 
 _BATCH = 16

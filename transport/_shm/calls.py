@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call, CallHeader, Kind
+from transport._call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import DistBackendError, HeaderMismatchError, PeerLostError
+from transport._header import CallHeader, Kind
 from transport._interrupts import look
 from transport._operands.flat import Scratch
 from transport._operands.operand import store

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call, Kind
+from transport._call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import (
     CommunicatorAbortedError,
@@ -18,6 +18,7 @@ from transport._errors import (
     DistBackendError,
     PeerLostError,
 )
+from transport._header import Kind
 from transport._links.messaging import MessagingCommunicator
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat, ReduceOp

@@ -16,9 +16,11 @@ import threading
 from functools import partial
 from typing import Any
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import is_held, look, sliced
 from transport._links.incoming import Incoming, Receive
 from transport._links.mailbox import Mailbox

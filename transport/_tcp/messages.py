@@ -7,8 +7,9 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transport._call import Call, Kind
+from transport._call import Call
 from transport._errors import CommunicatorAbortedError, PeerLostError
+from transport._header import Kind
 from transport._link import OnPiece
 from transport._links.incoming import Incoming as Message
 from transport._links.mailbox import Mailbox

@@ -16,7 +16,7 @@ from meshlib._calls.state import GroupState, Lifecycle
 from meshlib._events.events import Abort, Departures, Refused
 from meshlib._events.log import STORE_SECONDS, publish
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call, CallHeader, Kind
+from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._errors import (
     CollectiveMismatchError,
@@ -30,6 +30,7 @@ from transport._errors import (
     PeerLostError,
     RankFailedError,
 )
+from transport._header import CallHeader, Kind
 
 # What a call can see of other ranks, which does not tell why they have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)

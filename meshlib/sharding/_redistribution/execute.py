@@ -47,8 +47,10 @@ from meshlib.sharding._redistribution.steps import (
 )
 from meshlib.sharding._sharding_value import ShardingValue
 from meshlib.sharding._spec import REDUCTIONS
-from transport._call import Call, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.base import Communicator
+from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 Value = Callable[[], Array | None]

@@ -12,7 +12,7 @@ from meshlib._calls.failures.reporter import Reporter
 from meshlib._calls.members import Members
 from meshlib._calls.state import GroupState
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._deadline import Deadline
 from transport._errors import (
     CollectiveTimeoutError,
@@ -23,6 +23,7 @@ from transport._errors import (
     StoreSilentError,
     StoreTimeoutError,
 )
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._store import PrefixStore, TCPStore, TCPStoreServer
 from transport._store.commands import Op
 

@@ -18,9 +18,10 @@ from meshlib._diagnosis.shared_thread import SharedThread
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import COLLECTIVE, Record
 from meshlib.testing import run_ranks
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._deadline import Deadline
 from transport._errors import DistError, DistStoreError, PeerLostError, StoreSilentError
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._store import HashStore, TCPStore, TCPStoreServer
 from transport._tcp.link import TcpLink
 

@@ -14,8 +14,8 @@ import pytest
 from far_links import FarInprocCommunicator
 from rank_threads import Member, Transport, run_group
 
-from transport._call import Kind
 from transport._choosing.choice import Thresholds
+from transport._header import Kind
 from transport._inproc import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum
 

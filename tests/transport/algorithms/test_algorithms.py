@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
+from transport._header import Kind
 from transport._inproc import InprocCommunicator
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.order import Fold

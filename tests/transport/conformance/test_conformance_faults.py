@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport._call import Call, CallHeader, Kind
+from transport._call import Call
 from transport._choosing.choice import DEFAULT
 from transport._deadline import Deadline
 from transport._errors import (
@@ -21,6 +21,7 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport._header import CallHeader, Kind
 from transport._links.communicator import LinkCommunicator
 from transport._net.sockets import recv_exact_into
 from transport._operands.flat import part_bounds, segments_of

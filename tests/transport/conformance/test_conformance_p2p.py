@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport._call import Kind
 from transport._deadline import Deadline
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
+from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 

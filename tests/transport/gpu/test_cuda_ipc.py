@@ -30,12 +30,12 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._cuda_ipc import CudaIpcCommunicator
 from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistBackendError
+from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
 

@@ -23,7 +23,6 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -34,6 +33,7 @@ from transport._errors import (
     CommunicatorTimeoutError,
     DistBackendError,
 )
+from transport._header import Kind
 from transport._nccl import NcclCommunicator, library
 from transport._nccl.library import check_version, has_provider, load_nccl, version_text
 from transport._operands.reduce_op import ReduceOp

@@ -12,11 +12,11 @@ from pretended import pretended
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
 from transport._auto import choose
-from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
+from transport._header import Kind
 from transport._hierarchical import HierarchicalCommunicator
 from transport._operands.reduce_op import ReduceOp
 from transport._place import Place

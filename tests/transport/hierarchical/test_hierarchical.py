@@ -20,7 +20,6 @@ from growing import with_growing_deadlines
 from pretended import Across, pretended
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -30,6 +29,7 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport._header import Kind
 from transport._hierarchical import HierarchicalCommunicator
 from transport._inproc import InprocCommunicator
 from transport._operands.flat import part_bounds

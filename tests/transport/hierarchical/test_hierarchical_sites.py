@@ -16,9 +16,9 @@ from counting import Count, counting
 from pretended import Across, pretended
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport._call import Kind
 from transport._choosing.choice import Thresholds
 from transport._errors import PeerLostError
+from transport._header import Kind
 from transport._hierarchical.hosts import Placement
 from transport._inproc import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum

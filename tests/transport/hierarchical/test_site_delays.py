@@ -12,8 +12,8 @@ from clocked_links import KINDS, Clocked, Clocks, delays_of
 from pretended import pretended
 from rank_threads import Member, run_group
 
-from transport._call import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
+from transport._header import Kind
 from transport._place import Place
 
 LARGE = Thresholds(

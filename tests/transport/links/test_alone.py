@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from rank_threads import LONG
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.backends import BackendEntry, lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
@@ -24,6 +25,7 @@ from transport._errors import (
     DistStoreError,
     HeaderMismatchError,
 )
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._inproc import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum

@@ -14,10 +14,12 @@ from meshlib._calls import call_stream, future, work
 from meshlib._calls.call_stream import CallStream
 from transport import _inproc as inproc
 from transport import _interrupts
-from transport._call import Call, CallHeader, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import CommunicatorTimeoutError
+from transport._header import CallHeader, Kind
 from transport._inproc import _Channel
 from transport._links import incoming
 from transport._links import mailbox as mailboxes

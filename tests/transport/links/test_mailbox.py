@@ -14,7 +14,8 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 from tcp_pairs import sockets
 
-from transport._call import Call, CallHeader, Kind, dtype_code
+from transport._call import Call
+from transport._codes import dtype_code
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import (
@@ -22,6 +23,7 @@ from transport._errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
+from transport._header import CallHeader, Kind
 from transport._links.incoming import Incoming, Receive
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._deadline import Deadline
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._native import core
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")

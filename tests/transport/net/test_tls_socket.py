@@ -20,13 +20,13 @@ from rank_threads import run_threads
 from resets import await_end, reset
 from tcp_pairs import LONG, call, linked, sockets
 
-from transport._call import Kind
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
+from transport._header import Kind
 from transport._link import exchange
 from transport._net.reach import is_out_of_reach
 from transport._net.sockets import recv_exact

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport._call import Call, CallHeader, Kind
+from transport._call import Call
 from transport._choosing.choice import DEFAULT
 from transport._communicators.backends import lookup
 from transport._communicators.runtime import Membership, Runtime
@@ -25,6 +25,7 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport._header import CallHeader, Kind
 from transport._net.auth import authenticate
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place

@@ -6,8 +6,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._deadline import Deadline
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._net.tls import TlsSocket
 from transport._tcp.link import TcpLink
 from transport._tcp.worker import FrameWorker

@@ -17,11 +17,12 @@ import pytest
 from rank_threads import LONG, run_threads
 from tcp_members import SOON, all_reduce, enter, member_of, ones
 
-from transport._call import NO_ROOT, Call, CallHeader, Kind
+from transport._call import Call
 from transport._deadline import Deadline
 from transport._errors import (
     PeerLostError,
 )
+from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
