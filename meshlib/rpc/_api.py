@@ -114,9 +114,8 @@ def _join(world: World, name: str, limit: int, timeout: float) -> LocalWorker:
     with ExitStack() as undo:
         undo.callback(worker.close)
         worker.meet(_exchange_names(store, name, world))
-        make = gradients_kept_by()
-        if make is not None:
-            differentiate(make)
+        if gradients_kept_by() is not None:
+            differentiate()
         undo.pop_all()
     return worker
 
@@ -322,16 +321,18 @@ def differentiate_by(make: Callable[[], Differentiating]) -> None:
     """
     keep_gradients_by(make)
     if find_worker() is not None:
-        differentiate(make)
+        differentiate()
 
 
-def differentiate(make: Callable[[], Differentiating]) -> Differentiating:
-    """Return this worker's keeper of gradients, which goes with all calls: ``make()``, where there
-    is none yet. See ``parallel.rpc.dist_autograd``, which is the one.
+def differentiate() -> Differentiating:
+    """Return this worker's keeper of gradients, which goes with all calls. ``differentiate_by``
+    has said how it is made; ``parallel.rpc.dist_autograd`` is the one.
 
-    Raises RuntimeError where RPC is not initialised.
+    Raises RuntimeError where RPC is not initialised, or nothing keeps gradients.
     """
-    worker = current_worker()
+    worker, make = current_worker(), gradients_kept_by()
+    if make is None:
+        raise RuntimeError("nothing keeps the gradients of remote calls: import parallel.rpc")
     found = worker.carriers.differentiate(make)
     for rank in list(worker.directory.lost):
         found.lose(rank)

@@ -6,11 +6,11 @@ Names as in ``torch.distributed.autograd``, ``torch.distributed.optim`` and
 
 from meshlib import rpc
 from parallel.rpc import dist_autograd
-from parallel.rpc._contexts import Keeper
 from parallel.rpc._forward import Weights
-from parallel.rpc._graph import Recorded
+from parallel.rpc._gradients import Gradients
+from parallel.rpc._recorded import Recorded
 from parallel.rpc._remote import DistributedOptimizer, RemoteModule
 
 __all__ = ["DistributedOptimizer", "Recorded", "RemoteModule", "Weights", "dist_autograd"]
 
-rpc.differentiate_by(Keeper)
+rpc.differentiate_by(Gradients)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from meshlib import DistError, rpc
 from parallel.nn._module import Module
-from parallel.rpc._graph import Edge, Node, Pass, PassKey, Received, Recorded
-
-if TYPE_CHECKING:
-    from parallel.rpc._modules import ModuleCall
+from parallel.rpc._graph import Edge, Node, Pass, PassKey
 
 _RANK_BITS = 48
 _REMEMBERED = 1 << 16
@@ -33,7 +29,7 @@ class Context:
         """The workers that this one has brought it to."""
         self.gradients: dict[Any, Any] = {}
         self.passes: dict[PassKey, Pass] = {}
-        self.outstanding: dict[ModuleCall, None] = {}
+        self.outstanding: dict[Node, None] = {}
         """Forward passes of modules that wait for their backward pass."""
         self.ended: bool = False
         self._rank = rank
@@ -41,8 +37,8 @@ class Context:
         self._sent: dict[int, Edge] = {}
         self._leaves: dict[object, Node] = {}
 
-    def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
-        """Note that a value is sent to a worker; return what its ``__reduce__`` does.
+    def send(self, edge: Edge, to: int) -> tuple[int, int]:
+        """Note that a value is sent to a worker; return this worker and the number it goes under.
 
         Raises RuntimeError where the context has ended.
         """
@@ -50,7 +46,7 @@ class Context:
         with self.lock:
             number = next(self._numbers)
             self._sent[number] = edge
-        return received, (self.id, self._rank, number, value)
+        return self._rank, number
 
     def bring_to(self, rank: int) -> None:
         """Note that a worker gets to know the context.
@@ -247,22 +243,6 @@ class Keeper:
     def receive(self, sent: Any, back: Any, callee: int) -> None:
         """Nothing comes back."""
 
-    def replace(
-        self, request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any], creates: bool
-    ) -> Any:
-        """Have JAX differentiate the calls of a function that it differentiates."""
-        if "jax" not in sys.modules:
-            return None
-        from parallel.rpc._traced import replaced
-
-        return replaced(self, request, args, kwargs, creates)
-
-    def backward(self, context_id: int, value: object, retain_graph: bool) -> None:
-        """Compute gradients from ``value``."""
-        from parallel.rpc._engine import backward
-
-        backward(self, context_id, [value], retain_graph)
-
     def current(self) -> int | None:
         """Return the id of the thread's context."""
         return None if self.here.context is None else self.here.context.id
@@ -300,13 +280,7 @@ def _arrive(id: int) -> int:
 
 def keeper() -> Keeper:
     """Return what this worker keeps of contexts. Raises RuntimeError where there is no RPC."""
-    return cast(Keeper, rpc.differentiate(Keeper))
-
-
-def received(context_id: int, origin: int, number: int, value: Any) -> Recorded:
-    """Return a recorded value that has come from the worker ``origin``."""
-    context = keeper().enter(context_id)
-    return Recorded(value, context, Edge(Received(origin, number), 0))
+    return cast(Keeper, rpc.differentiate())
 
 
 def _release(id: int, told: frozenset[int]) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 from meshlib import rpc
 from parallel._checks import describe
 from parallel.rpc._contexts import Context, Keeper, keeper
-from parallel.rpc._graph import Edge, Node, Pass, PassKey, Received, Recorded
+from parallel.rpc._graph import Edge, Node, Pass, PassKey, Received
+from parallel.rpc._recorded import Recorded
 
 Arrival = tuple[Edge, Any]
 

@@ -11,8 +11,9 @@ from meshlib import rpc
 from parallel._checks import describe
 from parallel.nn._module import Module
 from parallel.rpc._contexts import Context, Keeper, keeper
-from parallel.rpc._graph import RECORDED, Edge, Node, Recorded, filled
+from parallel.rpc._graph import RECORDED, Edge, Node, filled
 from parallel.rpc._modules import apply_module
+from parallel.rpc._recorded import Recorded
 
 
 class Weights:

@@ -15,7 +15,8 @@ import numpy as np
 from parallel._arrays import namespace
 from parallel.nn._module import Module, SavedContexts
 from parallel.rpc._contexts import Context, Keeper
-from parallel.rpc._graph import Edge, Node, Recorded
+from parallel.rpc._graph import Edge, Node
+from parallel.rpc._recorded import Recorded
 
 
 def apply_module(

@@ -21,7 +21,8 @@ from meshlib.extend import at_once
 from meshlib.extend.jit import is_compiling, is_tracing
 from parallel.rpc._contexts import Context, Keeper
 from parallel.rpc._engine import run_pass
-from parallel.rpc._graph import RECORDED, Edge, Recorded, Sink, filled
+from parallel.rpc._graph import RECORDED, Edge, Sink, filled
+from parallel.rpc._recorded import Recorded
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 

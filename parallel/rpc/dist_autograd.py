@@ -12,7 +12,7 @@ from typing import Any
 from parallel.rpc._contexts import keeper
 from parallel.rpc._engine import backward as _backward
 from parallel.rpc._forward import forward, function, value_and_grad
-from parallel.rpc._graph import Recorded
+from parallel.rpc._recorded import Recorded
 
 __all__ = ["backward", "context", "forward", "function", "get_gradients", "value_and_grad"]
 

@@ -20,7 +20,7 @@ ALLOWED = {
     "transport/_communicators/backends.py: _ENTRIES": "third parties register backends",
     "transport/_rendezvous/registry.py: _HANDLERS": "third parties register URL schemes",
     "meshlib/torch/__init__.py: register()": "PyTorch imports the entry point",
-    "parallel/rpc/__init__.py: rpc.differentiate_by(Keeper)": "callees need it before any call",
+    "parallel/rpc/__init__.py: rpc.differentiate_by(Gradients)": "callees need it before any call",
     # Things of which a process has one.
     "meshlib/_recording/stacks.py: _uncollected": "the interpreter has one garbage collector",
     "meshlib/testing.py: _threads_of_xla": "XLA's clients belong to the process",

@@ -124,7 +124,7 @@ def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
     def program():
         def die(connection, poll):
             if not connection.outgoing:
-                runtime = connection._channel._membership.runtime
+                runtime = connection._receiver._membership.runtime
                 endpoint = runtime.shared("tcp-endpoint", lambda: pytest.fail("there is none"))
                 endpoint._acceptor.close()
                 connection._sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,28 @@
+"""The carrier that goes with each call, so that gradients come back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from meshlib import rpc
+from parallel.rpc._contexts import Keeper
+from parallel.rpc._engine import backward
+
+
+class Gradients(Keeper):
+    """The carrier of gradients (``rpc.Differentiating``)."""
+
+    def replace(
+        self, request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any], creates: bool
+    ) -> Any:
+        """Have JAX differentiate the calls of a function that it differentiates."""
+        if "jax" not in sys.modules:
+            return None
+        from parallel.rpc._traced import replaced
+
+        return replaced(self, request, args, kwargs, creates)
+
+    def backward(self, context_id: int, value: object, retain_graph: bool) -> None:
+        """Compute gradients from ``value``."""
+        backward(self, context_id, [value], retain_graph)

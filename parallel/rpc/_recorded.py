@@ -1,0 +1,73 @@
+"""Values with a history: what an autograd context's functions return."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from meshlib import rpc
+from parallel._checks import describe
+from parallel.rpc._contexts import Context, keeper
+from parallel.rpc._graph import Edge, Received
+
+
+class Recorded:
+    """An array that was computed in an autograd context, on this worker or another one.
+
+    What ``dist_autograd.forward`` returns, and recorded calls bring. ``value`` is the array itself,
+    without its history. It may be passed to ``forward`` (``function``s among them), in remote calls
+    and their results, and to ``backward``; ``float`` gives the number that a loss is. As an array
+    it would lose its gradient unseen, so it is none: JAX and NumPy raise TypeError.
+    """
+
+    __slots__ = ("context", "edge", "value")
+
+    def __init__(self, value: Any, context: Context, edge: Edge) -> None:
+        self.value: Any = value
+        self.context: Context = context
+        self.edge: Edge = edge
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return tuple(getattr(self.value, "shape", ()))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return getattr(self.value, "dtype", float)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.value!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        to = rpc.pickled_for()
+        if to is None:
+            raise RuntimeError(
+                "a recorded value can only be pickled as part of a remote call's arguments or"
+                " result: its gradient has to come back; expected its .value"
+            )
+        origin, number = self.context.send(self.edge, to)
+        return received, (self.context.id, origin, number, self.value)
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError(
+            f"a recorded value ({describe(self.value)}) was used as an array, which would lose its"
+            " gradient; expected dist_autograd.forward(function, value, ...), or its .value where"
+            " no gradient is wanted"
+        )
+
+    @property
+    def __jax_array__(self) -> NoReturn:
+        self._refuse()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        self._refuse()
+
+
+def received(context_id: int, origin: int, number: int, value: Any) -> Recorded:
+    """Return a recorded value that has come from the worker ``origin``."""
+    context = keeper().enter(context_id)
+    return Recorded(value, context, Edge(Received(origin, number), 0))
