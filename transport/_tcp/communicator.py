@@ -28,13 +28,12 @@ from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
 from transport._tcp.far import connections_from_environment
 from transport._tcp.inbox import Inbox, MessageWorker
-from transport._tcp.link import TcpLink
+from transport._tcp.link import FrameWorker, TcpLink
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, address_key, publish
 from transport._tcp.meeting.endpoint import Endpoint
 from transport._tcp.meeting.hello import WELCOME, Channel, Hello
 from transport._tcp.messages import MessageLink
-from transport._tcp.worker import FrameWorker
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
 _PATIENCE_SECONDS = 0.2

@@ -12,16 +12,13 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from transport._call import Call
 from transport._header import HEADER_BYTES, CallHeader
 from transport._link import OnPiece, Request
 from transport._platform import SEND_NOW as NOW
 from transport._tcp.stripes import Stripes
-
-if TYPE_CHECKING:
-    from transport._tcp.connection import Connection
 
 # The length, the number of connections that carry the payload, the tag; padded to a whole cache
 # line. A header of 40 bytes would shift the payload in the kernel's pages against the array's own
@@ -34,9 +31,6 @@ SMALL_BYTES = 16 << 10
 
 STAGING_BYTES = PREFIX_BYTES + SMALL_BYTES
 """The memory that receiving needs beside the arrays."""
-
-# Plain numbers: Python's flags take a microsecond each time they are combined.
-"""Flags of a send or recv that does what it can at once, and raises BlockingIOError else."""
 
 ALL = int(socket.MSG_WAITALL)
 """The flag of a recv that waits for all that it has room for."""
@@ -69,6 +63,14 @@ def pack_prefix(call: Call, size: int, tag: int = 0, connections: int = 1) -> by
     return call.packed + _LENGTH.pack(size, connections, tag)
 
 
+class Carrier(Protocol):
+    """A connection, as its frames know it."""
+
+    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
+        """Make progress until ``request``, which was posted here, is done."""
+        ...
+
+
 class Outgoing(Request):
     """A frame on its way out on ``link``, over ``connections``, the first of which carries the
     prefix. It is done when the kernel has all of it, and lets go of its memory then.
@@ -88,7 +90,7 @@ class Outgoing(Request):
 
     def __init__(
         self,
-        link: Connection,
+        link: Carrier,
         call: Call,
         data: memoryview,
         tag: int,
@@ -179,7 +181,7 @@ class Incoming(Request):
 
     __slots__ = ("call", "into", "link", "prefix", "received", "tag")
 
-    def __init__(self, link: Connection, call: Call, into: memoryview, tag: int) -> None:
+    def __init__(self, link: Carrier, call: Call, into: memoryview, tag: int) -> None:
         self.link = link
         self.call = call
         self.into = into

@@ -29,9 +29,8 @@ from transport._polling import (
     can_be_polled,
     new_poller,
 )
-from transport._tcp.connection import Connection
 from transport._tcp.messages import MessageLink
-from transport._tcp.worker import Worker
+from transport._tcp.worker import Sockets, Worker
 from transport._waiting import LookOut
 
 # How long the endpoint's thread leaves the connections alone after a waiting thread has read.
@@ -110,7 +109,7 @@ class MessageWorker(Worker):
         if wakeup is not None:
             wakeup.notify()
 
-    def retire(self, connection: Connection) -> None:
+    def retire(self, connection: Sockets) -> None:
         link = self._links.get(connection.first.fileno())
         if link is not None and link is connection:  # the next reader notices the end
             self._released.add(link)

@@ -1,4 +1,4 @@
-"""A link over TCP connections: the frames of collectives.
+"""Links over TCP connections, for the frames of collectives, and what makes progress on them.
 
 Waiting happens in the kernel, which lets other ranks have the core. A receiver polls for a moment,
 then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest way to wake it:
@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from transport._call import Call
-from transport._errors import CommunicatorTimeoutError
+from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport._interrupts import SLICE_SECONDS, look
 from transport._link import Link, OnPiece, Request, wrong_frame
+from transport._polling import PEER_CLOSED
 from transport._tcp.connection import HALF_A_FRAME, Connection
 from transport._tcp.far import Distance
 from transport._tcp.frame import (
@@ -34,7 +35,7 @@ from transport._tcp.frame import (
     receive,
 )
 from transport._tcp.stripes import Stripes
-from transport._tcp.worker import FrameWorker
+from transport._tcp.worker import Worker
 from transport._waiting import LookOut
 
 
@@ -85,7 +86,7 @@ class TcpLink(Connection, Link):
         return incoming
 
     def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
-        self.worker.wait(request, on_piece)
+        self.worker.wait(self, request, on_piece)
 
     # For the worker, under its lock.
 
@@ -219,3 +220,120 @@ class TcpLink(Connection, Link):
                 f"it sends a payload over {count} connections of {len(self.sockets)}",
             )
         return self.sockets
+
+
+class FrameWorker(Worker):
+    """Moves the frames that the calls of one communicator post, one call at a time.
+
+    ``leaving`` and ``coming`` are the links with frames that are to leave, or are awaited.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaving: dict[TcpLink, None] = {}
+        self.coming: dict[TcpLink, None] = {}
+        self._call: Call | None = None
+
+    def begin(self, call: Call) -> None:
+        """Withdraw the frames of a call before ``call`` that was interrupted. Under the lock."""
+        if call is not self._call:
+            overlaps = call.rest is not None and call.rest.overlaps
+            if (self.leaving or self.coming) and not overlaps:
+                self.withdraw()
+            self._call = call
+
+    def withdraw(self) -> None:
+        """Forget all frames. A link that is in the middle of one ends. Under the lock."""
+        for link in {**self.leaving, **self.coming}:
+            link.withdraw()
+        self.leaving.clear()
+        self.coming.clear()
+
+    def wait(self, link: TcpLink, request: Outgoing | Incoming, on_piece: OnPiece | None) -> None:
+        """Make progress on all links until ``request``, which is ``link``'s, is done."""
+        request.call.waiting_for = link.peer
+        self.lock.acquire()
+        try:
+            self._wait(link, request, on_piece)
+        finally:
+            if not request.done:
+                self.withdraw()
+            self.leave()
+
+    def _wait(self, link: TcpLink, request: Outgoing | Incoming, on_piece: OnPiece | None) -> None:
+        awaited = request if isinstance(request, Incoming) else None
+        if not request.done and link not in (self.leaving if awaited is None else self.coming):
+            raise CommunicatorAbortedError("a call that overlaps with this one has failed")
+        ready: dict[TcpLink, None] | None = None
+        while True:
+            if awaited is not None and not self.leaving and self._need_read_no_other(link):
+                link.receive(awaited, on_piece)
+                return
+            if ready is None:
+                ready = {**self.leaving, **self.coming}
+            moved = self._serve(ready)
+            if awaited is not None:
+                if on_piece is not None and awaited.received:
+                    on_piece(awaited.received)
+                if not awaited.done:
+                    link.check_awaited(awaited)
+            if request.done:
+                return
+            ready = moved or self._poll(request.call, link, awaited)
+
+    def _need_read_no_other(self, link: TcpLink) -> bool:
+        """Whether the kernel has room for whatever comes on other links meanwhile."""
+        return len(self.coming) == 1 or all(
+            other is link or other.coming[0].into.nbytes <= SMALL_BYTES for other in self.coming
+        )
+
+    def _serve(self, ready: dict[TcpLink, None]) -> dict[TcpLink, None]:
+        """Move a step of the first frames of these links, each way; return where one moved."""
+        moved: dict[TcpLink, None] = {}
+        for link in ready:
+            if link.leaving and link.push():
+                moved[link] = None
+            if link.coming and link.pull():
+                moved[link] = None
+        return moved
+
+    def _poll(
+        self, call: Call, awaited_link: TcpLink, awaited: Incoming | None
+    ) -> dict[TcpLink, None]:
+        """Wait until a link takes or brings more; return those.
+
+        Raises past the deadline, which names the peers that are waited for, and when a peer has
+        hung up that has not received everything.
+        """
+        wanted: dict[int, int] = {}
+        links: dict[int, TcpLink] = {}
+        for link in self.leaving:
+            for sock in link.leaving[0].waits_on:
+                # If somebody hangs up who sends, reading finds out, behind what was still sent.
+                hangs_up = 0 if link.coming else PEER_CLOSED
+                wanted[sock.fileno()] = select.POLLOUT | hangs_up
+                links[sock.fileno()] = link
+        for link in self.coming:
+            for sock in link.brings_on:
+                wanted[sock.fileno()] = wanted.get(sock.fileno(), 0) | select.POLLIN
+                links[sock.fileno()] = link
+        poller = select.poll()
+        for descriptor, events in wanted.items():
+            poller.register(descriptor, events)
+        while True:
+            expired = call.deadline.expired
+            ready = poller.poll(math.ceil(call.deadline.piece() * 1000))
+            if ready or expired:
+                break
+        for descriptor, events in ready:
+            link = links[descriptor]
+            if not link.coming and not events & select.POLLOUT:
+                raise link.lost("it hung up before it had received everything")
+        if not ready:
+            parts = [f"{link.name} took nothing" for link in self.leaving]
+            parts += [f"{awaited_link.name} sent nothing"] if awaited is not None else []
+            raise CommunicatorTimeoutError(
+                f"{call.header}: within {call.deadline.seconds:g} s {' and '.join(parts)}",
+                awaited_link.peer,
+            )
+        return {links[descriptor]: None for descriptor, _ in ready}

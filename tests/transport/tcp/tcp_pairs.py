@@ -10,8 +10,7 @@ from transport._call import Call
 from transport._deadline import Deadline
 from transport._header import NO_ROOT, CallHeader, Kind
 from transport._net.tls import TlsSocket
-from transport._tcp.link import TcpLink
-from transport._tcp.worker import FrameWorker
+from transport._tcp.link import FrameWorker, TcpLink
 
 LONG = 60.0
 

@@ -25,8 +25,7 @@ from transport._errors import (
 from transport._header import CallHeader
 from transport._link import exchange
 from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, pack_prefix, parse_prefix
-from transport._tcp.link import TcpLink
-from transport._tcp.worker import FrameWorker
+from transport._tcp.link import FrameWorker, TcpLink
 
 SOON = LONG / 3
 SIZES = [0, 1, 8, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 1 << 20, 5_000_001]
