@@ -146,9 +146,22 @@ def join(thread: threading.Thread) -> None:
 class Condition(threading.Condition):
     """A condition variable whose waits Ctrl-C ends, with the lock held as ever."""
 
+    _notified = 0
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for a notification; return False if ``timeout`` seconds pass first."""
-        return sliced(super().wait, timeout)
+
+        def woken(seconds: float) -> bool:
+            # A notification may come between a slice's end and the lock: no later slice hears it.
+            before = self._notified
+            return threading.Condition.wait(self, seconds) or self._notified != before
+
+        return sliced(woken, timeout)
+
+    def notify(self, n: int = 1) -> None:
+        """Wake ``n`` of those who wait; ``notify_all`` calls this, too. The lock is held."""
+        self._notified += 1
+        super().notify(n)
 
 
 def is_held(lock: threading.RLock) -> bool:  # pyright: ignore[reportInvalidTypeForm]

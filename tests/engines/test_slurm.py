@@ -116,7 +116,7 @@ def test_srun_python_with_slurms_pmi2(slurm: SlurmCluster) -> None:
 def test_srun_python_without_a_secret(slurm: SlurmCluster) -> None:
     code, out = slurm.run("srun", "-N2", "-n4", PYTHON, "hello.py", XDG_CONFIG_HOME="/nowhere")
     assert code != 0
-    assert "run `meshlib secret` once" in out
+    assert "Run `meshlib secret` once" in out
     assert "rank 0/" not in out
 
 

@@ -193,3 +193,26 @@ def test_conditions_that_are_notified() -> None:
         assert condition.wait_for(lambda: told, SOON)
         assert not condition.wait(0)
     teller.result(SOON)
+
+
+@pytest.mark.parametrize("how", ["notify", "notify_all"])
+def test_a_notification_as_a_slice_ends_is_heard(how: str) -> None:
+    """It comes when the waiting thread has given up the slice, and has not got the lock yet."""
+    condition: Any = Condition()
+    take_back = condition._acquire_restore
+
+    def notify() -> None:
+        with condition:
+            getattr(condition, how)()
+
+    def notified_first(state: Any) -> None:
+        condition._acquire_restore = take_back
+        other = threading.Thread(target=notify)
+        other.start()
+        other.join(SOON)
+        take_back(state)
+
+    condition._acquire_restore = notified_first
+    with condition:
+        assert condition.wait(1.0)
+        assert not condition.wait(0.01)  # it was one notification

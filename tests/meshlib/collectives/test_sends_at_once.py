@@ -19,14 +19,15 @@ def test_what_has_room_is_there_at_once_and_what_has_not_does_not_wait():
 
     def rank():
         small, large = np.arange(SMALL) * 1.0, np.arange(LARGE) * 1.0
+        first = np.zeros(1)  # leaves room for the next also where nobody has taken it yet
         if dist.get_rank() == 0:
-            dist.send(small, 1)  # from then on it is known where the receiver's ring is
+            dist.send(first, 1)  # from then on it is known where the receiver's ring is
             works = [dist.isend(x, 1) for x in (small + 1, large + 2, small + 3)]
             done = [work.is_completed() for work in works]
             may_receive.set()
             assert all(work.wait() for work in works)
             return done
-        dist.recv(small, 0)
+        dist.recv(first, 0)
         assert may_receive.wait(SECONDS)
         for i, x in enumerate((small, large, small), 1):
             dist.recv(x, 0)

@@ -94,7 +94,7 @@ def replace_rpc() -> types.ModuleType:
         }
 
     def type_of_rref(rref, timeout=-1, blocking=True):
-        future = rref._agent.call(
+        future = rref._worker.caller.call(
             rref._owner, type_of, (rref,), {}, None if timeout < 0 else timeout
         )
         return future.wait() if blocking else future
@@ -114,7 +114,7 @@ def replace_rpc() -> types.ModuleType:
             dist.destroy_process_group()
 
     def set_timeout(seconds):
-        current_worker().timeout = seconds
+        current_worker().caller.timeout = seconds
 
     class Options(rpc.RpcBackendOptions):
         def __init__(self, *, num_worker_threads=16, rpc_timeout=60.0, init_method=None, **_others):

@@ -1,7 +1,8 @@
 /* The engine under threads, with no interpreter: every member has its own view of one mapping, as processes have.
  *
  *     protocol calls SIZE CALLS SEED   mixed calls and messages, values checked; prints how many wake-ups were lost
- *     protocol damage SIZE ROUNDS SEED bits of shared memory are flipped meanwhile: every call ends, and nothing crashes
+ *     protocol damage SIZE ROUNDS SEED bits of shared memory are flipped meanwhile: every call ends, and nothing crashes;
+ *                                      a flipped word may lose wake-ups
  */
 #include "engine/engine.h"
 
@@ -264,5 +265,5 @@ int main(int argc, char **argv) {
     calls = damaging ? 1000 : atoi(argv[3]);
     for (int round = 0; round < (damaging ? atoi(argv[3]) : 1); round++, seed += 2) run(&s);
     printf("%ld sleeps, %ld wake-ups lost\n", sleeps, lost_wakeups);
-    return lost_wakeups > 2;
+    return !damaging && lost_wakeups > 2;
 }

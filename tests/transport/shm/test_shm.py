@@ -148,14 +148,17 @@ def test_a_peer_that_leaves_in_the_middle_of_a_transfer_is_missed(leave: str, ki
 
 
 def test_an_abort_wakes_who_sleeps_in_a_collective() -> None:
+    woken = threading.Event()
+
     def body(member: Member) -> None:
         member.barrier()
         if member.rank == 0:
             threading.Timer(0.2, member.comm.abort, ["enough"]).start()
             with pytest.raises(CommunicatorAbortedError, match="enough"):
                 member.barrier()
+            woken.set()
         elif member.rank == 1:
-            time.sleep(0.5)
+            assert woken.wait(LONG)
 
             def go_on() -> None:
                 for _ in range(2):  # rank 0 has come to the first one
