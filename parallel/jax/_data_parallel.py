@@ -40,8 +40,7 @@ class DistributedDataParallel:
 
     Construction compares the trees over the ranks (paths, shapes, dtypes) and takes group rank 0's
     values, which ``params`` then holds. In the backward pass each bucket's all-reduce starts as
-    soon as XLA has computed its last gradient, in the same order on every rank. Large gradients are
-    reduced where they are, without a copy.
+    soon as XLA has computed its last gradient, in the same order on every rank.
 
     Leaves that are no arrays of floating point numbers (a step counter, a function in an equinox
     module) are passed to the loss as they are, and their gradient is None.
@@ -94,9 +93,10 @@ class DistributedDataParallel:
         self.params = self._tree.join(trained, others)
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
         first = min(FIRST_BUCKET_BYTES, cap)
-        options = ReducerOptions(first_bytes=first, cap_bytes=cap, in_place_bytes=first)
-        self._exchange = GradientExchange(named, self.process_group, options)
-        self._arrivals = [self._exchange.arrival(number) for number in range(len(named))]
+        options = ReducerOptions(first_bytes=first, cap_bytes=cap, alone_bytes=first)
+        handed = [] if self._on_gpu else named  # a program for a GPU averages by itself
+        self._exchange = GradientExchange(handed, self.process_group, options)
+        self._arrivals = [self._exchange.arrival(number) for number in range(len(handed))]
         self._sync = True
         self._custom_hook = False
 
@@ -247,11 +247,6 @@ class DistributedDataParallel:
         Forward and backward are one program: ``backward`` counts both, ``forward`` is 0.
         """
         return self._exchange.statistics
-
-    @property
-    def share_in_place(self) -> float:
-        """The share of the gradients' bytes, 0 to 1, that the last pass reduced without a copy."""
-        return self._exchange.share_in_place
 
     # ------------------------------------------------------------------ calls into the host
 
