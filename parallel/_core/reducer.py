@@ -166,8 +166,8 @@ class Reducer:
         self._idle = False
         self.stopwatch.begin()
 
-    def ready(self, number: int, grad: Array) -> None:
-        """Take the gradient ``number``, which is complete. Ignored outside of a pass.
+    def ready(self, number: int, grad: Array | None) -> None:
+        """Take the gradient ``number``, which is complete; None: zeros. Ignored outside of a pass.
 
         Raises RuntimeError for one that has come before in this pass.
         """

@@ -82,32 +82,29 @@ class GradientExchange:
     def arrival(self, number: int) -> HostFunction:
         """Return what takes the gradient ``number``."""
 
-        def arrive(outputs: Sequence[HostArray], _: Sequence[HostArray], __: Program) -> None:
+        def arrive(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Program) -> None:
             with self._lock:
-                self.reducer.ready(number, outputs[0])
+                self.reducer.ready(number, inputs[0])
+            outputs[0].fill(0)
 
         return arrive
 
-    def seal(self, outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Program) -> None:
-        """Note that all gradients are there; returns at once.
+    def seal(self, _: Sequence[HostArray], inputs: Sequence[HostArray], __: Program) -> None:
+        """Note that no gradient arrives any more; returns at once.
 
-        ``inputs`` are the gradients and, if there are any, what was accumulated before: arrivals
-        have that in them already.
+        ``inputs`` are a number, which depends on all arrivals, and, if there are any, the values of
+        those that have not arrived, by number: the loss does not depend on their parameters.
         """
         with self._lock:
             self.reducer.stopwatch.add_backward(self._begun)
-            accumulated = inputs[len(outputs) :]
-            for number, gradient in enumerate(outputs):
-                if self.reducer.arrived(number):
-                    continue
-                # The loss does not depend on this parameter.
-                if accumulated:
-                    np.add(gradient, accumulated[number], out=gradient)
-                self.reducer.ready(number, gradient)
+            others = inputs[1:]
+            for number in self._numbers:
+                if not self.reducer.arrived(number):
+                    self.reducer.ready(number, others[number] if others else None)
             self.reducer.seal()
 
     def collection(self, numbers: Sequence[int], *, last: bool) -> HostFunction:
-        """Return what replaces the gradients ``numbers`` by the averages, once they are there."""
+        """Return what writes the averages of the gradients ``numbers``, once they are there."""
 
         def collect(outputs: Sequence[HostArray], _: Sequence[HostArray], __: Program) -> None:
             with self._lock:
