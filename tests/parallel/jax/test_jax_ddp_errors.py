@@ -174,7 +174,6 @@ def test_a_hook_that_returns_another_shape_is_told_so():
 
 @pytest.mark.parametrize("slow", [slow_backward, user_callback_in_backward])
 def test_a_callback_that_fails_ends_the_pass_and_the_next_one_says_so(slow):
-
     def rank():
         ddp = DistributedDataParallel(LAYERS, bucket_cap_mb=KIB)
         trouble = []
