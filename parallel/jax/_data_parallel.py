@@ -141,7 +141,9 @@ class DistributedDataParallel:
 
                 def announced(ticket: jax.Array) -> Any:
                     more = given or [None] * len(trained)
-                    return loss([*map(self._announce, self._arrivals, trained, more, repeat(ticket))])
+                    return loss(
+                        [*map(self._announce, self._arrivals, trained, more, repeat(ticket))]
+                    )
 
                 if ticket is not None:
                     value, done = jax.value_and_grad(announced, has_aux=has_aux)(ticket)
