@@ -16,7 +16,6 @@ from parallel.fsdp import (
     MixedPrecisionPolicy,
     clip_grad_norm_,
     fully_shard,
-    zero_redundancy,
 )
 from parallel.join import Join, Joinable, JoinHook
 from parallel.nn import Buffer, Module, Parameter
@@ -77,7 +76,6 @@ __all__ = [
     "noop_hook",
     "optim",
     "parallelize",
-    "zero_redundancy",
 ]
 
 if not TYPE_CHECKING:  # editors would take every name for one of this package

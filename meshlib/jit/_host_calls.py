@@ -201,7 +201,6 @@ def _lower(
         target, which = _HANDLER, {"call": np.uint64(id(callback))}
     else:
         callback = Callback(function, program, tokens, len(operands), views, reads)
-        program.add(callback, module.host_callbacks)
         which = {"index": np.uint64(len(module.host_callbacks))}
     module.add_host_callback(callback)  # the executable keeps it
     rule: Any = jax.ffi.ffi_lowering(

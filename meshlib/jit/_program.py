@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
@@ -58,7 +57,6 @@ class Program:
     """Stands for one compiled program: the same object for all calls in it."""
 
     def __init__(self) -> None:
-        self._one: Callable[[], Callback | None] = lambda: None
         self._guards: list[Callable[[BaseException], None]] = []
         self._groups: dict[ProcessGroup, None] = {}
         self.last: object = None
@@ -89,26 +87,11 @@ class Program:
                 )
             state.owner = me
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether the program calls no Python but through ``host_call``.
-
-        Then only such a call can end it before its end, and ``guard`` sees every one of them. For
-        one of its calls to ask.
-        """
-        one = self._one()
-        return one is not None and all(hasattr(other, "of_meshlib") for other in one.all)
-
-    def add(self, callback: Callback, callbacks: Sequence[Any]) -> None:
-        """Note that the program calls ``callback``; it has, or will have, ``callbacks`` in all."""
-        callback.all = callbacks
-        # Nothing that compiled code refers to may refer to it: see ``meshlib/_native/jit``.
-        self._one = weakref.ref(callback)
-
     def guard(self, cleanup: Callable[[BaseException], None]) -> None:
         """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
 
-        XLA then frees the program's buffers, so ``cleanup`` must stop all work on them.
+        XLA then frees the program's buffers. A program that ends in another way, such as by an
+        error of the user's own callback, calls no cleanup.
         """
         self._guards.append(cleanup)
 
@@ -125,10 +108,6 @@ class Program:
 
 class Callback:
     """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
-
-    of_meshlib = True
-    all: Sequence[Any] = ()
-    """Those of the whole program."""
 
     def __init__(
         self,

@@ -72,9 +72,7 @@ class Bucket:
     their shapes, by number. This backward pass has yet to complete ``pending`` of them. Error
     feedback keeps in ``residual`` what reductions have rounded away.
 
-    With a ``group`` the buffer is in its symmetric memory: all members make equal buckets then. A
-    ``borrowed`` bucket has one gradient, and that gradient's own memory is the buffer until
-    ``release``.
+    The buffer is in the symmetric memory of ``group``: all members make equal buckets.
     """
 
     def __init__(
@@ -82,40 +80,20 @@ class Bucket:
         index: int,
         numbers: Sequence[int],
         specs: Sequence[GradientSpec],
-        group: ProcessGroup | None = None,
-        *,
-        borrowed: bool = False,
+        group: ProcessGroup,
     ) -> None:
         first = specs[0]
         self.index = index
         self.numbers: list[int] = list(numbers)
         self.specs: list[GradientSpec] = list(specs)
         self.size: int = sum(spec.size for spec in specs)
-        self.buffer: Array = None
-        self.views: dict[int, Array] = {}
-        self.borrowed = borrowed
+        self.buffer: Array = allocate(self.size, first.dtype, first.library, group)
+        # So that a gradient that never comes is zero; later passes fill what is missing.
+        self.buffer.fill(0)
+        self.views: dict[int, Array] = self._by_number(self.buffer)
         self.pending: int = len(self.numbers)
         self.residual: npt.NDArray[np.float32] | None = None
         self._before: dict[int, Array] = {}
-        if not borrowed:
-            self.buffer = allocate(self.size, first.dtype, first.library, group)
-            # So that a gradient that never comes is zero; later passes fill what is missing.
-            self.buffer.fill(0)
-            self.views = self._by_number(self.buffer)
-
-    def put(self, number: int, grad: Array | None) -> None:
-        """Take the gradient ``number``, None for zeros. A borrowed bucket reduces it in place."""
-        if not self.borrowed:
-            put(self.views[number], grad)
-            return
-        (spec,) = self.specs
-        home = spec.library.zeros(spec.shape, spec.dtype) if grad is None else grad
-        self.buffer, self.views = home.reshape(-1), {number: home}
-
-    def release(self) -> None:
-        """Drop the memory that was borrowed."""
-        if self.borrowed:
-            self.buffer, self.views = None, {}
 
     def keep_residual(self, known: Mapping[int, Array]) -> None:
         """Keep what reductions round away.
@@ -161,12 +139,12 @@ def put(view: Array, grad: Array | None) -> None:
         view[...] = grad
 
 
-def allocate(size: int, dtype: Any, library: Namespace, group: ProcessGroup | None) -> Array:
+def allocate(size: int, dtype: Any, library: Namespace, group: ProcessGroup) -> Array:
     """Return a flat array of ``size`` elements of ``dtype``, made by ``library``.
 
-    In the symmetric memory of ``group``, if there is one and it has such memory for the library.
+    In the symmetric memory of ``group``, if it has such memory for the library.
     """
-    if group is None or library is not np or "cpu" not in group.backends or group.size() == 1:
+    if library is not np or "cpu" not in group.backends or group.size() == 1:
         return library.empty(size, dtype=dtype)
     return group.empty(size, dtype)
 
@@ -177,13 +155,10 @@ class ReducerOptions:
 
     first_bytes: int
     cap_bytes: int
-    in_place_bytes: int | None = None
-    """Gradients of at least this size are reduced in their own memory, each in its own bucket."""
+    alone_bytes: float = math.inf
+    """Gradients of at least this size have a bucket each."""
     find_unused_parameters: bool = False
     static_graph: bool = False
-    symmetric_memory: bool = False
-    """Buckets are in the group's symmetric memory: they are reduced without a copy. Making buckets
-    is a collective then."""
 
 
 class BucketSet:
@@ -204,19 +179,13 @@ class BucketSet:
     def build(self, order: Sequence[int]) -> None:
         """Make buckets for the gradients ``order``: their numbers, as they are expected.
 
-        What error feedback keeps is kept. A collective where buckets are in symmetric memory.
+        What error feedback keeps is kept. A collective: buckets are in symmetric memory, where they
+        are reduced without a copy.
         """
-        group = self._group if self._options.symmetric_memory else None
         compression = self._group.compression
         known = self.residuals()
         self.all = [
-            Bucket(
-                index,
-                numbers,
-                [self._specs[number] for number in numbers],
-                group,
-                borrowed=self._in_place(numbers[0]),
-            )
+            Bucket(index, numbers, [self._specs[number] for number in numbers], self._group)
             for index, numbers in enumerate(self._assign(order))
         ]
         if compression is not None and compression.error_feedback:
@@ -238,15 +207,11 @@ class BucketSet:
     def _assign(self, order: Sequence[int]) -> list[list[int]]:
         options, sizes = self._options, [spec.nbytes for spec in self._specs]
         keys: list[Hashable] = [
-            (spec.placement, number if self._in_place(number) else None)
+            (spec.placement, number if spec.nbytes >= options.alone_bytes else None)
             for number, spec in enumerate(self._specs)
         ]
         groups = assign_buckets(order, sizes, keys, options.first_bytes, options.cap_bytes)
         # A bucket of small gradients from all over the model is complete late. Before the end,
         # large ones that are complete would wait for it.
-        least = options.in_place_bytes or 0
+        least = options.alone_bytes
         return sorted(groups, key=lambda numbers: sum(sizes[n] for n in numbers) < least)
-
-    def _in_place(self, number: int) -> bool:
-        least = self._options.in_place_bytes
-        return least is not None and self._specs[number].nbytes >= least

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from meshlib import Future, ProcessGroup
 from parallel._arrays import Array
-from parallel._core.buckets import Bucket, BucketSet, GradientOwner, GradientSpec, ReducerOptions
+from parallel._core.buckets import (
+    Bucket,
+    BucketSet,
+    GradientOwner,
+    GradientSpec,
+    ReducerOptions,
+    put,
+)
 from parallel._core.comm_hooks import GradBucket, allreduce_hook, check_like, only
 from parallel._core.passes import Stopwatch, UnusedParameters
 from parallel._core.replicas import check_same
@@ -18,9 +24,6 @@ WHAT_TO_DO = (
     "init_process_group), wrap the module in a new DistributedDataParallel, and repeat the step or "
     "resume from a checkpoint."
 )
-
-_LET_GO_SECONDS = 5.0
-"""How long an all-reduce that was broken off may take to let go of its memory."""
 
 Scale = Callable[[ProcessGroup | None], float]
 """What an average over a group (None: a rank's own gradients) is multiplied by."""
@@ -93,10 +96,6 @@ class Reducer:
         """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
         return self._buckets.residuals()
 
-    def borrowed(self) -> list[int]:
-        """Return the gradients that are reduced in their own memory, in the order of reduction."""
-        return [bucket.numbers[0] for bucket in self._buckets.all if bucket.borrowed]
-
     # Buckets
 
     def _start_over(self) -> None:
@@ -167,8 +166,8 @@ class Reducer:
         self._idle = False
         self.stopwatch.begin()
 
-    def ready(self, number: int, grad: Array) -> None:
-        """Take the gradient ``number``, which is complete. Ignored outside of a pass.
+    def ready(self, number: int, grad: Array | None) -> None:
+        """Take the gradient ``number``, which is complete; None: zeros. Ignored outside of a pass.
 
         Raises RuntimeError for one that has come before in this pass.
         """
@@ -227,24 +226,12 @@ class Reducer:
             # Unused parameters close their buckets last, where they delay nothing.
             self._rebuild_order = sorted(self._arrived, key=lambda number: number in self._unused)
             self._rebuild_due = False
-        self._release()
+        self._launched = []
 
     def fail(self, error: BaseException) -> None:
         """Give up on the pass under way because of ``error``, and on all later ones."""
         self._active = False
         self.failure = f"{type(error).__name__}: {error}"
-
-    def let_go(self) -> None:
-        """Return when no call works on borrowed memory any more; the group has been broken."""
-        for _, future in self._launched:
-            with suppress(Exception):
-                future.wait(_LET_GO_SECONDS)
-        self._release()
-
-    def _release(self) -> None:
-        for bucket in self._buckets.all:
-            bucket.release()
-        self._launched = []
 
     def _fill_in(self, numbers: Collection[int]) -> None:
         """Complete gradients that do not come: with what earlier passes have accumulated."""
@@ -259,7 +246,7 @@ class Reducer:
             )
         self._arrived[number] = None
         bucket = self._buckets.where[number]
-        bucket.put(number, grad)
+        put(bucket.views[number], grad)
         bucket.pending -= 1
         while len(self._launched) < len(self._buckets.all):
             following = self._buckets.all[len(self._launched)]

@@ -135,7 +135,6 @@ class DistributedDataParallel(Module, Joinable):
             cap_bytes=cap,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
-            symmetric_memory=True,
         )
         self._gradients = ParameterGradients(
             named, self.process_group, options, as_views=gradient_as_bucket_view

@@ -2,7 +2,7 @@
 
 from parallel.elastic._batches import ElasticBatches, Share
 from parallel.elastic._mesh import ElasticMesh
-from parallel.elastic._outer import DiLoCo, LocalSGD
+from parallel.elastic._outer import DiLoCo
 from parallel.elastic._step import Step
 
-__all__ = ["DiLoCo", "ElasticBatches", "ElasticMesh", "LocalSGD", "Share", "Step"]
+__all__ = ["DiLoCo", "ElasticBatches", "ElasticMesh", "Share", "Step"]

@@ -47,7 +47,8 @@ class DiLoCo:
         optimizer: The inner one, which makes the steps of a round: AdamW in the paper.
         ranks: The replicas: ``elastic.mesh["dp"]``.
         outer: The optimizer of the step at the end of a round, with the same parameters; by default
-            the paper's: SGD with a rate of 0.7 and Nesterov's momentum of 0.9.
+            the paper's: SGD with a rate of 0.7 and Nesterov's momentum of 0.9. With ``SGD(lr=1.0)``
+            parameters are averaged: local SGD.
 
     Raises:
         TypeError: For arguments of another type.
@@ -120,17 +121,3 @@ class DiLoCo:
         if self._residuals is None:
             return [np.zeros(array.shape, np.float32) for array in moved]
         return [residual.copy() for residual in self._residuals]
-
-
-class LocalSGD(DiLoCo):
-    """As ``DiLoCo``, but parameters are simply averaged at the end of a round.
-
-    Args:
-        model: As there.
-        optimizer: The one that makes the steps of a round.
-        ranks: The replicas: ``elastic.mesh["dp"]``.
-    """
-
-    def __init__(self, model: Module, optimizer: Optimizer, ranks: Ranks) -> None:
-        check_instance(model, Module, "model", "a parallel.nn.Module")
-        super().__init__(model, optimizer, ranks, SGD(model.parameters(), lr=1.0))

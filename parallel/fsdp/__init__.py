@@ -1,7 +1,7 @@
 """Fully sharded data parallel training: each rank keeps 1/n of a model's state."""
 
 from parallel.fsdp._clip import clip_grad_norm_
-from parallel.fsdp._fully_shard import fully_shard, zero_redundancy
+from parallel.fsdp._fully_shard import fully_shard
 from parallel.fsdp._schedule import FSDPModule
 from parallel.nn._precision import MixedPrecisionPolicy
 
@@ -10,5 +10,4 @@ __all__ = [
     "MixedPrecisionPolicy",
     "clip_grad_norm_",
     "fully_shard",
-    "zero_redundancy",
 ]

@@ -1,26 +1,23 @@
-"""``fully_shard``, and ZeRO's stages by their number."""
+"""``fully_shard``: the modules that share gathers, and the parts that a rank keeps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh, current_mesh
 from meshlib.extend import log_of, to_whole_number
-from parallel._checks import check_callable, check_instance, describe
+from parallel._checks import check_instance, describe
 from parallel._core.replicas import check_same, describe_options, told_to_all
 from parallel._groups import check_shard_mesh
-from parallel.ddp._data_parallel import DistributedDataParallel
 from parallel.ddp._gradients import describe_parameters
 from parallel.fsdp._group import ParameterGroup, Part
 from parallel.fsdp._schedule import FSDPModule, ModuleState
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
 from parallel.nn._precision import MixedPrecisionPolicy
-from parallel.optim._optimizer import Optimizer
-from parallel.zero._optimizer import ZeroRedundancyOptimizer
 
 _M = TypeVar("_M", bound=Module)
 
@@ -196,71 +193,3 @@ def _consecutive(mesh: DeviceMesh, size: int) -> Any:
     names = last.mesh_dim_names
     new = None if names is None else [f"{names[0]}_{part}{size}" for part in ("by", "in")]
     return last.unflatten(0, (-1, size), new)[1].process_group
-
-
-def zero_redundancy(
-    module: Module,
-    optimizer_class: Callable[..., Optimizer],
-    mesh: DeviceMesh,
-    *,
-    stage: int,
-    layers: Iterable[Module] | None = None,
-    mp_policy: MixedPrecisionPolicy | None = None,
-    **defaults: Any,
-) -> tuple[Module, Optimizer]:
-    """Return ``module`` and an optimizer for training at one of ZeRO's stages.
-
-        model, optimizer = zero_redundancy(model, optim.AdamW, mesh["dp"], stage=3, lr=1e-3)
-
-    Stage 0 splits nothing (``DistributedDataParallel``); 1 the optimizer's states (and
-    ``ZeroRedundancyOptimizer``); 2 gradients, too (``fully_shard`` that keeps whole parameters from
-    forward to backward); 3 parameters, too (``fully_shard``). The loop is the same: ``model(x)``,
-    ``model.backward(grad)``, ``optimizer.step()``.
-
-    Args:
-        module: The model.
-        optimizer_class: Called with parameters and ``defaults``.
-        mesh: The ranks: a slice of one dim; in stages 2 and 3 of two for HSDP, in 0 and 1 of any.
-        stage: 0, 1, 2 or 3.
-        layers: For stages 2 and 3, the modules whose parameters are gathered together, the
-            innermost first; by default the children of ``module`` that have parameters.
-        mp_policy: For stages 2 and 3.
-        defaults: Options of ``optimizer_class``.
-
-    Returns:
-        The model to train, and the optimizer.
-
-    Raises:
-        ValueError: On every rank, for another stage, and options that the stage has no use for.
-        TypeError: For what is no mesh; on every rank, for other arguments of another type; and what
-            the four raise.
-    """
-    check_instance(mesh, DeviceMesh, "mesh", "mesh['dp']")
-    where = f"rank {mesh.get_rank()}"
-    with told_to_all(mesh.process_group):
-        check_instance(module, Module, "module")
-        check_callable(optimizer_class, "optimizer_class")
-        if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-            raise ValueError(f"{where}: stage must be 0, 1, 2 or 3, got {describe(stage)}")
-        for name, value in (("layers", layers), ("mp_policy", mp_policy)):
-            if stage < 2 and value is not None:
-                raise ValueError(
-                    f"{where}: {name} is {value!r}, which stage {stage} has no use for; expected"
-                    " None, or stage 2 or 3"
-                )
-    if stage < 2:
-        model = DistributedDataParallel(module, mesh)
-        if not stage:
-            return model, optimizer_class(module.parameters(), **defaults)
-        return model, ZeroRedundancyOptimizer(
-            module.parameters(), optimizer_class, mesh, **defaults
-        )
-    children = (
-        child for _, child in module.named_children() if any(True for _ in child.parameters())
-    )
-    for layer in children if layers is None else layers:
-        fully_shard(layer, mesh, reshard_after_forward=stage == 3, mp_policy=mp_policy)
-    # With stage 3 the outermost one's stay, as its backward comes at once.
-    keep = None if stage == 3 else False
-    fully_shard(module, mesh, reshard_after_forward=keep, mp_policy=mp_policy)
-    return module, optimizer_class(module.parameters(), **defaults)

@@ -11,7 +11,6 @@ from parallel.jax._experts import (
     route,
     with_loss,
 )
-from parallel.jax._local_devices import DataParallel
 from parallel.jax._pipeline import PipelineStage, StageStates
 from parallel.jax._tensor_parallel import (
     SplitWeight,
@@ -27,7 +26,6 @@ from parallel.jax._tensor_parallel import (
 )
 
 __all__ = [
-    "DataParallel",
     "DistributedDataParallel",
     "PipelineStage",
     "SplitWeight",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
+from itertools import repeat
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from meshlib import DeviceMesh, ProcessGroup
 from meshlib.extend import Job
-from meshlib.extend.jit import host_call, untransformed
+from meshlib.extend.jit import HostFunction, host_call, untransformed
 from parallel._core.assignment import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook
@@ -25,6 +26,8 @@ from parallel.jax._on_gpu import average_in_program, is_on_gpu
 from parallel.jax._trees import TreeOfParameters, check_same_tree, copies_of_rank_0
 
 Tree = Any
+
+_TICKET = jax.ShapeDtypeStruct((), np.float32)
 
 
 class DistributedDataParallel:
@@ -40,8 +43,7 @@ class DistributedDataParallel:
 
     Construction compares the trees over the ranks (paths, shapes, dtypes) and takes group rank 0's
     values, which ``params`` then holds. In the backward pass each bucket's all-reduce starts as
-    soon as XLA has computed its last gradient, in the same order on every rank. Large gradients are
-    reduced where they are, without a copy.
+    soon as XLA has computed its last gradient, in the same order on every rank.
 
     Leaves that are no arrays of floating point numbers (a step counter, a function in an equinox
     module) are passed to the loss as they are, and their gradient is None.
@@ -94,9 +96,10 @@ class DistributedDataParallel:
         self.params = self._tree.join(trained, others)
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
         first = min(FIRST_BUCKET_BYTES, cap)
-        options = ReducerOptions(first_bytes=first, cap_bytes=cap, in_place_bytes=first)
-        self._exchange = GradientExchange(named, self.process_group, options)
-        self._arrivals = [self._exchange.arrival(number) for number in range(len(named))]
+        options = ReducerOptions(first_bytes=first, cap_bytes=cap, alone_bytes=first)
+        handed = [] if self._on_gpu else named  # a program for a GPU averages by itself
+        self._exchange = GradientExchange(handed, self.process_group, options)
+        self._arrivals = [self._exchange.arrival(number) for number in range(len(handed))]
         self._sync = True
         self._custom_hook = False
 
@@ -134,18 +137,21 @@ class DistributedDataParallel:
             with self._pass(synchronise and not self._on_gpu) as ticket:
 
                 def loss(trained: list[jax.Array]) -> Any:
-                    if ticket is not None:
-                        trained = [
-                            self._announce(number, leaf, ticket, given[number] if given else None)
-                            for number, leaf in enumerate(trained)
-                        ]
                     return fun(self._tree.join(trained, others), *args, **kwargs)
 
-                value, grads = jax.value_and_grad(loss, has_aux=has_aux)(trained)
+                def announced(ticket: jax.Array) -> Any:
+                    more = given or [None] * len(trained)
+                    return loss(
+                        [*map(self._announce, self._arrivals, trained, more, repeat(ticket))]
+                    )
+
                 if ticket is not None:
-                    grads = self._finish(grads, given or [])
-                elif given is not None:
-                    grads = [grad + more for grad, more in zip(grads, given, strict=True)]
+                    value, done = jax.value_and_grad(announced, has_aux=has_aux)(ticket)
+                    grads = self._averages(done, given or [])
+                else:
+                    value, grads = jax.value_and_grad(loss, has_aux=has_aux)(trained)
+                    if given is not None:
+                        grads = [grad + more for grad, more in zip(grads, given, strict=True)]
                 if synchronise and self._on_gpu:
                     grads = average_in_program(grads, self.process_group, self._cap)
                 return value, self._tree.join(grads)
@@ -165,7 +171,7 @@ class DistributedDataParallel:
                 if ticket is None:
                     leaves = average_in_program(leaves, self.process_group, self._cap)
                 else:
-                    leaves = self._finish(leaves, [])
+                    leaves = self._averages(ticket, leaves)
         return self._tree.join(leaves)
 
     @contextmanager
@@ -248,11 +254,6 @@ class DistributedDataParallel:
         """
         return self._exchange.statistics
 
-    @property
-    def share_in_place(self) -> float:
-        """The share of the gradients' bytes, 0 to 1, that the last pass reduced without a copy."""
-        return self._exchange.share_in_place
-
     # ------------------------------------------------------------------ calls into the host
 
     @contextmanager
@@ -264,10 +265,8 @@ class DistributedDataParallel:
         if not begin:
             yield None
             return
-        result = jax.ShapeDtypeStruct((), jnp.float32)
-        ticket = host_call(self._exchange.begin, [result], ordered=True, group=self.process_group)[
-            0
-        ]
+        begin_pass, group = self._exchange.begin, self.process_group
+        (ticket,) = host_call(begin_pass, [_TICKET], ordered=True, group=group)
         try:
             yield ticket
         except BaseException as error:
@@ -276,16 +275,12 @@ class DistributedDataParallel:
             raise
 
     def _announce(
-        self, number: int, leaf: jax.Array, ticket: jax.Array, extra: jax.Array | None
+        self, arrival: HostFunction, leaf: jax.Array, extra: jax.Array | None, ticket: jax.Array
     ) -> jax.Array:
-        """Return ``leaf``, whose gradient is handed to the host as soon as it is there."""
-        arrival = partial(
-            host_call,
-            self._arrivals[number],
-            [self._specs[number]],
-            ordered=False,
-            aliases=((0, 0),),
-        )
+        """Return ``leaf``, whose gradient is handed to the host as soon as it is there.
+
+        The derivative by ``ticket`` is a number that is there once the host has the gradient.
+        """
 
         @jax.custom_vjp
         def announced(leaf: jax.Array, ticket: jax.Array, extra: Any) -> jax.Array:
@@ -298,29 +293,26 @@ class DistributedDataParallel:
             ticket, extra = kept
             if extra is not None:
                 grad = grad + extra
-            (grad,) = arrival(grad, ticket)
-            return grad, None, None
+            (done,) = host_call(arrival, [_TICKET], grad, ticket, ordered=False)
+            return None, done, None
 
         announced.defvjp(forward, backward)
         return announced(leaf, ticket, extra)
 
-    def _finish(self, grads: list[jax.Array], extra: list[jax.Array]) -> list[jax.Array]:
-        aliases = tuple((number, number) for number in range(len(grads)))
-        grads = host_call(
-            self._exchange.seal, self._specs, *grads, *extra, ordered=True, aliases=aliases
-        )
+    def _averages(self, done: jax.Array, others: list[jax.Array]) -> list[jax.Array]:
+        """Return the averages, once there is ``done``, which depends on all arrivals.
+
+        ``others`` are the gradients for which no arrival has been called; without any they are
+        zero.
+        """
+        host_call(self._exchange.seal, [], done, *others, ordered=True)
+        averages: dict[int, jax.Array] = {}
         portions = self._exchange.portions()
         for numbers in portions:
-            averages = host_call(
-                self._exchange.collection(numbers, last=numbers is portions[-1]),
-                [self._specs[number] for number in numbers],
-                *(grads[number] for number in numbers),
-                ordered=True,
-                aliases=aliases[: len(numbers)],
-            )
-            for number, average in zip(numbers, averages, strict=True):
-                grads[number] = average
-        return grads
+            collection = self._exchange.collection(numbers, last=numbers is portions[-1])
+            specs = [self._specs[number] for number in numbers]
+            averages |= zip(numbers, host_call(collection, specs, ordered=True), strict=True)
+        return [averages[number] for number in sorted(averages)]
 
 
 def _own_group(group: ProcessGroup) -> ProcessGroup:

@@ -6,13 +6,8 @@ the other: what the program does with the averages of the first ones, such as up
 goes on while the last ones are under way. The reducer starts a bucket's all-reduce once the bucket
 is full, in the order of the buckets.
 
-A large gradient is a bucket of its own and is reduced where XLA has put it, with no copy, while
-XLA computes the next ones: to XLA the call's result, which is that memory, is not used by anybody
-before its collection. This rests on the results of ``arrival`` and ``seal`` and the operand of the
-collection being the same memory, which XLA decides once, when it compiles. So the first run of a
-program copies, and compares the addresses; later runs work in place if they were the same (and
-still compare). And it rests on nobody else ending the program in between, when XLA would free the
-memory: a program with callbacks of the user's, which may raise, is always run with copies.
+A gradient is copied into its bucket before its ``arrival`` returns: from then on its memory is
+XLA's, which may use it or free it.
 """
 
 from __future__ import annotations
@@ -20,24 +15,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
 
 from meshlib import ProcessGroup
 from meshlib.extend.jit import HostArray, HostFunction, Program
-from parallel._arrays import Array, address
+from parallel._arrays import Array
 from parallel._core.buckets import GradientSpec, ReducerOptions
 from parallel._core.passes import PassStatistics
 from parallel._core.reducer import Reducer
 
 
 class GradientExchange:
-    """The functions that XLA calls in one synchronised backward pass after the other.
-
-    Gradients are XLA's buffers. A reducer averages them, the large ones where they are.
-    """
+    """The functions that XLA calls in one synchronised backward pass after the other."""
 
     def __init__(
         self,
@@ -52,17 +43,10 @@ class GradientExchange:
         self._group, self._options = group, options
         self._numbers = range(len(named))
         self.reducer: Reducer = Reducer(self._specs, group, options, self, self._numbers)
-        self.share_in_place: float = 0.0
-        """The share of the gradients' bytes that the last pass reduced without a copy."""
         self.statistics: PassStatistics | None = None
-        self._borrowed = set(self.reducer.borrowed())
         self._outputs: Mapping[int, HostArray] = {}
         self._lock = threading.Lock()
-        self._same_memory: WeakKeyDictionary[Program, bool] = WeakKeyDictionary()
-        self._addresses: dict[int, int] = {}
         self._begun = 0.0
-        self._same = True
-        self._in_place = False
         self._running: Program | None = None
 
     def move_to(self, group: ProcessGroup) -> None:
@@ -78,8 +62,9 @@ class GradientExchange:
 
         Each large one is by itself, the small ones, whose buckets may change, are together.
         """
-        small = [number for number in self._numbers if number not in self._borrowed]
-        large = [[number] for number in self.reducer.borrowed()]
+        least = self._options.alone_bytes
+        small = [n for n in self._numbers if self._specs[n].nbytes < least]
+        large = [[n] for n in self._numbers[::-1] if self._specs[n].nbytes >= least]
         return [*large, small] if small else large
 
     def begin(self, outputs: Sequence[HostArray], _: Sequence[HostArray], program: Program) -> None:
@@ -89,9 +74,6 @@ class GradientExchange:
             # Its program was ended by something else, such as a callback of the user's.
             self._abandon(RuntimeError("the program ended before its gradients were reduced"))
         with self._lock:
-            self._in_place = program.is_ours and self._same_memory.get(program, False)
-            self._addresses.clear()
-            self.share_in_place = 0.0
             self.reducer.begin(self._numbers)
             self._running = program
             self._begun = time.perf_counter()
@@ -100,52 +82,37 @@ class GradientExchange:
     def arrival(self, number: int) -> HostFunction:
         """Return what takes the gradient ``number``."""
 
-        def arrive(outputs: Sequence[HostArray], _: Sequence[HostArray], program: Program) -> None:
-            gradient = outputs[0]
+        def arrive(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Program) -> None:
             with self._lock:
-                if program is not self._running:  # called outside of jit, operation by operation
-                    gradient = gradient.copy()
-                self._take(number, gradient)
+                self.reducer.ready(number, inputs[0])
+            outputs[0].fill(0)
 
         return arrive
 
-    def seal(
-        self, outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
-    ) -> None:
-        """Note that all gradients are there; returns at once.
+    def seal(self, _: Sequence[HostArray], inputs: Sequence[HostArray], __: Program) -> None:
+        """Note that no gradient arrives any more; returns at once.
 
-        ``inputs`` are the gradients and, if there are any, what was accumulated before: arrivals
-        have that in them already.
+        ``inputs`` are a number, which depends on all arrivals, and, if there are any, the values of
+        those that have not arrived, by number: the loss does not depend on their parameters.
         """
         with self._lock:
             self.reducer.stopwatch.add_backward(self._begun)
-            self._same = True
-            for number in self._addresses:
-                self._compare_memory(number, inputs[number], outputs[number])
-            accumulated = inputs[len(outputs) :]
-            for number, gradient in enumerate(outputs):
-                if self.reducer.arrived(number):
-                    continue
-                # The loss does not depend on this parameter.
-                if accumulated:
-                    np.add(gradient, accumulated[number], out=gradient)
-                self._take(number, gradient)
+            others = inputs[1:]
+            for number in self._numbers:
+                if not self.reducer.arrived(number):
+                    self.reducer.ready(number, others[number] if others else None)
             self.reducer.seal()
 
     def collection(self, numbers: Sequence[int], *, last: bool) -> HostFunction:
-        """Return what replaces the gradients ``numbers`` by the averages, once they are there."""
+        """Return what writes the averages of the gradients ``numbers``, once they are there."""
 
-        def collect(
-            outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
-        ) -> None:
+        def collect(outputs: Sequence[HostArray], _: Sequence[HostArray], __: Program) -> None:
             with self._lock:
-                for number, before, after in zip(numbers, inputs, outputs, strict=True):
-                    self._compare_memory(number, before, after)
                 self._outputs = dict(zip(numbers, outputs, strict=True))
                 self.reducer.settle(numbers)
                 self._outputs = {}
                 if last:
-                    self._end(program)
+                    self._end()
 
         return collect
 
@@ -162,20 +129,8 @@ class GradientExchange:
         if begun is not None:
             self._abandon(error)
 
-    def _take(self, number: int, gradient: HostArray) -> None:
-        """Tell the reducer that a gradient is complete: a copy of a large one, unless in place."""
-        self._addresses[number] = address(gradient)
-        if number in self._borrowed:
-            if self._in_place:
-                total = sum(spec.nbytes for spec in self._specs)
-                self.share_in_place += gradient.nbytes / total
-            else:
-                gradient = gradient.copy()
-        self.reducer.ready(number, gradient)
-
-    def _end(self, program: Program) -> None:
+    def _end(self) -> None:
         self.reducer.close()
-        self._same_memory[program] = self._same
         self.statistics = self.reducer.stopwatch.finish()
         self._stand_down()
 
@@ -184,22 +139,11 @@ class GradientExchange:
         if begun is not None:
             begun.unguard(self._abandon)
 
-    def _compare_memory(self, number: int, before: HostArray, after: HostArray) -> None:
-        if address(before) == address(after) == self._addresses[number]:
-            return
-        self._same = False
-        if self._in_place:
-            raise RuntimeError(
-                "XLA moved a gradient while it was being reduced, which it did not in this "
-                "program's first run; its values cannot be trusted"
-            )
-
     def _abandon(self, error: BaseException) -> None:
-        """Stop all work on XLA's memory: the program has failed, and XLA will free it."""
+        """End a pass whose program has failed, on all ranks."""
         self._group.abort(f"a backward pass was broken off by {type(error).__name__}: {error}")
         with self._lock:
             self.reducer.fail(error)
-            self.reducer.let_go()
             self._stand_down()
 
     # What the reducer asks of the owner of gradients
@@ -211,8 +155,6 @@ class GradientExchange:
         """Do nothing: XLA decides where gradients live."""
 
     def deliver(self, averages: Mapping[int, Array]) -> None:
-        """Write a bucket's averages into the outputs, unless they are there."""
+        """Write a bucket's averages into the outputs."""
         for number, average in averages.items():
-            output = self._outputs[number]
-            if address(output) != address(average):
-                output[...] = average
+            self._outputs[number][...] = average

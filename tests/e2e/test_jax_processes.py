@@ -61,7 +61,6 @@ def test_a_process_that_dies_in_a_jitted_step_is_named(meshrun):
         x = jnp.ones((4, 300))
         for _ in range(3):
             jax.block_until_ready(step(params, x))
-        assert ddp.share_in_place > 0.9
         dist.barrier()
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -20,8 +20,8 @@ class Compression:
     Args:
         format: ``"bf16"`` (half of float32's bytes), ``"fp8"`` or ``"int8"`` (a quarter, and a
             scale for each block of 256 numbers).
-        error_feedback: Whether ``DistributedDataParallel``, ``DiLoCo`` and ``LocalSGD`` keep what
-            was rounded away and add it the next time.
+        error_feedback: Whether ``DistributedDataParallel`` and ``DiLoCo`` keep what was rounded
+            away and add it the next time.
 
     Raises:
         ValueError: For another format.

@@ -8,7 +8,7 @@ import pytest
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn, optim
-from parallel.elastic import DiLoCo, LocalSGD
+from parallel.elastic import DiLoCo
 
 N, STEPS = 2, 4
 SHAPES = (160, 120), (120, 150)  # each more than what is sent as it is
@@ -174,14 +174,13 @@ class Step:
             function(*arguments)
 
 
-@pytest.mark.parametrize("kind", [LocalSGD, DiLoCo])
-def test_what_a_round_rounded_away_comes_with_the_next_that_counts(kind):
+def test_what_a_round_rounded_away_comes_with_the_next_that_counts():
     def job():
         model = make_model()
         inner = optim.SGD(model.parameters(), lr=0.1)
         # The outer step adds the average distance as it is.
-        options = {} if kind is LocalSGD else {"outer": optim.SGD(model.parameters(), lr=1.0)}
-        outer = kind(model, inner, mesh_of(True)["dp"], **options)
+        average = optim.SGD(model.parameters(), lr=1.0)
+        outer = DiLoCo(model, inner, mesh_of(True)["dp"], average)
         begun = [p.data.copy() for p in model.parameters()]
         wanted = [np.zeros_like(b) for b in begun]
         for number, counts in enumerate([True, False, True, True]):

@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo: rounds that all replicas commit, or do again from their beginning."""
+"""DiLoCo and local SGD: rounds that all replicas commit, or do again from their beginning."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from elastic_ranks import ThreadJob, backward, make_batches, make_model
 import meshlib as dist
 from meshlib._job.current import current_world
 from parallel import optim
-from parallel.elastic import DiLoCo, ElasticMesh, LocalSGD
+from parallel.elastic import DiLoCo, ElasticMesh
 
 ROUNDS, MICRO = 5, 3
 
 
 def make_outer(kind, model, optimizer, ranks):
-    return (LocalSGD if kind == "local" else DiLoCo)(model, optimizer, ranks)
+    average = optim.SGD(model.parameters(), lr=1.0)
+    return DiLoCo(model, optimizer, ranks, average if kind == "local" else None)
 
 
 def train(job, kind, victim, log):
@@ -84,7 +85,7 @@ def test_wrong_arguments():
         model = make_model()
         optimizer = optim.SGD(model.parameters(), lr=1.0)
         with pytest.raises(TypeError, match="model must be"):
-            LocalSGD(None, optimizer, dist.group.WORLD)
+            DiLoCo(None, optimizer, dist.group.WORLD)
         with pytest.raises(TypeError, match="optimizer must be"):
             DiLoCo(model, None, dist.group.WORLD)
         with pytest.raises(TypeError, match="ranks must be"):

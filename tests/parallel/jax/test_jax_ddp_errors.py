@@ -172,10 +172,8 @@ def test_a_hook_that_returns_another_shape_is_told_so():
     run_ranks(rank, 2)
 
 
-@pytest.mark.parametrize(("slow", "in_place"), [(slow_backward, 1), (user_callback_in_backward, 0)])
-def test_a_callback_that_fails_ends_the_pass_and_the_next_one_says_so(slow, in_place):
-    """Nothing may be left that writes into the memory of the program that has ended."""
-
+@pytest.mark.parametrize("slow", [slow_backward, user_callback_in_backward])
+def test_a_callback_that_fails_ends_the_pass_and_the_next_one_says_so(slow):
     def rank():
         ddp = DistributedDataParallel(LAYERS, bucket_cap_mb=KIB)
         trouble = []
@@ -187,7 +185,6 @@ def test_a_callback_that_fails_ends_the_pass_and_the_next_one_says_so(slow, in_p
         step = jax.jit(lambda p: ddp.value_and_grad(lambda p: layers(p, wait, slow))(p)[1])
         for _ in range(3):
             jax.block_until_ready(step(ddp.params))
-        share = ddp.share_in_place
         dist.barrier()
         trouble.append(True)
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"the user's own|broken off"):
@@ -195,10 +192,9 @@ def test_a_callback_that_fails_ends_the_pass_and_the_next_one_says_so(slow, in_p
         trouble.clear()
         with pytest.raises(jax.errors.JaxRuntimeError, match="backward pass"):
             jax.block_until_ready(step(ddp.params))
-        return share
 
     for _ in range(3):
-        assert run_ranks(rank, 2) == [in_place] * 2
+        run_ranks(rank, 2)
 
 
 def test_a_rank_that_leaves_is_named():
