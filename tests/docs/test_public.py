@@ -28,6 +28,7 @@ COLLECTIVES = {
     "broadcast",
     "broadcast_object_list",
     "empty",
+    "window",
     "gather",
     "gather_object",
     "irecv",

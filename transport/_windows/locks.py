@@ -1,8 +1,8 @@
 """The lock of a member's memory: a word there, which all members change by updates alone.
 
 The word is the number of ranks that share the lock, or ``_EXCLUSIVE`` with the place of the one
-that has it alone. Who waits for it learns of a change by the word where it maps the memory, and by
-asking again elsewhere. So no order of those who wait is kept.
+that has it alone. A waiting rank that maps the memory sees the word change; others ask again. So
+waiting ranks get the lock in no order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A member's part of a window as this process maps it: loads, stores and updates of whole elements.
 
-All updates of one member's memory are made by the same functions, whoever asks for them: a process
-that maps it, or the member itself on behalf of one that sent a message.
+The same functions make all updates of a member's memory. A process that maps it calls them, or the
+member itself for the sender of a message. So updates of both kinds are atomic to each other.
 """
 
 from __future__ import annotations

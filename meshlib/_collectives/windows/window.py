@@ -257,7 +257,7 @@ class Window:
         """Return a context in which this rank has the lock of ``dst``'s array.
 
         One rank has it at a time, or, ``shared``, any number of ranks that ask for it so. It keeps
-        off nobody who does not ask. What was done to that array inside is done when the block ends.
+        off nobody who does not ask. All that the block did to that array is done at its end.
         The lock is not re-entrant: a second one of the same thread waits for its deadline.
         """
         place = self._place(dst, group_dst)
