@@ -28,7 +28,6 @@ COLLECTIVES = {
     "broadcast",
     "broadcast_object_list",
     "empty",
-    "window",
     "gather",
     "gather_object",
     "irecv",
@@ -46,6 +45,7 @@ COLLECTIVES = {
     "scatter_object_list",
     "send",
     "send_object_list",
+    "window",
 }
 DOCUMENTED = {
     "mesh": COLLECTIVES

@@ -256,8 +256,8 @@ class Window:
     ) -> Generator[None]:
         """Return a context in which this rank has the lock of ``dst``'s array.
 
-        One rank has it at a time, or, ``shared``, any number of ranks that ask for it so. It keeps
-        off nobody who does not ask. All that the block did to that array is done at its end.
+        One rank has it at a time, or, ``shared``, any number of ranks that ask for it so. It stops
+        only ranks that ask for it. All that the block did to that array is done at its end.
         The lock is not re-entrant: a second one of the same thread waits for its deadline.
         """
         place = self._place(dst, group_dst)
