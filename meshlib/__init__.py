@@ -105,6 +105,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._calls.work import Work as Work
     from meshlib._calls.work import WorkResult as WorkResult
     from meshlib._calls.work import collect_all as collect_all
+    from meshlib._collectives.windows.window import Window as Window
     from meshlib._groups.backend import Backend as Backend
     from meshlib._groups.backend import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -193,6 +194,7 @@ _HOMES = {
     "meshlib._c10d.subgroups": "new_subgroups new_subgroups_by_enumeration split_group",
     "meshlib._calls.future": "Future WaitTimeoutError",
     "meshlib._calls.work": "Work WorkResult collect_all",
+    "meshlib._collectives.windows.window": "Window",
     "meshlib._groups.backend": "Backend get_default_backend_for_device is_backend_available",
     "meshlib._groups.process_group": "ProcessGroup",
     "meshlib._job.init": "destroy_process_group init_process_group is_initialized",

@@ -8,10 +8,12 @@ from meshlib._calls.spec import CallSpec
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
 from transport._deadline import Timeout
-from transport._header import Kind, history_after, pack_header
+from transport._header import ONE_SIDED, Kind, history_after, pack_header
 
 SHORT = frozenset(
-    () if native is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
+    ()
+    if native is None
+    else {*Kind} - ONE_SIDED - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT, Kind.WINDOW}
 )
 """Kinds of calls after which the members have met, and the fast path may make collectives."""
 

@@ -15,6 +15,7 @@ from meshlib._events.events import Departures, Refused
 from transport._communicators.base import Communicator
 from transport._errors import DistError
 from transport._interrupts import Condition, is_held
+from transport._net.fork import Closable
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 
@@ -69,6 +70,8 @@ class GroupState:
         """By the device whose arrays they carry."""
         self.in_jit: Any = None
         """What ``meshlib.jit`` keeps with the group; it is closed before the group."""
+        self.windows: Closable | None = None
+        """What carries windows by messages, closed with the communicators."""
         self._base = base
         self._users_store: Store | None = None
         self._changed = Condition(self.lock)
@@ -219,6 +222,7 @@ class GroupState:
         """Let go of the communicators; with none left, later ones are made anew."""
         with self.lock:
             communicators, self.communicators = self.communicators, {}
+        self._close_windows()
         for communicator in communicators.values():
             communicator.close()
 
@@ -226,9 +230,15 @@ class GroupState:
         """Let go of the communicators for good; unless ``idle``, a call is still under way."""
         if self._users_store is not None:
             self._users_store.close()
+        self._close_windows()
         for communicator in list(self.communicators.values()):
             for text in communicator.left_over() if self.error is None else ():
                 self.context.log.warning("%s ends with messages left: %s", self.members, text)
             if not idle:
                 communicator.abort("the group was destroyed")
             communicator.close()
+
+    def _close_windows(self) -> None:
+        windows, self.windows = self.windows, None
+        if windows is not None:
+            windows.close()

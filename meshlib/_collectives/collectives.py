@@ -25,6 +25,7 @@ from meshlib._collectives.coalesced import CoalescedCollectives
 from meshlib._collectives.group_of_ranks import ARRAYS
 from meshlib._collectives.on_objects import ObjectCollectives
 from meshlib._collectives.symmetric import SymmetricMemory
+from meshlib._collectives.windows.one_sided import OneSided
 from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._deadline import Timeout
@@ -45,7 +46,7 @@ def _barrier() -> CallSpec:
     return _BARRIER_SPEC
 
 
-class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
+class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneSided):
     """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
 
     Arguments that several methods have mean the same in each:

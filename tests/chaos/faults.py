@@ -102,6 +102,25 @@ def _recv_from_victim(victim: int) -> Program:
     return run
 
 
+def _with_window(victim: int, act: Program, wait: Program) -> tuple[Program, Program]:
+    """The victim does ``act(window)`` and is killed, others ``wait(window)`` afterwards."""
+
+    def kill(group: Any) -> None:
+        window = group.window(np.zeros(4, np.int64))
+        with window.lock(group_dst=0):
+            act(window)
+            group.barrier()
+            _kill(group)
+
+    def others(group: Any) -> None:
+        window = group.window(np.zeros(4, np.int64))
+        group.barrier()
+        while True:
+            wait(window)
+
+    return kill, others
+
+
 def faults(victim: int, size: int) -> list[Fault]:
     """Return the faults for a group of ``size`` ranks in which ``victim`` is to blame."""
     mismatch, lost, late = (
@@ -157,6 +176,22 @@ def faults(victim: int, size: int) -> list[Fault]:
         dies("killed in a large all_reduce", _kill_in_large, _large),
         dies("os._exit, others in all_reduce", _exit, _small),
         dies("exception, others in all_reduce", _raise, _small),
+        dies(
+            "killed with a window's lock, others wait for it",
+            *_with_window(
+                victim, lambda w: w.put([1], group_dst=0), lambda w: w.lock(group_dst=0).__enter__()
+            ),
+        ),
+        dies(
+            "killed, others wait for its signal",
+            *_with_window(victim, lambda w: None, lambda w: w.wait_signal(group_src=victim)),
+        ),
+        dies(
+            "killed, others put into its window",
+            *_with_window(
+                victim, lambda w: None, lambda w: (w.put([1], group_dst=victim), w.fence())
+            ),
+        ),
         Fault("stopped", _stop, _small, late, limit=DEADLINE + 1.0, deadline=DEADLINE),
         Fault("absent", _sleep, _small, late, limit=DEADLINE + 1.0, deadline=DEADLINE),
     ]

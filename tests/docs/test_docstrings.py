@@ -46,6 +46,7 @@ ALIASES = {path: value for path, value in NAMES.items() if not value.__doc__ or 
 NOT_MADE_BY_USERS = {
     "meshlib.DArray",
     "meshlib.ProcessGroup",
+    "meshlib.Window",
     "meshlib.Work",
     "meshlib.rpc.Request",
     "parallel.GradBucket",

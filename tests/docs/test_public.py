@@ -45,6 +45,7 @@ COLLECTIVES = {
     "scatter_object_list",
     "send",
     "send_object_list",
+    "window",
 }
 DOCUMENTED = {
     "mesh": COLLECTIVES

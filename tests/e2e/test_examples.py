@@ -163,6 +163,14 @@ def test_heat_2d(tmp_path):
     assert said == meshrun(tmp_path, "--mesh", "y=1,x=1", *args, 64)
 
 
+def test_work_stealing(tmp_path):
+    args = EXAMPLES / "work_stealing.py", "--numbers", 3000, "--batch", 50
+    said = meshrun(tmp_path, "-n3", *args)
+    assert "9000 numbers: 6171 takes the most steps, 261\n" in said
+    done = re.search(r"each rank did \[(.*?)\] of which stolen \[(.*?)\]", said)
+    assert sum(map(int, done[1].split(", "))) == 9000
+
+
 def test_uneven_inputs(tmp_path):
     out = meshrun(tmp_path, "--mesh", "dp=3", EXAMPLES / "uneven_inputs.py", "--epochs", 12)
     for rank, (images, steps) in enumerate([(239, 3), (479, 7), (719, 11)]):

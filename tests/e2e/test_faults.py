@@ -11,7 +11,9 @@ RUN = Path(__file__).parents[1] / "chaos" / "run.py"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", ["mismatch: group", "killed in a large", "stopped"])
+@pytest.mark.parametrize(
+    "fault", ["mismatch: group", "killed in a large", "killed with a window", "stopped"]
+)
 def test_every_rank_raises_in_time_and_nothing_is_left(fault, tmp_path):
     done = subprocess.run(
         [sys.executable, RUN, "--transports=tcp", "--ranks=3", "--faults", fault, "--slack=30"],

@@ -118,6 +118,23 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         self.barrier(call)
         return cast(Buffer, np.empty(count, dtype))
 
+    def share(self, call: Call, sizes: Sequence[int]) -> list[Flat | None]:
+        """Return the bytes, zeros at first, of each member that all members may load and store.
+
+        Member i has ``sizes[i]`` of them. Those of members that share no memory with this one are
+        None. Every member calls, with equal ``sizes``.
+        """
+        shared: list[Flat | None] = [None] * self.membership.size
+        rank = self.membership.rank
+        shared[rank] = np.zeros(sizes[rank], np.uint8)
+        return shared
+
+    def check_peer(self, peer: int) -> None:
+        """Raise ``PeerLostError`` if waiting for what ``peer`` writes to shared memory is in vain,
+        and as ``check_open`` does.
+        """
+        self.check_open()
+
     @abstractmethod
     def send(self, call: Call, buffer: Buffer, dst: int, tag: int) -> None:
         """Send ``buffer`` to ``dst`` (maybe this rank) under ``tag``; return when it may be

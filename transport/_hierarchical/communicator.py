@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -88,6 +89,14 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
         if self._near is None:
             return np.empty(count, dtype)
         return self._near.allocate(call, count, dtype)
+
+    def share(self, call: Call, sizes: Sequence[int]) -> list[Flat | None]:
+        """See ``Communicator.share``: the members on one host share it."""
+        return super().share(call, sizes) if self._near is None else self._near.share(call, sizes)
+
+    def check_peer(self, peer: int) -> None:
+        """See ``Communicator.check_peer``."""
+        self._towards(peer).check_peer(peer)
 
     # Point to point.
 

@@ -34,3 +34,9 @@ static inline int refused(int error) {
 
 void init_crc32c(void);
 PyObject *crc32c(PyObject *module, PyObject *args);
+
+/* ------------------------------------------------------------------ binding/window.c: one-sided windows */
+
+PyObject *update_window(PyObject *module, PyObject *args);
+PyObject *await_word(PyObject *module, PyObject *args);
+PyObject *fence(PyObject *module, PyObject *unused);

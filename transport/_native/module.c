@@ -52,6 +52,9 @@ static PyMethodDef functions[] = {{"crc32c", crc32c, METH_VARARGS, NULL},
                                   {"listen_to", listen_to, METH_VARARGS, NULL},
                                   {"ring_bell", ring_bell, METH_VARARGS, NULL},
                                   {"read_bell", read_bell, METH_O, NULL},
+                                  {"update_window", update_window, METH_VARARGS, NULL},
+                                  {"await_word", await_word, METH_VARARGS, NULL},
+                                  {"fence", fence, METH_NOARGS, NULL},
                                   {NULL}};
 
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {

@@ -168,6 +168,39 @@ class ShmCommunicator(MessagingCommunicator):
     def _no_memory(self, nbytes: int, error: OSError) -> DistBackendError:
         return no_memory(self.membership.describe(self.membership.rank), nbytes, error)
 
+    def share(self, call: Call, sizes: Sequence[int]) -> list[Flat | None]:
+        """See ``Communicator.share``: each member makes a segment, and fetches the others'."""
+        rank, name = self.membership.rank, f"window-{call.header.sequence}"
+        self._met(call)
+        mine = OwnedSegment(max(sizes[rank], 1), name)
+        with self._lock:
+            self._owned[name] = mine
+        try:
+            mine.allocate(0, mine.nbytes, self.size)
+        except OSError as error:
+            raise self._no_memory(sizes[rank], error) from error
+        self.barrier(call)
+        shared: list[Flat | None] = [None] * self.membership.size
+        for peer in self._members:
+            segment = mine if peer == rank else self._neighbourhood.fetch(peer, name, call)
+            if segment.nbytes < sizes[peer]:
+                who = self.membership.describe(peer)
+                text = f"{who} shares {segment.nbytes} bytes; expected {sizes[peer]} or more"
+                raise DistBackendError(text)
+            shared[peer] = np.frombuffer(segment.data, np.uint8, sizes[peer])
+        self.barrier(call)
+        # All have mapped it: the memory lives as long as the mappings.
+        with self._lock:
+            del self._owned[name]
+        mine.close()
+        return shared
+
+    def check_peer(self, peer: int) -> None:
+        """See ``Communicator.check_peer``."""
+        self._check_usable()
+        if peer in self._gone:
+            raise self._cause(peer)
+
     # Point to point.
 
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:

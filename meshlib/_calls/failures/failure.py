@@ -30,11 +30,13 @@ from transport._errors import (
     PeerLostError,
     RankFailedError,
 )
-from transport._header import CallHeader, Kind
+from transport._header import ONE_SIDED, CallHeader, Kind
 
 # What a call can see of other ranks, which does not tell why they have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
 _MESSAGES = (Kind.SEND, Kind.RECV)
+# Calls that can end at their deadline while the group stays usable.
+_ENDED_BY_TIME = {Kind.RECV, *ONE_SIDED}
 
 
 def _never_made(communicator: Communicator, call: Call) -> None:
@@ -199,12 +201,11 @@ class Failure:
             if known := state.await_failure(0):  # it was broken, and that is why
                 return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
-        if record.header.kind == Kind.RECV:
-            # Nothing half-done lies on the wire.
-            if isinstance(error, HeaderMismatchError):
-                return CollectiveMismatchError(f"{error} ({record.header} on {members})")
-            if isinstance(error, CommunicatorTimeoutError):
-                return CollectiveTimeoutError(f"{error} ({record.header} on {members})")
+        # Nothing half-done lies on the wire.
+        if record.header.kind == Kind.RECV and isinstance(error, HeaderMismatchError):
+            return CollectiveMismatchError(f"{error} ({record.header} on {members})")
+        if record.header.kind in _ENDED_BY_TIME and isinstance(error, CommunicatorTimeoutError):
+            return CollectiveTimeoutError(f"{error} ({record.header} on {members})")
         if isinstance(error, CommunicatorAbortedError) and (known := state.await_failure(1.0)):
             return self._own(error, known)
         reporter = Reporter(state, self._context.store)

@@ -1,0 +1,415 @@
+"""``Window``: what a member does to the arrays of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from meshlib._calls.spec import CallSpec
+from meshlib._collectives.group_of_ranks import GroupOfRanks, call_queue_of, resolve_rank
+from meshlib._collectives.windows.layout import WindowLayout, signals_of
+from transport._call import Call
+from transport._checks import to_whole_number
+from transport._communicators.base import Communicator
+from transport._deadline import Timeout
+from transport._errors import CommunicatorTimeoutError, PeerLostError
+from transport._header import Kind
+from transport._interrupts import look
+from transport._operands.reduce_op import Flat, ReduceOp
+from transport._windows.locks import SUM, WORD_CODE, acquire, release, word
+from transport._windows.memory import REPLACE, REPLACE_IF, Memory, Target
+from transport._windows.service import WindowService
+
+T = TypeVar("T")
+
+
+class Window:
+    """Arrays of a group's members, one each, that all of them can read and change by themselves.
+
+    Made by ``group.window(array)``. The member whose array it is takes no part in an operation:
+    nobody receives what another one puts. Arguments that several methods have:
+
+    - ``dst``, a global rank, or ``group_dst``, a rank in the group: whose array it is, maybe the
+      caller's own;
+    - ``offset``: where to begin, in elements of that array in C order;
+    - ``timeout``: the deadline of what waits; by default the group's.
+
+    ``put``, ``accumulate`` and ``signal`` return when the values may be changed; ``flush`` waits
+    for their effect. All other methods return when they are done. ``docs/windows.md`` has the order
+    in which others see them. Any thread may call them.
+
+    Raises TypeError for another dtype than the window's, ValueError for elements that the array
+    does not have, a stranger, or a closed window. ``CollectiveTimeoutError`` past the deadline
+    leaves the window usable. ``RankFailedError`` names a member that is gone.
+    """
+
+    def __init__(
+        self,
+        group: GroupOfRanks,
+        number: int,
+        array: npt.NDArray[Any],
+        layout: WindowLayout,
+        targets: list[Target],
+    ) -> None:
+        # Made by ``OneSided.window`` only.
+        queue = call_queue_of(group)
+        self.array: npt.NDArray[Any] = array
+        """This member's array, of the shape that was given. It lies in the window's memory."""
+        self._group = group
+        self._queue = queue
+        self._layout = layout
+        self._number = number
+        self._targets = targets
+        self._heard = [0] * len(queue.ranks)
+        self._unflushed: set[int] = set()
+        self._closed = False
+
+    # ------------------------------------------------------------------ data
+
+    def put(
+        self,
+        values: Any,
+        dst: int | None = None,
+        offset: int = 0,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Copy ``values``, an array or numbers, to ``dst``'s array."""
+        place = self._place(dst, group_dst)
+        flat = self._layout.flat(values, "values")
+        at = self._layout.at(offset, flat.size, place)
+        self._post(Kind.PUT, place, lambda to, call: to.put(call, at, _bytes(flat)), timeout)
+
+    def get(
+        self,
+        dst: int | None = None,
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> npt.NDArray[Any]:
+        """Return a copy of ``count`` elements of ``dst``'s array, by default all from ``offset``
+        on, with one dim.
+        """
+        place = self._place(dst, group_dst)
+        begin = to_whole_number(offset, "offset")
+        wanted = (
+            self._layout.counts[place] - begin if count is None else to_whole_number(count, "count")
+        )
+        at, nbytes = self._layout.at(begin, wanted, place), wanted * self.array.itemsize
+        raw = self._do(Kind.GET, place, lambda to, call: to.get(call, at, nbytes), timeout)
+        return np.frombuffer(raw, np.uint8).copy().view(self.array.dtype)
+
+    def accumulate(
+        self,
+        values: Any,
+        dst: int | None = None,
+        offset: int = 0,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Combine ``dst``'s array with ``values`` by ``op``, each element as a whole.
+
+        ``op`` is SUM, PRODUCT, MIN, MAX, for integers also BAND, BOR, BXOR. The dtype is an integer
+        of 1 to 8 bytes, float32 or float64; TypeError for another one.
+        """
+        place = self._place(dst, group_dst)
+        code, how = self._layout.code(), self._layout.op(op)
+        flat = self._layout.flat(values, "values")
+        at, data = self._layout.at(offset, flat.size, place), _bytes(flat).data
+        self._post(
+            Kind.UPDATE, place, lambda to, call: to.combine(call, at, code, how, data), timeout
+        )
+
+    def fetch_and_op(
+        self,
+        value: Any,
+        dst: int | None = None,
+        offset: int = 0,
+        op: ReduceOp | None = ReduceOp.SUM,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Combine an element of ``dst``'s array with ``value`` by ``op``, as one step.
+
+        Returns what was there before, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
+        those of ``accumulate``.
+        """
+        how = REPLACE if op is None else self._layout.op(op)
+        return self._fetch(value, None, dst, group_dst, offset, how, timeout)
+
+    def compare_and_swap(
+        self,
+        expected: Any,
+        value: Any,
+        dst: int | None = None,
+        offset: int = 0,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Replace an element of ``dst``'s array by ``value`` if it is ``expected``, as one step.
+
+        Returns what was there before, a NumPy scalar: it was replaced if that equals ``expected``.
+        Dtypes are those of ``accumulate``.
+        """
+        return self._fetch(value, expected, dst, group_dst, offset, REPLACE_IF, timeout)
+
+    # ------------------------------------------------------------------ order
+
+    def signal(
+        self,
+        dst: int | None = None,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Have one ``wait_signal`` of ``dst`` for this rank return.
+
+        It then sees all that this rank has put into ``dst``'s array before.
+        """
+        place = self._place(dst, group_dst)
+        at, one = signals_of(self._queue.rank), word(1)
+        self._post(
+            Kind.UPDATE,
+            place,
+            lambda to, call: to.combine(call, at, WORD_CODE, SUM, one, True),
+            timeout,
+        )
+
+    def wait_signal(
+        self,
+        src: int | None = None,
+        *,
+        group_src: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Return when ``src``, a global rank (``group_src``: in the group), has sent a signal.
+
+        Each signal ends one wait. Signals of several ranks are counted apart.
+        """
+        self._check_open()
+        place = resolve_rank(self._group, src, group_src, "src")
+        at, own = signals_of(place), self._own
+
+        def run(communicator: Communicator, call: Call) -> None:
+            heard = self._heard[place]
+            while own.await_word(at, heard) == heard:
+                try:
+                    self._check_wait(communicator, call, place, "has sent no signal")
+                except PeerLostError:  # what it sent before may still be on its way
+                    if own.await_word(at, heard) == heard:
+                        raise
+            self._heard[place] = heard + 1
+
+        self._wait(Kind.WAIT_SIGNAL, place, run, timeout)
+
+    def flush(
+        self,
+        dst: int | None = None,
+        *,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
+        """Return when all that this rank did to ``dst``'s array, by default to all, is done there.
+
+        All ranks see it then.
+        """
+        every = dst is None and group_dst is None
+        if every:
+            self._check_open()
+        places = range(len(self._targets)) if every else [self._place(dst, group_dst)]
+        for place in places:
+            target = self._targets[place]
+            if target.direct:
+                target.flush(None)
+            elif place in self._unflushed:
+                self._unflushed.discard(place)
+                self._do(Kind.FLUSH, place, lambda to, call: to.flush(call), timeout)
+
+    def fence(self, timeout: Timeout | None = None) -> None:
+        """Return when every member has called, and all that they did before is done.
+
+        Every member calls.
+        """
+        self.flush(timeout=timeout)
+        self._queue.issue(CallSpec(Kind.BARRIER, _meet), timeout=timeout)
+
+    @contextmanager
+    def lock(
+        self,
+        dst: int | None = None,
+        *,
+        shared: bool = False,
+        group_dst: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> Generator[None]:
+        """Return a context in which this rank has the lock of ``dst``'s array.
+
+        One rank has it at a time, or, ``shared``, any number of ranks that ask for it so. It stops
+        only ranks that ask for it. All that the block did to that array is done at its end.
+        The lock is not re-entrant: a second one of the same thread waits for its deadline.
+        """
+        place = self._place(dst, group_dst)
+        target, owner = self._targets[place], self._queue.ranks[place]
+
+        def run(communicator: Communicator, call: Call) -> int:
+            def check(holder: int | None, sharing: int) -> None:
+                if holder is None:
+                    what = f"has its lock held by {sharing} ranks that share it"
+                    self._check_wait(communicator, call, place, what)
+                else:
+                    what = f"has kept the lock of rank {owner}"
+                    self._check_wait(communicator, call, holder, what)
+
+            return acquire(target, self._queue.rank, shared, call, check)
+
+        back = self._wait(Kind.LOCK, place, run, timeout)
+        try:
+            yield
+            self.flush(group_dst=place, timeout=timeout)
+        finally:
+            if self._queue.state.usable and not self._closed:
+                self._post(Kind.LOCK, place, lambda to, call: release(to, call, back), timeout)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, timeout: Timeout | None = None) -> None:
+        """End the window when every member has called and all is done. Idempotent.
+
+        ``array`` stays as it is then. On a group that is broken, it ends at once.
+        """
+        if self._closed:
+            return
+        try:
+            if self._queue.state.usable:
+                self.fence(timeout)
+        finally:
+            self._end()
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the others may never come
+            self._end()
+
+    def __repr__(self) -> str:
+        what = f"{self.array.size} of {self._layout.counts} elements of {self.array.dtype.name}"
+        return f"<Window of {what} on {self._queue}{', closed' if self._closed else ''}>"
+
+    def _end(self) -> None:
+        self._closed = True
+        windows = self._queue.state.windows
+        if isinstance(windows, WindowService):
+            windows.withdraw(self._number)
+
+    # ------------------------------------------------------------------ how
+
+    @property
+    def _own(self) -> Memory:
+        own = self._targets[self._queue.rank]
+        assert isinstance(own, Memory)
+        return own
+
+    def _post(
+        self,
+        kind: Kind,
+        place: int,
+        act: Callable[[Target, Call | None], bool],
+        timeout: Timeout | None,
+    ) -> None:
+        """Do what needs no reply; as a call of the group where it has to wait to be sent."""
+        target = self._targets[place]
+        if not act(target, None):
+            self._wait(kind, place, lambda _, call: act(target, call), timeout)
+        if not target.direct:  # noted when it is sent: a flush of another thread may come between
+            self._unflushed.add(place)
+
+    def _do(
+        self,
+        kind: Kind,
+        place: int,
+        act: Callable[[Target, Call | None], T],
+        timeout: Timeout | None,
+    ) -> T:
+        """Return ``act(target, call)``: a call of the group unless the memory is mapped here."""
+        target = self._targets[place]
+        if target.direct:
+            return act(target, None)
+        return self._wait(kind, place, lambda _, call: act(target, call), timeout)
+
+    def _wait(
+        self,
+        kind: Kind,
+        place: int,
+        run: Callable[[Communicator, Call], T],
+        timeout: Timeout | None,
+    ) -> T:
+        return self._queue.issue(CallSpec(kind, run, peer=place), timeout=timeout)
+
+    def _check_wait(self, communicator: Communicator, call: Call, place: int, what: str) -> None:
+        """Raise if it is in vain to wait for ``place``, which ``what`` says something about."""
+        call.waiting_for = place
+        look()
+        if call.deadline.expired:
+            who, seconds = communicator.membership.describe(place), call.deadline.seconds
+            raise CommunicatorTimeoutError(f"{who} {what} within {seconds:g} s", place)
+        communicator.check_peer(place)
+        self._targets[place].check(call)
+
+    def _fetch(
+        self,
+        value: Any,
+        expected: Any,
+        dst: int | None,
+        group_dst: int | None,
+        offset: int,
+        how: int,
+        timeout: Timeout | None,
+    ) -> Any:
+        place = self._place(dst, group_dst)
+        code, new = self._layout.code(), self._layout.element(value, "value")
+        old = b"" if expected is None else self._layout.element(expected, "expected")
+        at = self._layout.at(offset, 1, place)
+        before = self._do(
+            Kind.UPDATE, place, lambda to, call: to.update(call, at, code, how, new, old), timeout
+        )
+        return np.frombuffer(before, self.array.dtype)[0]
+
+    def _check_open(self) -> None:
+        state = self._queue.state
+        if not state.usable:
+            self._queue.failure.note_told()
+            raise state.unusable()
+        if self._closed:
+            raise ValueError(f"{self!r} was closed; make another one with window()")
+
+    def _place(self, dst: int | None, group_dst: int | None) -> int:
+        self._check_open()
+        return resolve_rank(self._group, dst, group_dst, "dst")
+
+
+def _bytes(flat: Flat) -> Flat:
+    return flat.view(np.uint8)
+
+
+def _meet(communicator: Communicator, call: Call) -> None:
+    communicator.barrier(call)
