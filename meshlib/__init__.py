@@ -52,7 +52,9 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.deprecated import reduce_op as reduce_op
     from meshlib._c10d.functions.arrays import all_reduce as all_reduce
     from meshlib._c10d.functions.arrays import broadcast as broadcast
+    from meshlib._c10d.functions.arrays import exscan as exscan
     from meshlib._c10d.functions.arrays import reduce as reduce
+    from meshlib._c10d.functions.arrays import scan as scan
     from meshlib._c10d.functions.barriers import barrier as barrier
     from meshlib._c10d.functions.barriers import monitored_barrier as monitored_barrier
     from meshlib._c10d.functions.coalesced import all_gather_coalesced as all_gather_coalesced
@@ -167,7 +169,7 @@ _HOMES = {
     "meshlib._c10d.batch": "P2POp batch_isend_irecv",
     "meshlib._c10d.debugger": "breakpoint",
     "meshlib._c10d.deprecated": "reduce_op",
-    "meshlib._c10d.functions.arrays": "all_reduce broadcast reduce",
+    "meshlib._c10d.functions.arrays": "all_reduce broadcast exscan reduce scan",
     "meshlib._c10d.functions.barriers": "barrier monitored_barrier",
     "meshlib._c10d.functions.coalesced": (
         "all_gather_coalesced all_gather_into_tensor_coalesced all_reduce_coalesced "

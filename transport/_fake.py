@@ -37,6 +37,9 @@ class FakeCommunicator(MessagingCommunicator):
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.check_open()
 
+    def scan(self, call: Call, buffer: Flat, op: ReduceOp, exclusive: bool) -> None:
+        self.check_open()
+
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
         for output in outputs:

@@ -51,6 +51,9 @@ class Kind(enum.IntEnum):
     """A remote call, by its callee."""
     REFUSED = 17
     """A collective of kind ``extra`` that its caller refused: recorded and numbered, never sent."""
+    SCAN = 18
+    EXSCAN = 19
+    """A scan without the member's own contribution."""
 
 
 def kind_name(code: int) -> str:
