@@ -68,6 +68,8 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.functions.gathered import all_gather as all_gather
     from meshlib._c10d.functions.gathered import all_gather_into_tensor as all_gather_into_tensor
     from meshlib._c10d.functions.gathered import all_gather_single as all_gather_single
+    from meshlib._c10d.functions.gathered import gather_into_tensor as gather_into_tensor
+    from meshlib._c10d.functions.gathered import gather_single as gather_single
     from meshlib._c10d.functions.gathered import reduce_scatter as reduce_scatter
     from meshlib._c10d.functions.gathered import reduce_scatter_single as reduce_scatter_single
     from meshlib._c10d.functions.gathered import reduce_scatter_tensor as reduce_scatter_tensor
@@ -96,6 +98,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.groups import get_world_size as get_world_size
     from meshlib._c10d.groups import group as group
     from meshlib._c10d.groups import new_group as new_group
+    from meshlib._c10d.groups import set_timeout as set_timeout
     from meshlib._c10d.profiler import profile as profile
     from meshlib._c10d.profiler import record_comm as record_comm
     from meshlib._c10d.shrink import shrink_group as shrink_group
@@ -176,7 +179,8 @@ _HOMES = {
         "reduce_scatter_tensor_coalesced"
     ),
     "meshlib._c10d.functions.gathered": (
-        "all_gather all_gather_into_tensor all_gather_single reduce_scatter reduce_scatter_single "
+        "all_gather all_gather_into_tensor all_gather_single gather_into_tensor gather_single "
+        "reduce_scatter reduce_scatter_single "
         "reduce_scatter_tensor"
     ),
     "meshlib._c10d.functions.messages": "irecv isend recv send",
@@ -188,7 +192,7 @@ _HOMES = {
     "meshlib._c10d.grad_bucket": "GradBucket",
     "meshlib._c10d.groups": (
         "GroupMember get_backend get_backend_config get_global_rank get_group_rank "
-        "get_process_group_ranks get_rank get_world_size group new_group"
+        "get_process_group_ranks get_rank get_world_size group new_group set_timeout"
     ),
     "meshlib._c10d.profiler": "profile record_comm",
     "meshlib._c10d.shrink": "shrink_group",
