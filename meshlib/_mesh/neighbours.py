@@ -110,9 +110,9 @@ class MeshOfNeighbours(MeshValue, Collectives):
         """Send each neighbour its entry of ``inputs``, and fill ``outputs`` with theirs.
 
         As ``MPI_Neighbor_alltoall`` on a grid. Both lists have two arrays for each dim of the mesh,
-        in the order of the dims: for the neighbour one place before, then the one behind. What is
-        sent to the neighbour behind has the size and dtype of its output for the one before, and
-        the other way round. Beyond an edge the input is not sent and the output stays as it is,
+        in the order of the dims: for the neighbour one place before, then the one behind. The input
+        for the neighbour behind has the size and dtype of its output for the one before, and the
+        other way round. Beyond an edge the input is not sent and the output stays as it is,
         unless the dim is ``periodic`` (one bool, or one for each dim).
 
         All ranks of the mesh call it. Returns ``outputs``, with new arrays in place of those that
