@@ -52,7 +52,9 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.deprecated import reduce_op as reduce_op
     from meshlib._c10d.functions.arrays import all_reduce as all_reduce
     from meshlib._c10d.functions.arrays import broadcast as broadcast
+    from meshlib._c10d.functions.arrays import exscan as exscan
     from meshlib._c10d.functions.arrays import reduce as reduce
+    from meshlib._c10d.functions.arrays import scan as scan
     from meshlib._c10d.functions.barriers import barrier as barrier
     from meshlib._c10d.functions.barriers import monitored_barrier as monitored_barrier
     from meshlib._c10d.functions.coalesced import all_gather_coalesced as all_gather_coalesced
@@ -66,6 +68,8 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.functions.gathered import all_gather as all_gather
     from meshlib._c10d.functions.gathered import all_gather_into_tensor as all_gather_into_tensor
     from meshlib._c10d.functions.gathered import all_gather_single as all_gather_single
+    from meshlib._c10d.functions.gathered import gather_into_tensor as gather_into_tensor
+    from meshlib._c10d.functions.gathered import gather_single as gather_single
     from meshlib._c10d.functions.gathered import reduce_scatter as reduce_scatter
     from meshlib._c10d.functions.gathered import reduce_scatter_single as reduce_scatter_single
     from meshlib._c10d.functions.gathered import reduce_scatter_tensor as reduce_scatter_tensor
@@ -94,6 +98,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.groups import get_world_size as get_world_size
     from meshlib._c10d.groups import group as group
     from meshlib._c10d.groups import new_group as new_group
+    from meshlib._c10d.groups import set_timeout as set_timeout
     from meshlib._c10d.profiler import profile as profile
     from meshlib._c10d.profiler import record_comm as record_comm
     from meshlib._c10d.shrink import shrink_group as shrink_group
@@ -168,14 +173,15 @@ _HOMES = {
     "meshlib._c10d.batch": "P2POp batch_isend_irecv",
     "meshlib._c10d.debugger": "breakpoint",
     "meshlib._c10d.deprecated": "reduce_op",
-    "meshlib._c10d.functions.arrays": "all_reduce broadcast reduce",
+    "meshlib._c10d.functions.arrays": "all_reduce broadcast exscan reduce scan",
     "meshlib._c10d.functions.barriers": "barrier monitored_barrier",
     "meshlib._c10d.functions.coalesced": (
         "all_gather_coalesced all_gather_into_tensor_coalesced all_reduce_coalesced "
         "reduce_scatter_tensor_coalesced"
     ),
     "meshlib._c10d.functions.gathered": (
-        "all_gather all_gather_into_tensor all_gather_single reduce_scatter reduce_scatter_single "
+        "all_gather all_gather_into_tensor all_gather_single gather_into_tensor gather_single "
+        "reduce_scatter reduce_scatter_single "
         "reduce_scatter_tensor"
     ),
     "meshlib._c10d.functions.messages": "irecv isend recv send",
@@ -187,7 +193,7 @@ _HOMES = {
     "meshlib._c10d.grad_bucket": "GradBucket",
     "meshlib._c10d.groups": (
         "GroupMember get_backend get_backend_config get_global_rank get_group_rank "
-        "get_process_group_ranks get_rank get_world_size group new_group"
+        "get_process_group_ranks get_rank get_world_size group new_group set_timeout"
     ),
     "meshlib._c10d.profiler": "profile record_comm",
     "meshlib._c10d.shrink": "shrink_group",

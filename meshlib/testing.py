@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
-from meshlib._groups.backend import parse_backend
+from meshlib._groups.backend import FAKE, is_fake, parse_backend
 from meshlib._job.current import install
 from meshlib._job.thread_rank import ThreadRank, set_thread_rank
 from meshlib._job.world import World
@@ -188,6 +188,11 @@ class _Run:
         self._args = args
         self._size = size
         self._backends = parse_backend(backend)
+        if is_fake(self._backends):
+            raise ValueError(
+                f"backend is {backend!r}, whose ranks are alone; expected one over which ranks"
+                f" talk, or init_process_group(backend={FAKE!r}) in place of run_ranks"
+            )
         for name in set(self._backends.values()):
             # Imported here, not by all ranks at once.
             backends.lookup(name).load()

@@ -51,15 +51,18 @@ class Kind(enum.IntEnum):
     """A remote call, by its callee."""
     REFUSED = 17
     """A collective of kind ``extra`` that its caller refused: recorded and numbered, never sent."""
-    WINDOW = 18
+    SCAN = 18
+    EXSCAN = 19
+    """A scan without the member's own contribution."""
+    WINDOW = 20
     """The making of a one-sided window, a collective."""
-    PUT = 19
+    PUT = 21
     """From here on: operations of one member on another's window; only those that wait."""
-    GET = 20
-    UPDATE = 21
-    FLUSH = 22
-    LOCK = 23
-    WAIT_SIGNAL = 24
+    GET = 22
+    UPDATE = 23
+    FLUSH = 24
+    LOCK = 25
+    WAIT_SIGNAL = 26
 
 
 ONE_SIDED = frozenset(kind for kind in Kind if kind >= Kind.PUT)

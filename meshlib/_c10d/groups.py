@@ -89,6 +89,15 @@ def get_backend_config(group: Group = None) -> str:
     return resolve_process_group(group).backend
 
 
+def set_timeout(timeout: Timeout, group: Group = None) -> None:
+    """Set the deadline of the group's calls that bring none of their own.
+
+    ``timeout`` is in seconds, or a timedelta or "30s". Raises ValueError for a negative one,
+    TypeError for what is no number.
+    """
+    resolve_process_group(group).set_timeout(timeout)
+
+
 def get_group_rank(group: Group, global_rank: int) -> int:
     """Return the place of ``global_rank`` in ``group``.
 

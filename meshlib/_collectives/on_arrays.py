@@ -22,7 +22,7 @@ from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._deadline import Timeout
 from transport._header import Kind
-from transport._operands.reduce_op import ReduceOp
+from transport._operands.reduce_op import RedOpType, ReduceOp
 
 A = TypeVar("A")
 
@@ -86,6 +86,127 @@ class ArrayCollectives(GroupOfRanks):
         """
         prepare = _asynchronous_reduction if async_op else _all_reduction
         return self._issue(_ALL_REDUCE, prepare, (tensor, op), async_op, timeout, ARRAYS)
+
+    @overload
+    def scan(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def scan(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def scan(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def scan(
+        self,
+        tensor: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce ``tensor`` over the members 0 to this one with ``op``: a prefix, as ``MPI_Scan``.
+
+        Member i gets the bits that ``all_reduce`` gives among the members 0 to i. A member sends
+        twice the bytes of ``tensor`` at most.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                with the result where it can be written to.
+            op: A ``ReduceOp`` that means something for the dtype, but AVG.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(Kind.SCAN, _scan, (tensor, op), async_op, timeout)
+
+    @overload
+    def exscan(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def exscan(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: Literal[True] = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    @overload
+    def exscan(
+        self,
+        tensor: A,
+        op: ReduceOp = ...,
+        async_op: bool = ...,
+        timeout: Timeout | None = ...,
+    ) -> A | Work[A]: ...
+
+    def exscan(
+        self,
+        tensor: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan``.
+
+        Member i gets the bits that ``all_reduce`` gives among the members 0 to i - 1. Member 0 gets
+        the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. So
+        ``exscan`` of each member's count is where its part of a whole begins.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                with the result where it can be written to.
+            op: A ``ReduceOp`` that means something for the dtype, but AVG.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+                no member can make the call; else the others raise CollectiveMismatchError.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        return self._issue(Kind.EXSCAN, _exscan, (tensor, op), async_op, timeout)
 
     @overload
     def broadcast(
@@ -267,6 +388,22 @@ class ArrayCollectives(GroupOfRanks):
             op=op.code,
             root=root,
         )
+
+
+def _prefix(kind: Kind, tensor: Any, op: ReduceOp) -> CallSpec:
+    x = arrays.in_out(tensor, "tensor")
+    op, code = check_reduction(op, x, "tensor")
+    if op.kind is RedOpType.AVG:
+        raise ValueError(f"op is {op}; expected one that a prefix has, such as ReduceOp.SUM")
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.scan(call, x.flat, op, kind is Kind.EXSCAN)
+        return x.finish()
+
+    return spec_of(kind, run, x, code, elements=x.flat.size, op=op.code)
+
+
+_scan, _exscan = partial(_prefix, Kind.SCAN), partial(_prefix, Kind.EXSCAN)
 
 
 def _all_reduction(tensor: Any, op: Any, async_op: bool = False) -> CallSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transport._communicators import backends
@@ -16,6 +16,7 @@ _ALIASES = {"gloo": "auto"}
 _DEFAULT_BY_DEVICE = {"cpu": "auto", "cuda": "nccl"}
 DEVICES = ("cpu", "cuda")
 
+FAKE = backends.FAKE
 STAGED = "staged"
 """What carries arrays on a GPU where a group has no backend for them: always correct."""
 # These take the CPU's transport along, for what they do by way of the host.
@@ -37,6 +38,7 @@ class Backend(str):
     MPI: ClassVar[str] = "mpi"
     NCCL: ClassVar[str] = "nccl"
     STAGED: ClassVar[str] = STAGED
+    FAKE: ClassVar[str] = FAKE
     GLOO: ClassVar[str] = "gloo"
     UNDEFINED: ClassVar[str] = "undefined"
 
@@ -85,8 +87,9 @@ def parse_backend(backend: str | None) -> dict[str, str]:
 
     ``None``, ``"auto"`` and ``"gloo"`` mean the default of each device; ``"tcp"`` is used for the
     devices that it supports; ``"cpu:tcp,cuda:nccl"`` says it by device. Every group has one for
-    the CPU; arrays on a GPU travel by way of the host and that one unless there is one for
-    ``cuda``. Raises ValueError for an unknown name or device, or one named twice.
+    the CPU. Without one for ``cuda``, arrays on a GPU travel by way of the host and that one. The
+    backend ``"fake"`` is for all devices. Raises ValueError for an unknown name or device, one
+    named twice, and another backend beside ``"fake"``.
     """
     text = "auto" if backend is None else _check_string(backend).lower()
     if text in ("auto", "undefined", "gloo", "cpu:gloo"):
@@ -108,7 +111,16 @@ def parse_backend(backend: str | None) -> dict[str, str]:
             found[covered] = name
     # Objects and barriers are the CPU's, whatever else a group is for.
     found.setdefault("cpu", _DEFAULT_BY_DEVICE["cpu"])
+    if FAKE in found.values() and found != {"cpu": FAKE}:
+        raise ValueError(
+            f"backend {backend!r} has {FAKE!r} for one device; expected {FAKE!r} alone, for all"
+        )
     return found
+
+
+def is_fake(chosen: Mapping[str, str]) -> bool:
+    """Return whether the backends ``chosen`` are those of a rank alone."""
+    return FAKE in chosen.values()
 
 
 def get_default_backend_for_device(device: str) -> str:

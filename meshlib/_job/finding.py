@@ -16,6 +16,7 @@ from transport._net.tls_choice import tls_from_environment
 from transport._rendezvous import ForeignStore, foreign_rendezvous, rendezvous
 from transport._rendezvous.rank_claims import in_group, next_job_part
 from transport._store.base import Store
+from transport._store.hash_store import HashStore
 
 DEFAULT_INIT_METHOD = "env://"
 
@@ -45,8 +46,7 @@ def find_others(
     ``default`` is the URL without ``init_method`` and ``store``; ``networked``: ranks are
     processes. Waits up to ``timeout`` seconds. Raises as ``init_process_group`` does.
     """
-    if not isinstance(group_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"group_name must be a str, got {group_name!r}")
+    check_group_name(group_name)
     if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"init_method must be a URL such as 'env://', got {init_method!r}")
     rank = to_whole_number(rank, "rank")
@@ -72,6 +72,48 @@ def find_others(
         undo.pop_all()
     runtime = Runtime(secret, os.environ.get(environment.HOST), tls, tuning=tuning)
     return Found(shared, rank, world_size, runtime)
+
+
+def find_alone(
+    init_method: str | None, store: object, rank: int, world_size: int, group_name: object
+) -> Found:
+    """Return the place of a rank in a job that has no other process, and a store of its own.
+
+    Without ``rank`` or ``world_size`` they are the environment's. Raises as ``init_process_group``.
+    """
+    check_group_name(group_name)
+    for name, value in (("init_method", init_method), ("store", store)):
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r} was given with backend='fake'; expected neither an init_method"
+                " nor a store, because no other process takes part"
+            )
+    world_size = _number("world_size", world_size, environment.WORLD_SIZE)
+    rank = _number("rank", rank, environment.RANK)
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"backend='fake' needs 0 <= rank < world_size, got rank={rank}, world_size={world_size}"
+        )
+    return Found(HashStore(), rank, world_size, Runtime(tuning=from_environment()))
+
+
+def check_group_name(group_name: object) -> None:
+    """Raise TypeError unless ``group_name`` is a str."""
+    if not isinstance(group_name, str):
+        raise TypeError(f"group_name must be a str, got {group_name!r}")
+
+
+def _number(name: str, given: int, variable: str) -> int:
+    """Return the argument ``name``, in its absence (-1) what the environment's ``variable`` has."""
+    number = to_whole_number(given, name)
+    if number != -1:
+        return number
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(f"backend='fake' needs {name}, as an argument or in {variable}")
+    if not text.isdecimal():
+        raise ValueError(f"environment variable {variable} is {text!r}; expected a whole number")
+    return int(text)
 
 
 def _check_given(store: Any, init_method: str | None, rank: int, world_size: int) -> None:

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from meshlib._groups.backend import parse_backend
+from meshlib._groups.backend import is_fake, parse_backend
 from meshlib._job.current import (
     current_world,
     find_world,
@@ -16,7 +16,7 @@ from meshlib._job.current import (
     is_thread_world,
     resolve_process_group,
 )
-from meshlib._job.finding import DEFAULT_INIT_METHOD, find_others
+from meshlib._job.finding import DEFAULT_INIT_METHOD, find_alone, find_others
 from meshlib._job.interrupts import defer_interrupts
 from meshlib._job.thread_rank import thread_rank
 from meshlib._job.world import DEFAULT_TIMEOUT, World
@@ -54,6 +54,10 @@ def init_process_group(
     ``timeout`` (seconds, timedelta, "30s"; by default 30 minutes) bounds this call and is the
     default deadline of all others. ``group_name`` keeps jobs apart that share a store.
 
+    With ``backend="fake"`` this process is ``rank`` of ``world_size`` ranks, the others do not
+    exist, and calls return at once (docs/fake.md). It takes neither ``init_method`` nor ``store``;
+    in place of an argument, the environment's RANK or WORLD_SIZE counts.
+
     With ``backend="inproc"`` the calling thread alone becomes the rank. In
     ``meshlib.testing.run_ranks`` a thread has its rank from the run, as a process has it from a
     launcher, and the run's ``backend`` and ``timeout`` are the defaults.
@@ -79,20 +83,23 @@ def init_process_group(
     default = DEFAULT_TIMEOUT if mine is None else mine.timeout
     seconds = default if timeout is None else to_seconds(timeout)
     names = set(chosen.values())
-    thread_only = names == {"inproc"}
+    thread_only, alone = names == {"inproc"}, is_fake(chosen)
     with ExitStack() as undo:
         interrupts = defer_interrupts()
         undo.callback(interrupts)
-        found = find_others(
-            init_method,
-            store,
-            rank,
-            world_size,
-            group_name,
-            default="mpi://" if "mpi" in names else DEFAULT_INIT_METHOD,
-            timeout=seconds,
-            networked=not thread_only,
-        )
+        if alone:
+            found = find_alone(init_method, store, rank, world_size, group_name)
+        else:
+            found = find_others(
+                init_method,
+                store,
+                rank,
+                world_size,
+                group_name,
+                default="mpi://" if "mpi" in names else DEFAULT_INIT_METHOD,
+                timeout=seconds,
+                networked=not thread_only,
+            )
         if (
             mine is not None and mine.world is not None
         ):  # the program makes its own, as in a process
@@ -107,6 +114,7 @@ def init_process_group(
             backends=chosen,
             timeout=seconds,
             joining=found.rank >= found.size,
+            alone=alone,
         ).join()
         if isinstance(store, Store):
             world.listener.add_store(store)

@@ -36,9 +36,10 @@ class JobMembership:
 
     ``size`` ranks, with the identities 0 to ``size`` - 1, begin the job together. ``joining``:
     ``rank`` comes later. Until it gets a place it is the only member of an epoch of its own.
+    ``alone``: the others have a place, and are gone from the start.
     """
 
-    def __init__(self, rank: int, size: int, *, joining: bool = False) -> None:
+    def __init__(self, rank: int, size: int, *, joining: bool = False, alone: bool = False) -> None:
         self.rank = rank
         self.joining: bool = joining
         self.launched = size
@@ -48,7 +49,7 @@ class JobMembership:
         """All known identities are below this number."""
         self._news = Condition()
         self._lost: dict[int, DistError] = {}
-        self.left: frozenset[int] = frozenset()
+        self.left: frozenset[int] = frozenset(set(range(size)) - {rank} if alone else ())
         """The ranks that have left in good order."""
         self.departures: tuple[Departures, ...] = ()
         """The events of their leaving, with the ends of their chains of calls."""

@@ -12,7 +12,7 @@ from meshlib._calls.context import RankContext
 from meshlib._calls.members import Members
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._events.events import Departures, Refused
-from meshlib._groups.backend import parse_backend
+from meshlib._groups.backend import FAKE, is_fake, parse_backend
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.membership import JobMembership
 from meshlib._plain_text import first_of
@@ -74,7 +74,7 @@ class GroupRegistry:
             raise ValueError(
                 f"rank {self._context.rank} is not among the ranks [{first_of(members)}]"
             )
-        chosen = self._backends if backend is None else parse_backend(backend)
+        chosen = self._backends_for(backend)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         options = f"{sorted(chosen.items())} {seconds}" + (f" {compression}" if compression else "")
         key = _group_id("mesh", members, options)
@@ -128,7 +128,7 @@ class GroupRegistry:
         members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
         if sort:
             members = tuple(sorted(members))
-        chosen = self._backends if backend is None else parse_backend(backend)
+        chosen = self._backends_for(backend)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
             count = self._made[members] = self._made.get(members, 0) + 1
@@ -282,6 +282,18 @@ class GroupRegistry:
         self._left_behind = error
         for queue in self.queues():
             queue.state.end_in_a_fork(error)
+
+    def _backends_for(self, backend: str | None) -> Mapping[str, str]:
+        """Return the backends of a group: in the job of a rank alone, always the fake one."""
+        chosen = self._backends if backend is None else parse_backend(backend)
+        if is_fake(self._backends):
+            return self._backends
+        if is_fake(chosen):
+            raise ValueError(
+                f"backend {backend!r} is for a rank whose job has no other process; expected"
+                f" init_process_group(backend={FAKE!r}), and then all groups have it"
+            )
+        return chosen
 
     def _group(
         self,

@@ -84,7 +84,8 @@ class World:
     """One rank's view of the job. ``init_process_group`` joins it, its counterpart closes it.
 
     Takes ``store`` over, which the ``size`` ranks share. ``backends`` and ``timeout`` (seconds) are
-    the defaults of groups. ``joining``: the job has begun without this rank.
+    the defaults of groups. With ``joining``, the job has begun without this rank. With ``alone``,
+    the other ranks do not exist, and nothing waits for them.
     """
 
     default_group: ProcessGroup
@@ -100,8 +101,10 @@ class World:
         backends: Mapping[str, str],
         timeout: float = DEFAULT_TIMEOUT,
         joining: bool = False,
+        alone: bool = False,
     ) -> None:
         self.store = store
+        self.alone: bool = alone
         self.rank = rank
         self.runtime = runtime
         self.backends: dict[str, str] = dict(backends)
@@ -128,7 +131,7 @@ class World:
         self._joined: set[str] = set()
         self._places: dict[int, Place] = {}
         self._closers: list[Callable[[], None]] = []
-        self.membership: JobMembership = JobMembership(rank, size, joining=joining)
+        self.membership: JobMembership = JobMembership(rank, size, joining=joining, alone=alone)
         self.registry: GroupRegistry = GroupRegistry(self, self.membership, self.backends, timeout)
         self.flight_record: FlightRecord = FlightRecord(
             self.recorder, self.membership, self.registry, self.log
@@ -174,7 +177,7 @@ class World:
 
     def _meet(self, deadline: Deadline) -> None:
         """Return when all ranks are here; else raise an error that names the missing ranks."""
-        if self.membership.joining:
+        if self.membership.joining or self.alone:
             join(self.store, self.rank)
             return
         if meet(self.store, self.rank, self.size, deadline, self._as_launched):
@@ -223,8 +226,7 @@ class World:
         """
         self._joined.add(group.id)
         name = group.backends.get(device, STAGED)
-        if unknown := [rank for rank in group.ranks if rank not in self._places]:
-            self._places |= zip(unknown, places_of(self.store, unknown), strict=True)
+        places: tuple[Place, ...] = () if self.alone else self._find_places(group.ranks)
         membership = Membership(
             group=f"{group.id}/{device}",
             rank=group.rank(),
@@ -232,11 +234,17 @@ class World:
             store=PrefixStore(f"group/{group.id}/{device}", self.store),
             runtime=self.runtime,
             compression=group.compression if device == "cpu" else None,
-            places=tuple(self._places[rank] for rank in group.ranks),
+            places=places,
         )
         if device == "cpu":
             return backends.lookup(name).make(membership)
         return make_device_communicator(membership, name, group.backends.get("cpu"))
+
+    def _find_places(self, ranks: Sequence[int]) -> tuple[Place, ...]:
+        """Return where ``ranks`` run."""
+        if unknown := [rank for rank in ranks if rank not in self._places]:
+            self._places |= zip(unknown, places_of(self.store, unknown), strict=True)
+        return tuple(self._places[rank] for rank in ranks)
 
     def adopt_thread(self) -> None:
         """Have the calling thread find this World, where ranks are threads."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from meshlib._arrays.checks import check_fillable, check_list
 from meshlib._calls.work import Work
 from meshlib._collectives.collectives import Collectives
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._mesh.names import DimKey
 from meshlib._mesh.value import MeshValue
 from transport._checks import to_whole_number
+from transport._deadline import Timeout
 
 
 class MeshOfNeighbours(MeshValue, Collectives):
@@ -82,6 +84,66 @@ class MeshOfNeighbours(MeshValue, Collectives):
                 work.wait()
         return array
 
+    def neighbor_all_gather(
+        self,
+        outputs: MutableSequence[Any],
+        tensor: Any,
+        *,
+        periodic: bool | Mapping[DimKey, bool] = False,
+        timeout: Timeout | None = None,
+    ) -> MutableSequence[Any]:
+        """Send ``tensor`` to all neighbours, and fill ``outputs`` with theirs; return ``outputs``.
+
+        As ``MPI_Neighbor_allgather`` on a grid: ``neighbor_all_to_all`` of equal inputs.
+        """
+        inputs = [tensor] * (2 * self.ndim)
+        return self.neighbor_all_to_all(outputs, inputs, periodic=periodic, timeout=timeout)
+
+    def neighbor_all_to_all(
+        self,
+        outputs: MutableSequence[Any],
+        inputs: Sequence[Any],
+        *,
+        periodic: bool | Mapping[DimKey, bool] = False,
+        timeout: Timeout | None = None,
+    ) -> MutableSequence[Any]:
+        """Send each neighbour its entry of ``inputs``, and fill ``outputs`` with theirs.
+
+        As ``MPI_Neighbor_alltoall`` on a grid. Both lists have two arrays for each dim of the mesh,
+        in the order of the dims: for the neighbour one place before, then the one behind. The input
+        for the neighbour behind has the size and dtype of its output for the one before, and the
+        other way round. Beyond an edge the input is not sent and the output stays as it is,
+        unless the dim is ``periodic`` (one bool, or one for each dim).
+
+        All ranks of the mesh call it. Returns ``outputs``, with new arrays in place of those that
+        cannot be written to. ``timeout`` is that of each message; by default the dim's.
+
+        Raises TypeError for what is no list, ValueError for another number of entries and on a rank
+        outside of the mesh, and what ``isend`` and ``irecv`` raise.
+        """
+        each = "two for each dim of the mesh"
+        check_fillable(outputs, "outputs")
+        check_list(outputs, "outputs", 2 * self.ndim, each)
+        check_list(inputs, "inputs", 2 * self.ndim, each)
+        received: dict[int, Work[Any]] = {}
+        sent: list[Work[None]] = []
+        for place in range(2 * self.ndim):
+            number, side = divmod(place, 2)
+            dim = number if self.mesh_dim_names is None else self.mesh_dim_names[number]
+            group, *ends = self._neighbours(dim, 1, periodic=_is_ring(periodic, dim))
+            peer = ends[side]
+            if peer is not None:  # with two ranks around, one is both: the tag says which way
+                received[place] = group.irecv(
+                    outputs[place], group_src=peer, tag=1 - side, timeout=timeout
+                )
+                work = group.isend(inputs[place], group_dst=peer, tag=side, timeout=timeout)
+                sent.append(work)
+        for place, work in received.items():
+            outputs[place] = work.result()
+        for work in sent:
+            work.wait()
+        return outputs
+
     def _neighbours(
         self, dim: DimKey, distance: int, *, periodic: bool
     ) -> tuple[ProcessGroup, int | None, int | None]:
@@ -132,6 +194,9 @@ def _checked(
                 f"array has {array.shape[axis]} cells along axis {axis}; expected at least"
                 f" {3 * width}: a width of {width} at both ends, and as much between"
             )
-        around = periodic if isinstance(periodic, bool) else bool(periodic.get(dim, False))
-        found.append((dim, axis, around))
+        found.append((dim, axis, _is_ring(periodic, dim)))
     return iter(found)
+
+
+def _is_ring(periodic: bool | Mapping[DimKey, bool], dim: DimKey) -> bool:
+    return periodic if isinstance(periodic, bool) else bool(periodic.get(dim, False))

@@ -36,6 +36,7 @@ from meshlib.jit._arguments import (
 from meshlib.jit._collective import bind
 from meshlib.jit._host_calls import host_call
 from meshlib.jit._uneven import UnevenAllGather
+from transport._operands.prefixes import levels
 from transport._operands.reduce_op import RedOpType, ReduceOp
 
 
@@ -202,8 +203,8 @@ _COMBINE: dict[RedOpType, Callable[[jax.Array, jax.Array], jax.Array]] = {
 def scan(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
     """Return the reduction of the ``x`` of the members 0 to this one: a prefix, as ``MPI_Scan``.
 
-    ``x`` has any shape, the same on all members. Contributions are combined one by one in the order
-    of group ranks, wherever these are placed; floats of 8 and 16 bits in float32, rounded once.
+    ``x`` has any shape, the same on all members. Member i gets the bits that ``all_reduce`` gives
+    among the members 0 to i; floats of 8 and 16 bits are combined in float32 and rounded once.
     Each member sends and receives twice the bytes of ``x`` at most, however many members there are.
     Raises ValueError for AVG.
     """
@@ -223,13 +224,19 @@ def scan(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < np.dtype(np.float32).itemsize:
         rows = rows.astype(np.float32)
 
-    def step(prefix: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        prefix = combine(prefix, row)
-        return prefix, prefix
-
-    prefixes = jnp.concatenate([rows[:1], jax.lax.scan(step, rows[0], rows[1:])[1]])
-    rows = bind(exchange, prefixes.astype(x.dtype))
+    rows = bind(exchange, _prefixes(combine, rows).astype(x.dtype))
     return rows.reshape(-1)[: x.size].reshape(x.shape)
+
+
+def _prefixes(combine: Callable[[jax.Array, jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+    """As ``transport._operands.prefixes.prefixes``."""
+    found, blocks = rows, rows
+    for level in levels(len(rows)):
+        later = combine(blocks[level.to_later], found[level.later])
+        found = found.at[level.first].set(blocks[level.to_first]).at[level.later].set(later)
+        pairs = len(blocks) // 2 * 2
+        blocks = combine(blocks[0:pairs:2], blocks[1:pairs:2])
+    return found
 
 
 def gather(

@@ -156,6 +156,26 @@ def test_digits_in_jit(tmp_path, name, mesh):
     assert float(accuracy[1]) >= 90
 
 
+def test_one_rank(tmp_path):
+    out = subprocess.run(
+        [sys.executable, EXAMPLES / "one_rank.py", "--rank", "17", "--layers", "3"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    ).stdout
+    assert out.startswith("rank 17 of 4096, at [0, 2, 1] of ")
+    counts = {tuple(line.split()[:2]): line.split()[2:4] for line in out.splitlines()[2:-1]}
+    # Of each layer 1/8, 65,920 parameters of 4 bytes; an output and its gradient of (8, 256).
+    layer = 65_920 * 4 / 1e6
+    assert counts == {
+        ("all_gather", "dp_shard"): ["6", f"{2 * 3 * layer:.3f}"],
+        ("reduce_scatter", "dp_shard"): ["3", f"{3 * layer:.3f}"],
+        ("all_reduce", "dp_replicate"): ["3", f"{3 * layer / 32:.3f}"],
+        ("all_reduce", "tp"): ["6", f"{6 * 8 * 256 * 4 / 1e6:.3f}"],
+    }
+
+
 def test_heat_2d(tmp_path):
     args = EXAMPLES / "heat_2d.py", "--steps", 60, "--cells"
     said = meshrun(tmp_path, "--mesh", "y=2,x=2", *args, 32)

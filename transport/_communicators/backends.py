@@ -21,6 +21,8 @@ _ALONE = "transport._links.alone:AloneCommunicator"
 ENTRY_POINT_GROUPS = {"cpu": "meshlib.backends", "cuda": "meshlib.backends.cuda"}
 """The entry points of backends, by the type of device that they serve. One may be in several."""
 _CUDA = ("cuda",)
+FAKE = "fake"
+"""The backend of a rank whose job has no other process."""
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -71,6 +73,7 @@ _ENTRIES: dict[str, BackendEntry] = {
         BackendEntry(
             "inproc", "transport._inproc:InprocCommunicator", alone="transport._inproc:make_alone"
         ),
+        BackendEntry(FAKE, "transport._fake:FakeCommunicator"),
         BackendEntry("shm", "transport._shm:ShmCommunicator"),
         BackendEntry("tcp", "transport._tcp:TcpCommunicator"),
         BackendEntry(

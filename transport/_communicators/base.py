@@ -21,7 +21,11 @@ import numpy as np
 from transport._call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorAbortedError
-from transport._operands.reduce_op import Flat, ReduceOp
+from transport._operands.flat import Scratch, part_bounds
+from transport._operands.operand import Operand
+from transport._operands.prefixes import neutral, prefixes
+from transport._operands.quiet import quietly
+from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # for the default: nearly all transports take ``Flat``
@@ -134,6 +138,30 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         and as ``check_open`` does.
         """
         self.check_open()
+
+    @quietly
+    def scan(self, call: Call, buffer: Buffer, op: ReduceOp, exclusive: bool) -> None:
+        """Reduce the buffers of the members 0 to this one in place; with ``exclusive``, without
+        this one's. The first member then gets the op's neutral element.
+
+        Each member gets everybody's part of some elements, and returns everybody's prefixes. Each
+        sends twice the bytes of its buffer at most, however many members there are.
+        """
+        data = cast(Flat, buffer)  # transports of device memory go by way of the host
+        scaled = op.kind is RedOpType.PREMUL_SUM
+        given = Operand(Scratch(), op, data.dtype).load(data, 0, data.size) if scaled else data
+        parts = [part_bounds(data.size, self.size, member) for member in range(self.size)]
+        start, stop = parts[self.rank]
+        rows = np.empty((self.size, stop - start), given.dtype)
+        self._swap_parts(call, list(rows), [given[slice(*part)] for part in parts])
+        found = prefixes(op, rows.astype(reduction_dtype(data.dtype), copy=False))
+        found = found.astype(data.dtype, copy=False)
+        if exclusive:
+            found = np.concatenate([np.full_like(found[:1], neutral(op, data.dtype)), found[:-1]])
+        self._swap_parts(call, [data[slice(*part)] for part in parts], list(found))
+
+    def _swap_parts(self, call: Call, outputs: list[Flat], inputs: list[Flat]) -> None:
+        self.all_to_all(call, cast("list[Buffer]", outputs), cast("list[Buffer]", inputs))
 
     @abstractmethod
     def send(self, call: Call, buffer: Buffer, dst: int, tag: int) -> None:

@@ -99,6 +99,14 @@ class StagedCommunicator(DeviceCommunicator):
         parts = [_Part(buffer, load=True, store=root == self.rank)]
         self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
+    def scan(self, call: Call, buffer: DeviceFlat, op: ReduceOp, exclusive: bool) -> None:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
+            part = op.part(lo, hi, buffer.size)
+            self._inner.scan(call, host[0], part, exclusive)
+
+        parts = [_Part(buffer, load=True, store=True)]
+        self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
+
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.all_gather(call, host[1:], host[0])

@@ -85,6 +85,9 @@ class NcclCommunicator(DeviceCommunicator):
             operands.scale(stream, buffer, at, op)
             comm.all_reduce(at, at, codes.count(buffer.size), codes.dtype, codes.op, stream.handle)
 
+    def scan(self, call: Call, buffer: DeviceFlat, op: ReduceOp, exclusive: bool) -> None:
+        self._by_host(call, "scan", buffer, op, exclusive)
+
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         codes = operands.codes_for_reduction(buffer.dtype, op)
         if codes is None:

@@ -72,6 +72,125 @@ def all_reduce(
 
 
 @overload
+def scan(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def scan(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def scan(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def scan(
+    tensor: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce ``tensor`` over the members 0 to this one with ``op``: a prefix, as ``MPI_Scan``.
+
+    Member i gets the bits that ``all_reduce`` gives among the members 0 to i. A member sends
+    twice the bytes of ``tensor`` at most.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            with the result where it can be written to.
+        op: A ``ReduceOp`` that means something for the dtype, but AVG.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).scan(tensor, op, async_op, timeout)
+
+
+@overload
+def exscan(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def exscan(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
+@overload
+def exscan(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A]: ...
+def exscan(
+    tensor: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan``.
+
+    Member i gets the bits that ``all_reduce`` gives among the members 0 to i - 1. Member 0 gets
+    the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. So
+    ``exscan`` of each member's count is where its part of a whole begins.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            with the result where it can be written to.
+        op: A ``ReduceOp`` that means something for the dtype, but AVG.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).exscan(tensor, op, async_op, timeout)
+
+
+@overload
 def broadcast(
     tensor: A,
     src: int | None = ...,

@@ -7,7 +7,6 @@ members' losses.
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from collections.abc import Callable
@@ -284,13 +283,18 @@ def test_dtypes(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
-def test_a_prefix_is_combined_in_the_order_of_ranks_and_small_floats_are_rounded_once(dtype):
+def test_a_prefix_is_combined_in_the_tree_of_its_ranks_and_small_floats_are_rounded_once(dtype):
     """The order matters to each of these sums, and so does rounding in between."""
     size = 4
+
+    def tree(rows):
+        half = 1 << (len(rows) - 1).bit_length() - 1 if len(rows) > 1 else 0
+        return tree(rows[:half]) + tree(rows[half:]) if half else rows[0]
+
     x = np.random.default_rng(0).normal(size=(size, 7)) * 10.0 ** np.arange(size)[:, None] % 99
     x = np.asarray(jnp.asarray(x).astype(dtype))
     wide = x.astype(np.float32) if dtype != "int8" else x
-    expected = np.stack([*itertools.accumulate(wide, lambda a, b: a + b)]).astype(x.dtype)
+    expected = np.stack([tree(wide[:count]) for count in range(1, size + 1)]).astype(x.dtype)
     got = run_ranks(lambda: jax.jit(mj.scan)(x[dist.get_rank()]), size)
     np.testing.assert_array_equal(np.stack([np.asarray(row) for row in got]), expected)
 

@@ -90,3 +90,67 @@ def refused():
 
 def test_wrong_arguments_are_named():
     run_ranks(refused, 1)
+
+
+@pytest.mark.parametrize("periodic", [False, True, {"x": True}])
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2)])
+@pytest.mark.parametrize("named", [True, False])
+def test_neighbours_get_what_was_sent_to_them(shape, periodic, named):
+    if isinstance(periodic, dict) and not named:
+        periodic = {1: True}
+    size = shape[0] * shape[1]
+
+    def rank():
+        mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("y", "x") if named else None)
+        me = dist.get_rank()
+        inputs = [np.array([me, place]) for place in range(4)]
+        outputs = [np.full(2, -1) for _ in range(4)]
+        assert mesh.neighbor_all_to_all(outputs, inputs, periodic=periodic) is outputs
+        same = mesh.neighbor_all_gather([np.full(1, -1)] * 4, np.array([me]), periodic=True)
+        return [out.tolist() for out in outputs], len(same)
+
+    grid = np.arange(size).reshape(shape)
+    for number, (outputs, count) in enumerate(run_ranks(rank, size)):
+        expected = []
+        for axis in (0, 1):
+            ring = periodic if isinstance(periodic, bool) else axis == 1
+            for side, step in enumerate((-1, 1)):
+                at = np.array(divmod(number, shape[1]))
+                at[axis] += step
+                inside = ring or 0 <= at[axis] < shape[axis]
+                peer = int(grid[tuple(at % shape)])
+                expected.append([peer, 2 * axis + 1 - side] if inside else [-1, -1])
+        assert outputs == expected
+        assert count == 4
+
+
+def test_a_gather_from_neighbours_of_jax_arrays():
+    jnp = pytest.importorskip("jax.numpy")
+
+    def rank():
+        mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("x",))
+        boxes = [jnp.zeros(1), jnp.zeros(1)]
+        return [
+            float(box[0]) for box in mesh.neighbor_all_gather(boxes, jnp.ones(1) + dist.get_rank())
+        ]
+
+    assert run_ranks(rank, 3) == [[0, 2], [1, 3], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "error", "words"),
+    [
+        ([np.ones(1)], [np.ones(1)] * 2, ValueError, "outputs has 1 entries; expected 2"),
+        ([np.ones(1)] * 2, [np.ones(1)] * 3, ValueError, "inputs has 3 entries; expected 2"),
+        ((np.ones(1),) * 2, [np.ones(1)] * 2, TypeError, "outputs must be a list"),
+        ([np.ones(1)] * 2, "ab", TypeError, "inputs must be a list"),
+        ([np.ones(1)] * 2, [None] * 2, TypeError, "tensor"),
+    ],
+)
+def test_wrong_lists_for_neighbours(outputs, inputs, error, words):
+    def rank():
+        mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("x",))
+        with pytest.raises(error, match=words):
+            mesh.neighbor_all_to_all(outputs, inputs, periodic=True)
+
+    run_ranks(rank, 1)
