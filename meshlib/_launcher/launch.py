@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from meshlib._launcher.ranks.placement import Placement
 
 
-def launch(options: LaunchOptions) -> int:
+def launch(options: LaunchOptions, control: int | None = None) -> int:
     """Run the job that ``options`` describe, and return the exit code for the shell.
 
-    Call it from the main thread of a process of its own.
+    Call it from the main thread of a process of its own. A process that controls this one writes
+    to the descriptor ``control``; see ``SignalPipe``.
     """
     for note in options.warnings:
         say("meshrun", note)
-    with SignalPipe() as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
+    with SignalPipe(control) as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
         try:
             return _launch(options, signals)
         except (DistError, OSError) as error:

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,14 +28,17 @@ from transport import _environment as environment
 from transport._platform import available_cores
 
 
-def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
+def parse(
+    argv: Sequence[str] | None = None, decided: Mapping[str, object] | None = None
+) -> LaunchOptions:
     """Return what ``argv`` (default: the process's arguments) asks for.
 
-    Ends the process with a message and exit code 2 when it makes no sense.
+    ``decided`` has options, by name, that hold whatever ``argv`` says. Ends the process with a message and exit code 2 when it makes no sense.
     """
     parser = make_parser()
     words = sys.argv[1:] if argv is None else argv
     given = parser.parse_args(with_address(parser, words))
+    vars(given).update(decided or {})
     try:
         options = _launch_options(given)
         strays = stray_options(given, parser.get_default)

@@ -62,6 +62,8 @@ class LaunchOptions:
     failed, and ``signal_grace`` for all when the launcher itself is told to end. With
     ``engine_signals``, the sender of a signal to the launcher has signalled its ranks, too.
 
+    ``quiet``: another launcher of the job prints the report of its end.
+
     The ``notes`` say where options come from that were not on the command line. The ``warnings``
     are printed before anything starts.
 
@@ -87,6 +89,7 @@ class LaunchOptions:
     failure_grace: float = FAILURE_GRACE_SECONDS
     signal_grace: float = SIGNAL_GRACE_SECONDS
     verbose: bool = False
+    quiet: bool = False
     engine_signals: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
