@@ -1,7 +1,7 @@
 """A launcher that another process controls, by its standard input.
 
-First comes an ``Order``, with its length before it. Each byte after that is a signal's number, as if
-the launcher had received that signal. The end of the input counts as SIGHUP, so the ranks end with
+First comes an ``Order``, with its length before it. Each byte after that is a signal's number, and
+acts as that signal to the launcher. The end of the input counts as SIGHUP, so the ranks end with
 the controlling process, also when that is killed, and across ssh. The order may hold secrets: other
 users see a command line, but not this.
 """
@@ -45,13 +45,15 @@ def command(python: str = sys.executable) -> list[str]:
     return [python, "-P", "-m", MODULE]  # -P: no module of the current directory is in the way
 
 
-def start(words: Sequence[str], order: Order, **options: Any) -> subprocess.Popen[bytes]:
+def start(words: Sequence[str], order: Order, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
     """Start ``words``, a ``command`` or what leads to one, and give it its ``order``.
 
-    The process is in a session of its own: Ctrl-C is passed on by ``send``. Raises OSError where it
-    cannot be started.
+    ``stdout`` and ``stderr`` are descriptors, or ``subprocess.PIPE``. The process is in a session
+    of its own: Ctrl-C is passed on by ``send``. Raises OSError where it cannot be started.
     """
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **options)
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True
+    )
     body = json.dumps(asdict(order)).encode()
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has ended: its exit code says why

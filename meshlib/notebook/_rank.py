@@ -119,7 +119,7 @@ class RankServer:
 def _pack_result(value: object, function: object) -> Packed:
     try:
         return pack(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (a class's own pickling may raise anything)
         name, kind = getattr(function, "__qualname__", repr(function)), type(value).__name__
         raise TypeError(f"the result of {name}, a {kind}, cannot travel: {error}") from None
 

@@ -13,7 +13,7 @@ import pytest
 from cells import Cells
 
 import meshlib as dist
-from meshlib.notebook import local_ranks
+from meshlib.notebook import _call, local_ranks
 from meshlib.rpc import RpcTimeoutError
 from meshlib.testing import RankError
 
@@ -130,9 +130,7 @@ def test_large_arrays_travel_both_ways(cell):
 
 
 def test_cells_as_text(cell, capsys):
-    cell.names["ranks"].execute(
-        "import meshlib as dist\nhere = dist.get_rank() * 10\nhere + 1\n"
-    )
+    cell.names["ranks"].execute("import meshlib as dist\nhere = dist.get_rank() * 10\nhere + 1\n")
     out = capsys.readouterr().out
     assert sorted(out.splitlines()) == [f"[rank {rank}] {rank * 10 + 1}" for rank in range(4)]
     assert cell("ranks[3].run(lambda: here)") == {3: 30}
@@ -273,9 +271,7 @@ ranks.run(program, timeout=0.5)"""
 
 
 def test_a_rank_that_heeds_no_interrupt_is_named_until_it_has_ended(cell, tmp_path, monkeypatch):
-    from meshlib.notebook import _ranks
-
-    monkeypatch.setattr(_ranks, "_STOP_SECONDS", 0.5)
+    monkeypatch.setattr(_call, "STOP_SECONDS", 0.5)
     cell.names["go"] = str(tmp_path / "go")
     with pytest.raises(RpcTimeoutError, match="rank 1"):
         cell(
@@ -308,7 +304,9 @@ def test_a_dead_rank_ends_all_and_is_named(capsys):
     with local_ranks(2) as ranks:
         cell = Cells(ranks=ranks)
         cell(BEGIN)
-        with pytest.raises(dist.RankFailedError, match="rank 1 .* was killed by SIGKILL") as caught:
+        with pytest.raises(
+            dist.RankFailedError, match=r"rank 1 .* was killed by SIGKILL"
+        ) as caught:
             cell(
                 """
 def program():
