@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,8 +44,8 @@ def host_options(given: argparse.Namespace, words: Sequence[str]) -> HostOptions
         arguments=tuple(words),
         address=given.master_addr,
         port=given.master_port or DEFAULT_PORT,
-        job=given.rdzv_id or secrets.token_hex(8),
-        secret=secret.hex() if secret else secrets.token_hex(32),
+        job=given.rdzv_id or os.urandom(8).hex(),
+        secret=secret.hex() if secret else os.urandom(32).hex(),
         variables=_variables(given.env or []),
         ssh=ssh,
         python=given.remote_python or sys.executable,
