@@ -136,6 +136,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._recording.log import get_debug_level as get_debug_level
     from meshlib._recording.log import set_debug_level as set_debug_level
     from meshlib._recording.log import set_debug_level_from_env as set_debug_level_from_env
+    from meshlib.notebook import local_ranks as local_ranks
     from meshlib.sharding import DArray as DArray
     from meshlib.sharding import P as P
     from meshlib.sharding import Partial as Partial
@@ -217,6 +218,7 @@ _HOMES = {
     "meshlib._recording.log": (
         "DebugLevel get_debug_level set_debug_level set_debug_level_from_env"
     ),
+    "meshlib.notebook": "local_ranks",
     "meshlib.sharding": (
         "DArray P Partial Replicate Shard Sharding ShardingError distribute_array"
     ),

@@ -69,6 +69,9 @@ MESH = "MESHLIB_MESH"
 Without a launcher it may also be the path of a config file.
 """
 
+CPUS = "MESHLIB_CPUS"
+"""The CPUs that this rank is bound to when it begins, as ``0-3,8``: ``meshrun --numa``."""
+
 ERROR_FILE = "MESHLIB_ERROR_FILE"
 """Where this rank writes the exception that ended it, as JSON, for the launcher to print."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from meshlib._command_line import reader_is_gone, say, tell
 from meshlib._launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
 from meshlib._launcher.options.launch import LaunchOptions
+from meshlib._launcher.options.numa import describe
 from meshlib._launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib._launcher.ranks.placement import Placement
 from meshlib._launcher.ranks.starting import ForkServer
@@ -128,6 +129,8 @@ class Agent:
             f" {placement.world_size}; store at {placement.store_host}:{placement.store_port};"
             f" files in {folder}"
         )
+        if self._options.cpus:
+            _say(describe(self._options.cpus, placement.first_rank))
         spares = self._options.spares
         if spares:
             self._vacant.extend((placement.ranks + number, "") for number in range(spares))
@@ -290,6 +293,8 @@ class Agent:
             return self._report_resumable(verdict)
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
+        if self._options.quiet and self._coordinator.in_touch:
+            return report.code
         if report.code:  # the cause comes last
             tell(self._how_to_keep_records(verdict) + report.text() + self._where_to_look())
         else:
@@ -333,6 +338,8 @@ class Agent:
 
     def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
         ranks = sorted(item.rank for item in verdict.exits)
+        if self._options.quiet:
+            return 128 + number
         whom = f"; ended {rank_list(ranks)}" if ranks else ""
         _say(f"received {number.name}{whom}")
         return 128 + number

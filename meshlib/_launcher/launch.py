@@ -19,14 +19,24 @@ if TYPE_CHECKING:
     from meshlib._launcher.ranks.placement import Placement
 
 
-def launch(options: LaunchOptions) -> int:
+def launch(options: LaunchOptions, control: int | None = None) -> int:
     """Run the job that ``options`` describe, and return the exit code for the shell.
 
-    Call it from the main thread of a process of its own.
+    Call it from the main thread of a process of its own. A process that controls this one writes
+    to the descriptor ``control``; see ``SignalPipe``.
     """
     for note in options.warnings:
         say("meshrun", note)
-    with SignalPipe() as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
+    if options.hosts is not None:
+        from meshlib._launcher.nodes.over_ssh import launch_on_hosts
+
+        try:
+            return launch_on_hosts(options.hosts)
+        except (ValueError, OSError) as error:
+            say("meshrun", str(error))
+            return 1
+    # From here on Ctrl-C is the agent's, who ends what was begun.
+    with SignalPipe(control) as signals:
         try:
             return _launch(options, signals)
         except (DistError, OSError) as error:

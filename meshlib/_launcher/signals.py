@@ -28,9 +28,13 @@ class SignalPipe:
 
     No handler does any work, so none can interrupt a half-made change. One loop, which sleeps in
     between, handles the ends of children, Ctrl-C and the news of threads.
+
+    The process that controls this launcher writes signals as bytes to ``control``, a descriptor.
+    Its end, also by SIGKILL, counts as SIGHUP.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, control: int | None = None) -> None:
+        self._control = control
         self._reader, self._writer = -1, -1
         self._old_wakeup = -1
         self._old_handlers: dict[signal.Signals, object] = {}
@@ -65,21 +69,38 @@ class SignalPipe:
 
     def wait(self, timeout: float | None) -> list[int]:
         """Return the signal numbers (and ``KNOCK``) that came; empty after ``timeout`` seconds."""
-        readable(self._reader, timeout)
+        control = () if self._control is None else (self._control,)
+        came: list[int] = []
+        for descriptor in readable(timeout, self._reader, *control):
+            if descriptor == self._control:
+                came += self._read_control(descriptor)
+                continue
+            with contextlib.suppress(BlockingIOError):
+                came += os.read(descriptor, 4096)
+        return came
+
+    def _read_control(self, descriptor: int) -> list[int]:
         try:
-            return list(os.read(self._reader, 4096))
-        except BlockingIOError:
-            return []
+            data = os.read(descriptor, 4096)
+        except OSError:
+            data = b""
+        if not data:
+            self._control = None
+            return [signal.SIGHUP]
+        return [number for number in data if number in WATCHED]
 
 
-def readable(descriptor: int, timeout: float | None) -> bool:
-    """Wait up to ``timeout`` seconds (None: without end) for something to read, or an end.
+def readable(timeout: float | None, *descriptors: int) -> list[int]:
+    """Wait up to ``timeout`` seconds (None: without end) for something to read, or an end; return
+    the ``descriptors`` that have it.
 
     Unlike ``select`` it takes descriptors beyond 1023.
     """
     poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(None if timeout is None else max(timeout, 0.0) * 1000))
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    found = poller.poll(None if timeout is None else max(timeout, 0.0) * 1000)
+    return [descriptor for descriptor, _ in found]
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -76,7 +76,8 @@ def _check_importable(value: object) -> None:
     name = getattr(value, "__qualname__", None) or f"an instance of {cls.__qualname__}"
     raise PicklingError(
         f"{name} is defined in a notebook's cell, at a prompt or in python -c, so a new process"
-        " cannot import it from a file. Write it into a module and import it from there. (In a"
-        " notebook: `%%writefile ranks.py` at the top of its cell, then `from ranks import ...`.)"
-        " Or use ranks that are threads: meshlib.testing.run_ranks(function, world_size)"
+        " cannot import it from a file. Ranks that run functions of cells:"
+        " `with meshlib.local_ranks(4) as ranks: ranks.run(function)`. Or write it into a module"
+        " (`%%writefile ranks.py` at the top of its cell, then `from ranks import ...`), or use"
+        " ranks that are threads: meshlib.testing.run_ranks(function, world_size)"
     )

@@ -156,7 +156,10 @@ def test_parallel_may_import_the_public_rooms_of_meshlib():
     rooms = {path.relative_to(ROOT / "meshlib").parts[0].removesuffix(".py") for path in files}
     rooms -= {"__init__", "__main__"}
     forbidden = {name.removeprefix("meshlib.") for name in contract["forbidden_modules"]}
-    public = {"checkpoint", "engines", "extend", "jit", "rpc", "sharding", "testing", "torch"}
+    public = {
+        *("checkpoint", "engines", "extend", "jit", "notebook", "rpc", "sharding", "testing"),
+        "torch",
+    }
     assert rooms - forbidden == public
     inner = {f"{room}.*" for room in public - {"extend", "testing"}}
     assert forbidden - rooms == {"transport", *inner}

@@ -208,6 +208,11 @@ class Coordinator:
         """Whether there are no ranks but this node's."""
         return self._log.alone
 
+    @property
+    def in_touch(self) -> bool:
+        """Whether the agent that leads tells of the same end."""
+        return self._cut_off is None
+
     def want(self, count: int) -> None:
         """Ask for the numbers of so many more ranks, which come later: ``Come`` will follow."""
         if self._placement is not None:

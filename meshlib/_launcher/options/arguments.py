@@ -6,13 +6,14 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
 from meshlib._command_line import told
+from meshlib._launcher.options.hosts import host_options, refuse_without_hosts
 from meshlib._launcher.options.launch import (
     FAILURE_GRACE_SECONDS,
     SIGNAL_GRACE_SECONDS,
@@ -22,21 +23,29 @@ from meshlib._launcher.options.launch import (
     Program,
 )
 from meshlib._launcher.options.nodes import ask_engine, gets_engine_signals, node_options
+from meshlib._launcher.options.numa import cpus_of_ranks
 from meshlib._launcher.options.output import OutputOptions, parse_streams
 from meshlib._launcher.options.parser import make_parser, with_address
 from transport import _environment as environment
 from transport._platform import available_cores
 
 
-def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
+def parse(
+    argv: Sequence[str] | None = None, decided: Mapping[str, object] | None = None
+) -> LaunchOptions:
     """Return what ``argv`` (default: the process's arguments) asks for.
 
-    Ends the process with a message and exit code 2 when it makes no sense.
+    ``decided`` has options, by name, that hold whatever ``argv`` says. Ends the process with a
+    message and exit code 2 when it makes no sense.
     """
     parser = make_parser()
-    words = sys.argv[1:] if argv is None else argv
+    words = list(sys.argv[1:] if argv is None else argv)
     given = parser.parse_args(with_address(parser, words))
+    vars(given).update(decided or {})
     try:
+        if given.hosts is not None:
+            return LaunchOptions(_program(given), 0, hosts=host_options(given, words))
+        refuse_without_hosts(given, decided)
         options = _launch_options(given)
         strays = stray_options(given, parser.get_default)
         return replace(options, warnings=(*strays, *hidden_packages(options.program)))
@@ -74,6 +83,7 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         failure_grace=FAILURE_GRACE_SECONDS if grace is None else grace,
         signal_grace=last_grace if grace is None else grace,
         engine_signals=engine_signals,
+        cpus=cpus_of_ranks(ranks) if given.numa else (),
     )
 
 

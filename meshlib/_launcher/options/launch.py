@@ -55,12 +55,47 @@ class NodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node of this machine, with those of its CPUs that this process may use."""
+
+    number: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """A job that is started on several hosts over ssh, from here.
+
+    ``hosts`` are names for ssh, each with its ``--nproc-per-node`` (None: the arguments say it).
+    Nodes meet at ``address`` (None: what ssh's configuration calls the first host). ``arguments``
+    are meshrun's own, for each host. ``variables`` go along. ``ssh`` is the command, ``python`` the
+    interpreter there.
+    """
+
+    hosts: tuple[tuple[str, str | None], ...]
+    arguments: tuple[str, ...]
+    address: str | None
+    port: int
+    job: str
+    secret: str
+    variables: dict[str, str]
+    ssh: tuple[str, ...]
+    python: str
+    continues: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """One launch on one node. Times are in seconds.
 
     The time between SIGTERM and SIGKILL is ``failure_grace`` for the other ranks when one has
     failed, and ``signal_grace`` for all when the launcher itself is told to end. With
     ``engine_signals``, the sender of a signal to the launcher has signalled its ranks, too.
+
+    Local rank i is bound to the CPUs of ``cpus[i]``, if there are any. With ``hosts`` all else
+    stands in their arguments.
+
+    ``quiet``: another launcher of the job prints the report of its end.
 
     The ``notes`` say where options come from that were not on the command line. The ``warnings``
     are printed before anything starts.
@@ -87,7 +122,10 @@ class LaunchOptions:
     failure_grace: float = FAILURE_GRACE_SECONDS
     signal_grace: float = SIGNAL_GRACE_SECONDS
     verbose: bool = False
+    quiet: bool = False
     engine_signals: bool = False
+    cpus: tuple[NumaNode, ...] = ()
+    hosts: HostOptions | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -106,9 +106,16 @@ def make_parser() -> argparse.ArgumentParser:
         help="serve a page on which the running job can be seen, for whoever knows the token that"
         " is printed; default: any port of the loopback",
     )
+    _add(
+        parser,
+        "--numa",
+        action="store_true",
+        help="bind each rank to the CPUs of one NUMA node of its machine, ranks spread evenly",
+    )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
     _add(parser, "--version", action="version", version=f"meshrun {__version__}")
     _add_nodes(parser.add_argument_group("several nodes"))
+    _add_hosts(parser.add_argument_group("several nodes, started from here over ssh"))
     _add_output(parser.add_argument_group("output"))
     _add_program(parser.add_argument_group("program"))
     return parser
@@ -158,6 +165,34 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         " or what `meshlib secret` has written",
     )
     _add(group, "--standalone", action="store_true", help="one node, whatever the engine says")
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
+    _add(
+        group,
+        "--hosts",
+        metavar="HOST[:RANKS],...",
+        help="start meshrun on each of these hosts, in this directory; the first one leads",
+    )
+    _add(
+        group,
+        "--ssh-command",
+        metavar="COMMAND",
+        help="what starts a command on a host, whose name follows; default: ssh -o BatchMode=yes",
+    )
+    _add(
+        group,
+        "--remote-python",
+        metavar="PATH",
+        help="the Python with meshlib on the hosts; default: the path of this one",
+    )
+    _add(
+        group,
+        "--env",
+        action="append",
+        metavar="NAME[=VALUE]",
+        help="a variable that goes along, besides PYTHONPATH and those of meshlib; may be repeated",
+    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]

@@ -20,6 +20,7 @@ import sys
 from types import CodeType, ModuleType, TracebackType
 
 _ERROR_FILE = "MESHLIB_ERROR_FILE"  # transport._environment.ERROR_FILE, without the import
+_CPUS = "MESHLIB_CPUS"
 SERVE = "f"
 _PR_SET_PDEATHSIG = 1
 _PARENT_SECONDS = 0.2
@@ -226,6 +227,16 @@ def _run(kind: str, target: str) -> None:
     exec(code, main.__dict__)  # noqa: S102 (running the user's program is what this file is for)
 
 
+def _bind() -> None:
+    """Run on the CPUs that the launcher has chosen, with all threads to come."""
+    cpus: set[int] = set()
+    for item in filter(None, os.environ.get(_CPUS, "").split(",")):
+        first, _, last = item.partition("-")
+        cpus |= set(range(int(first), int(last or first) + 1))
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
 def _let_interrupts_in() -> None:
     """Unblock SIGINT, which the launcher has blocked while this process began."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
@@ -236,6 +247,7 @@ def main() -> None:
     parent, flags, kind, target = int(sys.argv[1]), *sys.argv[2:5]
     die_with_parent(parent)
     if kind == "program":
+        _bind()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _let_interrupts_in()
         os.execvp(target, [target, *sys.argv[5:]])  # noqa: S606 (the parent-death signal stays)
@@ -244,6 +256,7 @@ def main() -> None:
         sys.path[0] = of_script if kind == "script" else os.getcwd()
     if flags.startswith(SERVE):
         flags = _serve(flags, parent)
+    _bind()
     import faulthandler
 
     with contextlib.suppress(RuntimeError, OSError):  # standard error is closed

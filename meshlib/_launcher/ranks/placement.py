@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 from transport import _environment as environment
 
-_OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
+_OF_A_LAUNCH = (
+    environment.MESH,
+    environment.LAUNCHER,
+    environment.ERROR_FILE,
+    environment.CPUS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _guard(reader: int, run_id: str, directory: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):  # a reader of the launcher's output must see its end
         os.dup2(null, standard)
-    readable(reader, None)
+    readable(None, reader)
     if os.read(reader, 1) == _ALL_WELL:
         return
     for _ in range(10):  # until a look finds nothing: a process may have forked meanwhile

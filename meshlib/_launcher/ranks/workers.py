@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshlib._launcher.options.launch import LaunchOptions
+from meshlib._launcher.options.numa import list_cpus
 from meshlib._launcher.ranks.failure import OOM_HINT, ErrorRecord, RankExit, oom_kills, wall_time
 from meshlib._launcher.ranks.output import OutputPump, connect
 from meshlib._launcher.ranks.placement import Placement, limit_threads, node_environment
@@ -231,6 +232,9 @@ class WorkerGroup:
             error_file = own / "error.json"
             variables = self._base | placement.variables_of(rank, local_rank)
             variables[environment.ERROR_FILE] = str(error_file)
+            if options.cpus:  # ranks that come later take the places of lost ones
+                node = options.cpus[local_rank % len(options.cpus)]
+                variables[environment.CPUS] = list_cpus(node.cpus)
             process = start(options.program, ends, variables, self._server)
         worker = Worker(process, rank, local_rank, partial(ErrorRecord.load, error_file))
         self.workers.append(worker)

@@ -1,6 +1,8 @@
 """Ranks that are forked from one process, and what they must not have in common."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +106,37 @@ def test_what_a_program_leaves_open_is_ended_as_python_does(meshrun, tmp_path, w
         assert said[:3] == ["thread", "exit", "finalized"]
         assert sorted(said[3:]) == ["deleted", "deleted", "resumed"]
         assert (tmp_path / f"{rank}-unflushed").read_text() == "unflushed"
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_numa_binds_ranks_and_says_so(meshrun, start):
+    if not Path("/sys/devices/system/node/node0/cpulist").exists():
+        pytest.skip("the kernel shows no NUMA nodes")
+    cpus = os.sched_getaffinity(0)
+    script = meshrun.script("import os\nprint(sorted(os.sched_getaffinity(0)))")
+    done = meshrun.run("-n", "2", "--numa", "--start", start, script)
+    assert done.code == 0, done.err
+    assert "meshrun: NUMA: rank 0 to node " in done.err
+    bound = [set(json.loads(line)) for line in done.out.splitlines()]
+    assert len(bound) == 2
+    assert all(one and one <= cpus for one in bound)
+
+
+def test_a_rank_is_bound_before_its_program_begins(meshrun):
+    """To one CPU, which a machine with a single node cannot show."""
+    meshrun.script(
+        """
+        import os
+        from meshlib._launcher.options import arguments
+        from meshlib._launcher.options.launch import NumaNode
+        cpu = min(os.sched_getaffinity(0))
+        arguments.cpus_of_ranks = lambda ranks: (NumaNode(7, (cpu,)),) * ranks
+        """,
+        "sitecustomize.py",
+    )
+    script = meshrun.script("import os\nprint(sorted(os.sched_getaffinity(0)))")
+    here = {"PYTHONPATH": str(meshrun.folder)}
+    done = meshrun.run("-n", "2", "--numa", script, env=here)
+    cpu = min(os.sched_getaffinity(0))
+    assert done.out == f"[{cpu}]\n" * 2, done.err
+    assert f"rank 1 to node 7 (CPUs {cpu})" in done.err

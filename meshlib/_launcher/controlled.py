@@ -1,0 +1,119 @@
+"""A launcher that another process controls, by its standard input.
+
+First comes an ``Order``, with its length before it. Each byte after that is a signal's number, and
+acts as that signal to the launcher. The end of the input counts as SIGHUP, so the ranks end with
+the controlling process, also when that is killed, and across ssh. The order may hold secrets: other
+users see a command line, but not this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from meshlib._command_line import say
+
+LENGTH = struct.Struct("!I")
+MODULE = "meshlib._launcher.controlled"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the launcher is to do: meshrun's ``arguments``, in ``directory``.
+
+    ``variables`` are added to its environment. ``decided`` has options that hold whatever the
+    arguments say. ``quiet``: another launcher of the job prints warnings and the report.
+    """
+
+    arguments: Sequence[str]
+    directory: str
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    decided: dict[str, Any] = field(default_factory=dict[str, Any])
+    quiet: bool = False
+
+
+def command(python: str = sys.executable) -> list[str]:
+    """Return the command that starts a launcher which waits for its order."""
+    return [python, "-P", "-m", MODULE]  # -P: no module of the current directory is in the way
+
+
+def start(words: Sequence[str], order: Order, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    """Start ``words``, a ``command`` or what leads to one, and give it its ``order``.
+
+    ``stdout`` and ``stderr`` are descriptors, or ``subprocess.PIPE``. The process is in a session
+    of its own: Ctrl-C is passed on by ``send``. Raises OSError where it cannot be started.
+    """
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+    body = json.dumps(asdict(order)).encode()
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended: its exit code says why
+        os.write(process.stdin.fileno(), LENGTH.pack(len(body)) + body)
+    return process
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Have the launcher behind ``process`` act as on the signal ``number``."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError):
+        os.write(process.stdin.fileno(), bytes([number]))
+
+
+def main() -> int:
+    """Be that launcher; return its exit code."""
+    control = _take_standard_input()
+    order = _receive(control)
+    if order is None:
+        return 128 + signal.SIGHUP
+    from meshlib._launcher.launch import launch
+    from meshlib._launcher.options.arguments import parse
+
+    try:
+        os.chdir(order.directory)
+    except OSError as error:
+        say("meshrun", f"directory {order.directory}: {error.strerror}")
+        return 1
+    os.environ.update(order.variables)
+    options = parse(order.arguments, order.decided)
+    if order.quiet:
+        options = replace(options, quiet=True, warnings=())
+    return launch(options, control)
+
+
+def _take_standard_input() -> int:
+    """Return another descriptor of the standard input; ranks find nothing to read there."""
+    control = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return control
+
+
+def _receive(control: int) -> Order | None:
+    header = _read(control, LENGTH.size)
+    body = _read(control, LENGTH.unpack(header)[0]) if header else b""
+    return Order(**json.loads(body)) if body else None
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    """Read ``size`` bytes; empty when the input ends before."""
+    data = b""
+    while len(data) < size:
+        piece = os.read(descriptor, size - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""One call of some ranks, from its beginning to its results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from meshlib._calls.future import Future
+from meshlib._launcher.ranks.failure import ErrorRecord, RankExit, first_failure, rank_list
+from meshlib.notebook._control import Reply, Task
+from meshlib.notebook._functions import unpack
+from meshlib.notebook._output import Answered, Marked
+from meshlib.rpc import RpcTimeoutError, WorkerLostError
+from meshlib.testing import RankError
+from transport._errors import RankFailedError
+
+_OTHERS_SECONDS = 0.8
+"""What the other ranks get to end by themselves after one has failed: meshrun's own patience."""
+STOP_SECONDS = 5.0
+"""How long ranks may take to end an interrupted task."""
+
+
+class CallLink(Protocol):
+    """What a call uses of the notebook's link to its ranks."""
+
+    def start(self, tasks: Mapping[int, Task]) -> dict[int, Future[Reply]]:
+        """Begin ``tasks``, by rank; ``Answered`` will follow for each."""
+        ...
+
+    def interrupt(self, ranks: Sequence[int], number: int) -> None:
+        """Interrupt the task ``number`` on ``ranks``."""
+        ...
+
+    def stacks(self, ranks: Mapping[int, object]) -> str:
+        """Return where ``ranks`` are."""
+        ...
+
+    def next_event(self, until: float) -> object:
+        """Show what is printed; return the next other event, or None at the moment ``until``."""
+        ...
+
+    def await_marks(self, ranks: Sequence[int], number: int, seen: set[Marked]) -> None:
+        """Show all that ``ranks`` have printed in task ``number``; ``seen``: marks that came."""
+        ...
+
+    def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
+        """Note what a call that failed has left: ranks that are not done, groups out of step."""
+        ...
+
+    def lose(self, error: WorkerLostError) -> RankFailedError:
+        """Close the link to ranks of which one is lost; return the error to raise."""
+        ...
+
+
+class RankCall:
+    """One call of some ranks, from its beginning to its results."""
+
+    def __init__(
+        self,
+        link: CallLink,
+        number: int,
+        tasks: Mapping[int, Task],
+        seconds: float | None,
+    ) -> None:
+        self._link = link
+        self._number = number
+        self._seconds = seconds
+        self._until = float("inf") if seconds is None else time.monotonic() + seconds
+        self._calls: dict[int, Future[Reply]] = {}
+        self._replies: dict[int, Reply] = {}
+        self._stopped: set[int] = set()
+        self._marks: set[Marked] = set()
+        self._tasks = tasks
+
+    def results(self) -> dict[int, Any]:
+        """Run it; return its results by rank, or raise."""
+        try:
+            self._calls = self._link.start(self._tasks)
+            self._wait()
+            self._link.await_marks(list(self._replies), self._number, self._marks)
+            error = self._error()
+            if error is not None:
+                raise error
+        except WorkerLostError as lost:
+            raise self._link.lose(lost) from lost
+        except KeyboardInterrupt:
+            self._stop(list(self._calls))
+            raise
+        finally:
+            self._settle()
+        replies = sorted(self._replies.items())
+        return {
+            rank: None if reply.value is None else unpack(reply.value) for rank, reply in replies
+        }
+
+    def _wait(self) -> None:
+        """Wait until all have answered; interrupt those that another's failure leaves waiting."""
+        while waiting := self._waiting():
+            due = self._until
+            failed = any(reply.description for reply in self._replies.values())
+            if failed and not self._stopped:
+                due = min(due, time.monotonic() + _OTHERS_SECONDS)
+            event = self._next(due)
+            if event is not None:
+                continue
+            if self._stopped or not failed:
+                return
+            self._stop(waiting)
+            self._until = time.monotonic() + STOP_SECONDS
+
+    def _waiting(self) -> list[int]:
+        return [rank for rank in self._calls if rank not in self._replies]
+
+    def _next(self, until: float) -> object:
+        event = self._link.next_event(until)
+        match event:
+            case Answered(rank) if rank in self._calls and self._calls[rank].done():
+                self._replies[rank] = self._calls[rank].wait()
+            case Marked(_, _, number) if number == self._number:
+                self._marks.add(event)
+            case _:
+                pass
+        return event
+
+    def _stop(self, ranks: Sequence[int]) -> None:
+        """Interrupt ``ranks``, and wait a while for them."""
+        ranks = [rank for rank in ranks if rank not in self._replies]
+        self._stopped.update(ranks)
+        self._link.interrupt(ranks, self._number)
+        until = time.monotonic() + STOP_SECONDS
+        while self._waiting() and self._next(until) is not None:
+            pass
+        self._link.await_marks(list(self._replies), self._number, self._marks)
+
+    def _settle(self) -> None:
+        """Note what the next call has to know."""
+        late = {rank: self._calls[rank] for rank in self._waiting()}
+        made_calls = any(reply.made_calls for reply in self._replies.values())
+        self._link.call_failed(made_calls, late)
+
+    def _error(self) -> Exception | None:
+        """Return the error of the rank that failed first, or that the time is over."""
+        failures: list[RankExit] = []
+        for rank, reply in self._replies.items():
+            if reply.description is not None:
+                record = ErrorRecord.from_dict(reply.description)
+                stopped = rank in self._stopped
+                failures.append(RankExit(rank, rank, "", 0, 1, record.time, stopped, record))
+        first = first_failure(failures)
+        if first is None or first.error is None:
+            waiting = self._waiting()
+            if not waiting:
+                return None
+            where = self._link.stacks(dict.fromkeys(waiting))
+            self._stop(waiting)
+            return RpcTimeoutError(
+                f"not done after {self._seconds:g} s: {rank_list(waiting)}\n{where}"
+            )
+        text = f"rank {first.rank} raised {first.error.summary()}\n\n{first.error.traceback}"
+        error = RankError(text.rstrip(), first.rank)
+        packed = self._replies[first.rank].error
+        if packed is not None:
+            with suppress(Exception):
+                error.__cause__ = unpack(packed)
+        return error

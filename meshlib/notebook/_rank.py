@@ -1,0 +1,222 @@
+"""A rank that runs what a notebook says: the program ``python -m meshlib.notebook``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from queue import SimpleQueue
+
+from meshlib._c10d.functions.objects import broadcast_object_list
+from meshlib._job.current import current_world, find_world, install
+from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._launcher.ranks.bootstrap import describe_error
+from meshlib._recording.stacks import frames_of
+from meshlib.notebook import _control
+from meshlib.notebook._control import JOB, Reply, Task, turn_key
+from meshlib.notebook._functions import (
+    Packed,
+    execute,
+    new_main,
+    pack,
+    remember_cell,
+    unpack,
+)
+from meshlib.notebook._output import mark
+from transport import _environment as environment
+from transport._errors import CollectiveMismatchError, DistError, StoreTimeoutError
+from transport._interrupts import look, run_outside
+from transport._net.secret_file import secret_from_environment
+from transport._store.base import Store
+from transport._store.prefix_store import PrefixStore, underlying
+
+_LOOK_SECONDS = 600.0
+
+
+class _Job:
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.reply = Reply()
+        self.ended = threading.Event()
+
+
+class RankServer:
+    """Runs a notebook's tasks in the main thread of this rank, one after the other."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._namespace = new_main()
+        self._running: int | None = None
+
+    def run(self, task: Task) -> Reply:
+        """Run ``task`` after those that came before, and return what came of it."""
+        job = _Job(task)
+        self._jobs.put(job)
+        job.ended.wait()
+        return job.reply
+
+    def interrupt(self, number: int | None = None) -> None:
+        """Raise KeyboardInterrupt in the task ``number`` (None: any), if it runs."""
+        running = self._running
+        if running is not None and number in (None, running):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def stack(self) -> str:
+        """Return where the main thread is, below this file."""
+        frames = frames_of(threading.main_thread().ident or 0)
+        ours = [i for i, (frame, _) in enumerate(frames) if frame.f_code is run_outside.__code__]
+        below = frames[ours[-1] + 1 :] if ours else frames
+        return "".join(traceback.StackSummary.extract(iter(below)).format())
+
+    def end(self) -> None:
+        """Have ``serve`` return after the tasks that have come."""
+        self._jobs.put(None)
+
+    def serve(self) -> None:
+        """Run tasks until ``end``. Main thread only."""
+        while (job := self._jobs.get()) is not None:
+            _forget_interrupts()  # of a task that has ended
+            try:
+                job.reply = self._reply(job.task)
+            finally:
+                _forget_interrupts()
+                mark(job.task.number)
+                job.ended.set()
+
+    def _reply(self, task: Task) -> Reply:
+        for name, lines in task.cells.items():
+            remember_cell(name, lines)
+        sys.path += [folder for folder in task.path if folder not in sys.path]
+        before = _last_call()
+        self._running = task.number
+        try:
+            if task.what is None:
+                _join_anew()
+                return Reply()
+            function, args = unpack(task.what, self._namespace)
+            value = run_outside(function, *args)
+            return Reply(_pack_result(value, function))
+        except BaseException as error:  # noqa: BLE001 (the notebook raises it)
+            self._running = None
+            _drop_own_frames(error)
+            packed: Packed | None = None
+            with suppress(Exception):
+                packed = pack(error)
+                unpack(packed)
+            rank = int(os.environ[environment.RANK])
+            made_calls = _last_call() is not before
+            return Reply(None, describe_error(error, rank, __file__), packed, made_calls)
+        finally:
+            self._running = None
+
+
+def _pack_result(value: object, function: object) -> Packed:
+    try:
+        return pack(value)
+    except Exception as error:  # noqa: BLE001 (a class's own pickling may raise anything)
+        name, kind = getattr(function, "__qualname__", repr(function)), type(value).__name__
+        raise TypeError(f"the result of {name}, a {kind}, cannot travel: {error}") from None
+
+
+def _drop_own_frames(error: BaseException) -> None:
+    """Let the traceback of ``error`` begin in the user's function, if it was called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not run_outside.__code__:
+        trace = trace.tb_next
+    while trace is not None and trace.tb_frame.f_code in (run_outside.__code__, execute.__code__):
+        trace = trace.tb_next
+    error.__traceback__ = trace or error.__traceback__
+
+
+def _forget_interrupts() -> None:
+    with suppress(KeyboardInterrupt):
+        look()
+
+
+def _last_call() -> object:
+    """Return the record of this rank's last call of a group."""
+    world = find_world()
+    records = [] if world is None else world.recorder.records()
+    return records[-1] if records else None
+
+
+def _join_anew() -> None:
+    """Leave the groups, whatever is under way on them, and meet the other ranks again."""
+    world = find_world()
+    if world is not None:
+        install(None, thread_only=False)
+        with suppress(CollectiveMismatchError):  # which ended the call before
+            world.close(drain=0.0, linger=0.0)
+    init_process_group()
+
+
+# ------------------------------------------------------------------ notebooks come and go
+
+
+def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> None:
+    """Serve one notebook after the other, until one of them ends the ranks."""
+    secret = secret_from_environment()
+    turn = 0
+    while True:
+        turn += 1
+        try:
+            _wait_for(store, turn_key(turn))
+        except DistError:  # the job ends
+            return
+        try:
+            place = PrefixStore(turn_key(turn), store.clone())
+            world = _control.join(place, rank, ranks, secret, server)
+        except DistError:
+            continue  # the notebook, or another rank, has gone meanwhile
+        ends = False
+        with contextlib.closing(_Left(world, server)), suppress(DistError):
+            ends = world.call(ranks, _control.closed).wait()
+        if ends:
+            server.end()
+            return
+
+
+class _Left:
+    """Ends the notebook's World, and what it still has running here."""
+
+    def __init__(self, world: _control.ControlWorld, server: RankServer) -> None:
+        self._world, self._server = world, server
+
+    def close(self) -> None:
+        self._server.interrupt()
+        self._world.leave()
+
+
+def _wait_for(store: Store, key: str) -> None:
+    while True:
+        with suppress(StoreTimeoutError):
+            store.wait([key], timeout=_LOOK_SECONDS)
+            return
+
+
+def main() -> None:
+    """Be a rank of the job that the environment describes, for notebooks, until one ends it."""
+    server = RankServer()
+    init_process_group()
+    world = current_world()
+    name = [secrets.token_hex(8)]
+    broadcast_object_list(name, src=0)
+    store = underlying(world.store).clone()
+    if world.rank == 0:
+        about = {"name": name[0], "ranks": world.size, "mesh": os.environ.get(environment.MESH)}
+        store.set(JOB, json.dumps(about))
+    place = PrefixStore(f"notebook/{name[0]}", store)
+    arguments = (server, place, world.rank, world.size)
+    threading.Thread(
+        target=_meet_notebooks, args=arguments, name="meshlib-notebooks", daemon=True
+    ).start()
+    mark(0)
+    server.serve()
+    if find_world() is not None:
+        destroy_process_group()
