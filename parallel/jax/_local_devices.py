@@ -1,4 +1,4 @@
-"""``DataParallel``: one process, several devices (several processes: the distributed one)."""
+"""``DataParallel``: one process, several devices (``DistributedDataParallel``: many processes)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class DataParallel:
         step = DataParallel(step)                  # the one line that changes
         params, loss = step(params, batch)
 
-    ``fn(params, *batch)`` is compiled for all devices together: the parameters are copied to each,
-    the batch is divided among them along ``dim``, and wherever ``fn`` combines samples (the mean
-    of a loss, the gradient of parameters) XLA adds up over the devices. What ``fn`` computes is
-    what it computes on one device, up to rounding; it needs no change. Its results are arrays
-    over the devices like any other, and fit as the next call's parameters without a copy.
+    ``fn(params, *batch)`` is compiled for all devices together. The parameters are copied to each
+    device, and the batch is divided among them along ``dim``. Where ``fn`` combines samples (the
+    mean of a loss, the gradient of parameters), XLA sums over the devices. ``fn`` needs no change:
+    it computes the same as on one device, up to rounding. Its results are arrays over the devices,
+    and can be the next call's parameters without a copy.
 
-    A batch that the devices cannot share equally, such as an epoch's last one, is shared by as many
-    as can (by 2 of 4 if it has 6 samples, by none if it has 7), and the others compute the same
-    once more.
+    The devices may not be able to share a batch equally, such as an epoch's last one. Then it is
+    cut into fewer equal parts, and several devices compute the same part: on 4 devices 6 samples
+    make 2 parts, and 7 samples one.
 
     Args:
         fn: A function that ``jax.jit`` takes, with array arguments. Not one with calls of
             ``meshlib.jit`` inside: those belong to one device a rank.
         devices: The devices; by default all local ones.
-        dim: The dim of every array in ``batch`` that counts samples. Arrays without dims are
-            copied to each device.
+        dim: The dim along which every array in ``batch`` has its samples. Arrays without that dim
+            are copied to each device.
 
     Raises:
         TypeError: For ``devices`` or ``dim`` of another type.

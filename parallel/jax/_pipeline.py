@@ -132,7 +132,7 @@ class PipelineStage(Stage):
         self._training = training
         self._tree.check(self.params, "params")
         self._trained, self._others = self._tree.split(self.params)
-        # Arrays are arguments of the programs; what is none (a function, a text) is a part of them.
+        # Arrays are arguments of the programs; other leaves (a function, a text) are constants.
         self._fixed = [leaf if hasattr(leaf, "dtype") else None for leaf in self._others]
 
     def forward(
