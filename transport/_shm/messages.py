@@ -182,9 +182,11 @@ class Messages(Mailbox):
         return super().recv(call, buffer, src, tag)
 
     def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
-        """Wait a moment for the ring's next message, for the only receive that there is, or go on
-        with one that compiled code has begun in this buffer; return whether that was it. If not,
-        nothing has happened.
+        """Try to receive the ring's next message straight into ``buffer``, without a mailbox.
+
+        Waits a moment for it, if this is the only receive. A message that compiled code has begun
+        in this buffer is completed. Returns whether the message was received; if not, nothing has
+        happened.
         """
         src = ring.peer
         receive: Receive | None = None
