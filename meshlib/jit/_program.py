@@ -91,7 +91,7 @@ class Program:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the program calls no Python but through ``host_call``.
+        """True if the program calls no Python but through ``host_call``.
 
         Then only such a call can end it before its end, and ``guard`` sees every one of them. For
         one of its calls to ask.
@@ -124,7 +124,7 @@ class Program:
 
 
 class Callback:
-    """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
+    """XLA's callback: hands the function views of the program's buffers, NumPy's or CuPy's."""
 
     of_meshlib = True
     all: Sequence[Any] = ()
