@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint: its chunks, as views of the arrays or as copies."""
+"""One rank's part of a checkpoint: its chunks, as views of the arrays or as copies."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Shares:
 
     @cached_property
     def lines(self) -> dict[str, str]:
-        """What must be the same on all ranks of each array, by its name."""
+        """The properties of each array that must be equal on all ranks, by its name."""
         return {kept.name: kept.line() for kept in self.arrays}
 
     def pieces(self, leaves: Mapping[str, Any]) -> list[Piece]:
