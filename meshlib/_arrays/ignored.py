@@ -60,7 +60,7 @@ def warn_if_discarded() -> None:
 
 @lru_cache(maxsize=1024)
 def _drops_result(code: CodeType, instruction: int) -> bool:
-    """Whether the value of the call at ``instruction`` is dropped by the next one."""
+    """True if the value of the call at ``instruction`` is dropped by the next one."""
     later = (each for each in dis.get_instructions(code) if each.offset > instruction)
     return next(later).opname == "POP_TOP"
 
