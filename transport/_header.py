@@ -29,7 +29,7 @@ def history_after(packed: bytes) -> int:
 
 
 class Kind(enum.IntEnum):
-    """What a frame belongs to: a collective by its name, or a point-to-point message."""
+    """The kind of call that a frame belongs to: a collective, or a point-to-point message."""
 
     BARRIER = 1
     BROADCAST = 2

@@ -15,13 +15,13 @@ FORMATS = ("bf16", "fp8", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What the large reductions along a mesh dim send: ``bf16``, or blocks of ``fp8`` or ``int8``.
+    """The format of large reductions along a mesh dim: ``bf16``, or blocks of ``fp8`` or ``int8``.
 
     Args:
         format: ``"bf16"`` (half of float32's bytes), ``"fp8"`` or ``"int8"`` (a quarter, and a
             scale for each block of 256 numbers).
-        error_feedback: Whether ``DistributedDataParallel``, ``DiLoCo`` and ``LocalSGD`` keep what
-            was rounded away and add it the next time.
+        error_feedback: ``DistributedDataParallel``, ``DiLoCo`` and ``LocalSGD`` keep the rounding
+            error, and add it the next time.
 
     Raises:
         ValueError: For another format.
