@@ -14,7 +14,7 @@ _COALESCE_BYTES = 64 * MIB
 
 
 Wrong = TypeError | ValueError | RuntimeError
-"""What is raised for arguments."""
+"""The errors of arguments."""
 
 _KINDS = (TypeError, ValueError, RuntimeError)
 

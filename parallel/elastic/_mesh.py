@@ -57,7 +57,7 @@ class ElasticMesh:
         timeout: The longest that a vote for a step waits, and members that are there are waited for
             when others are lost; seconds, a timedelta or "30s". By default that of the mesh.
         join_timeout: The longest that ``min_size`` replicas are waited for.
-        compress: Whether the state is compressed on its way to ranks that come.
+        compress: Compress the state on its way to joining ranks.
 
     Raises:
         ValueError: For a mesh without names, or not over all ranks of the job, and for numbers out
@@ -105,11 +105,11 @@ class ElasticMesh:
             raise ValueError(f"mesh is {mesh}; expected all ranks of the job, {job.epoch.members}")
         self._mesh = mesh
         self.committed: int = 0
-        """How many steps all members have committed."""
+        """The number of steps that all members have committed."""
         self.cursor: int = 0
-        """How many samples they have used up."""
+        """The number of samples that they have used."""
         self.history: list[Change] = []
-        """What has changed so far, the last one last."""
+        """The changes of membership so far, the latest last."""
         self._state = ManagedState({})
         self._batches: ElasticBatches | None = None
         self._restore: Callable[[], object] | None = None
@@ -130,7 +130,7 @@ class ElasticMesh:
 
     @property
     def placed(self) -> bool:
-        """Whether this rank has a place in the mesh; one that waits for it in vain gets none."""
+        """True if this rank has a place in the mesh; one that waits for it in vain gets none."""
         return not self._fresh
 
     @property
@@ -272,7 +272,7 @@ class ElasticMesh:
     # ------------------------------------------------------------------ failures
 
     def _is_of_others(self, error: BaseException) -> bool:
-        """Whether ``error`` is what a rank sees when others are lost.
+        """True if ``error`` is one that the loss of other ranks causes.
 
         Out of ``jax.jit`` comes an error of JAX's own, with the text of what has happened inside.
         """

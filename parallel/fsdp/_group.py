@@ -83,7 +83,7 @@ class Part(GlobalPart):
 
     @property
     def lent(self) -> bool:
-        """Whether modules compute with the whole."""
+        """True if modules compute with the whole."""
         return self._lend_from is not None
 
     def lend(self, whole: Array) -> None:
@@ -160,7 +160,7 @@ class ParameterGroup:
         self._whole = False
         self._between: list[Array] | None = None
         self._buffers: list[tuple[list[Part], GradientBuffer]] = []
-        """Where gradients live until they are reduced, with the parts whose they are."""
+        """The memory of gradients until they are reduced, with the parts that they belong to."""
         self._reductions: list[tuple[list[Part], Reduction]] = []
         self._not_averaged: list[Array] | None = None
 
@@ -240,7 +240,7 @@ class ParameterGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all uses in forward have given their gradients, and there are some."""
+        """True if all uses in forward have given their gradients, and there are some."""
         pending = any(part.whole_grad is not None for part in self.parts)
         return pending and not any(part.parameter.uses for part in self.parts)
 

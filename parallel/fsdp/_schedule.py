@@ -280,7 +280,7 @@ class ModuleState:
 
 
 class FSDPModule(Module):
-    """What ``fully_shard`` makes of a module: of a class of its own and of the module's."""
+    """A module that ``fully_shard`` has sharded: it also stays an instance of its own class."""
 
     _fsdp: ModuleState
 

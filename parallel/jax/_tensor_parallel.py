@@ -337,8 +337,8 @@ def parallelize(
         mesh: The ranks: ``mesh["tp"]``, whose rank in it decides which part is kept.
         plan: For paths, with dots between names, how what they mean is split. ``*``, ``?`` and
             ``[...]`` stand for what they do in file names, within one name.
-        features_first: Whether matrices are (out, in), for ``w @ x``, as equinox has them; by
-            default (in, out), for ``x @ w``. Embeddings are (entries, features) either way.
+        features_first: Matrices are (out, in), for ``w @ x``, as in equinox; by default they are
+            (in, out), for ``x @ w``. Embeddings are (entries, features) either way.
 
     Raises:
         ValueError: For a path that nothing has, with the nearest ones, or a leaf that two paths

@@ -19,7 +19,7 @@ from parallel.join._shadow import among_active, check_shadowable, shadow_call
 
 
 class JoinHook:
-    """What a rank that is out of inputs does on behalf of one joinable."""
+    """The calls of a rank without inputs on behalf of one joinable."""
 
     def main_hook(self, phase: int) -> None:
         """Make the collectives that the joinable makes, on the others, in ``phase``."""
@@ -252,7 +252,7 @@ class Join:
 
     @property
     def num_active(self) -> int:
-        """How many ranks had inputs at the last announcement."""
+        """The number of ranks with inputs at the last announcement."""
         return len(self._attendance.active)
 
     @property

@@ -19,7 +19,7 @@ class GlobalPart:
     """
 
     kept: ClassVar[bool] = False
-    """Whether modules compute with more than the part: ``fully_shard`` keeps parts.
+    """True if modules compute with more than the part: ``fully_shard`` keeps parts.
 
     The state of modules and optimizers then has the global array.
     """
@@ -34,7 +34,7 @@ class GlobalPart:
         raise NotImplementedError
 
     def is_like(self, array: Any) -> bool:
-        """Whether ``array`` has the shape of this rank's part."""
+        """True if ``array`` has the shape of this rank's part."""
         return getattr(array, "shape", None) == self.sharding.local_shape(self.shape)
 
     def as_global(self, array: Any) -> Any:

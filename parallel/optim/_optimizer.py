@@ -284,7 +284,7 @@ class SGD(Optimizer):
         if move is _move:
             step = with_decay(grad, data, group["weight_decay"])
             state["momentum_buffer"] = step.copy()
-        # What NumPy computes of arrays without dims are scalars, which cannot be changed in place.
+        # NumPy returns scalars for arrays without dims, and scalars cannot be changed in place.
         velocity = namespace(data).asanyarray(state["momentum_buffer"])
         state["momentum_buffer"] = velocity
         for block in in_blocks(data, grad, velocity):

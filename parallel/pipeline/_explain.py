@@ -53,7 +53,7 @@ def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:
     """Write a picture of timelines, one below the other: such as planned and measured.
 
     Args:
-        file: Where to; its suffix says in which format.
+        file: The target; its suffix determines the format.
         timings: By their titles, the first at the top.
 
     Raises:

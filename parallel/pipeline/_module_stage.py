@@ -20,7 +20,7 @@ from parallel.nn._layers.simple import Sequential
 from parallel.nn._module import Module, SavedContexts, Work, do_all
 
 Costs = Callable[[Module], float] | Sequence[float]
-"""What layers cost: a function of a layer, or a number for each."""
+"""The cost of layers: a function of a layer, or a number for each."""
 
 
 class Part(Sequential):
@@ -77,8 +77,8 @@ def split_by_cost(model: Sequential, num_stages: int, costs: Costs | None = None
 
     Args:
         model: Layers in a row; those of a ``Sequential`` within are layers, too.
-        num_stages: How many stages.
-        costs: What each layer costs, such as its measured time; by default its parameters.
+        num_stages: The number of stages.
+        costs: The cost of each layer, such as its measured time; by default its parameters.
 
     Returns:
         The stages. They have the model's own layers.

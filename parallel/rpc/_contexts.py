@@ -106,7 +106,7 @@ class Context:
 
 
 class _Here(threading.local):
-    """What the calling thread is in."""
+    """The calling thread's context."""
 
     context: Context | None = None
     token: Any = None

@@ -90,7 +90,7 @@ def _propagate_from(
 
     take(arrivals)
     while ready:
-        # What goes to other workers goes first: they work while this one does.
+        # Messages to other workers go first: those work while this one does.
         by_origin: dict[int, list[tuple[int, Any]]] = {}
         for node in [node for node in ready if isinstance(node, Received)]:
             ready.remove(node)

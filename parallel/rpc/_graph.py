@@ -149,5 +149,5 @@ class Pass:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is expected any more."""
+        """True if nothing is expected any more."""
         return not self._expected

@@ -104,7 +104,7 @@ class ColumnParallelLinear(_ParallelLinear):
         in_features: The size of the last dimension of the input, whole on every rank.
         out_features: That of the output over all ranks; must divide by their number.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        bias: Whether there is one (split like the output).
+        bias: Add a bias, split like the output.
         input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: the input is
             this rank's part of the sequence, dim 1, and is gathered, again in backward.
         output_layouts: None: the output is this rank's block, (..., out_features / size);
@@ -120,7 +120,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
     divided = "out_features"
     reduce_input_grad: bool = True
-    """Whether the gradient of an input that is whole is summed over the ranks.
+    """True if the gradient of an input that is whole is summed over the ranks.
 
     False if several layers share one prepared input: the sum is then made once, for all of them.
     """
@@ -176,7 +176,7 @@ class RowParallelLinear(_ParallelLinear):
             their number.
         out_features: The size of the last dimension of the output, whole on every rank.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        bias: Whether there is one (whole on every rank, added once).
+        bias: Add a bias, whole on every rank and added once.
         input_layouts: None: the input is this rank's block, (..., in_features / size), such as a
             ``ColumnParallelLinear`` returns; ``Replicate()``: whole and the same on every rank.
         output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this

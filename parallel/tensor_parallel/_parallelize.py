@@ -108,7 +108,7 @@ def _crossings(
 
 
 class PreparedModule(Module):
-    """What a plan makes of a module whose input or output it prepares: of its class besides."""
+    """A module with prepared inputs or outputs: it also stays an instance of its own class."""
 
     _inputs: tuple[_Crossing | None, ...] = ()
     _outputs: tuple[_Crossing | None, ...] = ()
@@ -157,7 +157,7 @@ def _prepared_class(kind: type[Module]) -> type[Module]:
 
 class _Prepare(ParallelStyle):
     crossed: ClassVar[str]
-    """Which attribute of a ``PreparedModule`` says what is done."""
+    """The attribute of a ``PreparedModule`` that holds the crossings."""
 
     def __post_init__(self) -> None:
         self.crossings()
@@ -186,12 +186,12 @@ class PrepareModuleInput(_Prepare):
     attention, need one gather (forward) and one reduce-scatter (backward) together.
 
     Args:
-        input_layouts: How the inputs come: ``Shard(1)``, this rank's part of the sequence, or
-            ``Replicate()``; a tuple for several, with None for those that stay as they are.
-        desired_input_layouts: How the module wants them, likewise. ``Shard(dim)`` to
-            ``Replicate()`` costs an all-gather forward and a reduce-scatter backward,
-            ``Replicate()`` to ``Replicate()`` an all-reduce backward, ``Replicate()`` to
-            ``Shard(dim)`` an all-gather backward.
+        input_layouts: The layouts of the inputs: ``Shard(1)``, this rank's part of the sequence, or
+            ``Replicate()``; a tuple for several, with None for those to leave alone.
+        desired_input_layouts: The layouts that the module needs, likewise. ``Shard(dim)`` to
+            ``Replicate()`` costs an all-gather forward and a reduce-scatter backward.
+            ``Replicate()`` to ``Replicate()`` costs an all-reduce backward, and to ``Shard(dim)``
+            an all-gather backward.
 
     Raises ValueError for layouts that do not match, TypeError for what is none.
     """

@@ -116,7 +116,7 @@ class ZeroRedundancyOptax:
 
 
 class _Shares:
-    """Which leaves of a tree are whose."""
+    """The owners of a tree's leaves."""
 
     def __init__(self, tree: Tree, group: ProcessGroup) -> None:
         import jax
