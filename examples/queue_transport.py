@@ -67,7 +67,7 @@ class Wire:
 
 
 class Hub:
-    """What the members of one group share: wires, mailboxes, and the members that have left."""
+    """The shared state of one group: wires, mailboxes, and the members that have left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tune": ("meshlib._tune.cli:main", "measure where one algorithm gives way to another"),
     "bench": ("meshlib._bench.cli:main", "measure collectives, beside those of other libraries"),
 }
-"""What each command does: ``module:function`` (called with the other arguments), and in words."""
+"""Each command as ``module:function`` (called with the other arguments), and in words."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What meshlib's commands share: a wrong argument is one line on stderr, and exit code 2."""
+"""The common behaviour of commands: a wrong argument is one line on stderr, and exit code 2."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def tell(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        # What could not be written would be tried again at exit, and then be the exit code.
+        # Else Python would retry the unwritten rest at exit, and change the exit code.
         sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 

@@ -1,4 +1,4 @@
-"""What reports and tables are made of: columns, sizes, ranks."""
+"""The building blocks of reports and tables: columns, sizes, ranks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from transport._store.hash_store import HashStore
 
 T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
-# How long threads may take to stop.
+# The time that threads may take to stop.
 GRACE_SECONDS = 5.0
 # The variable from which a client of XLA takes the number of cores; enough for most tests.
 _XLA_THREADS, _ENOUGH_THREADS = "NPROC", 16

@@ -1,4 +1,4 @@
-"""Which array library an array belongs to. The one place of this floor that knows.
+"""The array library of an array. No other module of this package decides this.
 
 Layers and optimizers are written against NumPy's interface. CuPy has the same one, so they run on
 whatever library the parameters' arrays come from; nothing is imported that the user did not import.
@@ -42,12 +42,12 @@ def address(array: Array) -> int:
 
 
 def is_array(value: object) -> bool:
-    """Whether ``value`` is an array of a supported library."""
+    """True if ``value`` is an array of a supported library."""
     return _library(value) is not None and hasattr(value, "dtype")
 
 
 def is_floating(dtype: Any) -> bool:
-    """Whether ``dtype`` is one of real floating point numbers, those of ml_dtypes among them."""
+    """True if ``dtype`` is one of real floating point numbers, those of ml_dtypes among them."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 

@@ -1,4 +1,4 @@
-"""How every public thing of this package is told over which ranks it works."""
+"""The argument by which public functions and classes here take their ranks."""
 
 from __future__ import annotations
 

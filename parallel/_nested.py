@@ -58,7 +58,7 @@ def all_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether ``pattern`` means ``path``: both are names with dots, ``*`` stands for one name."""
+    """True if ``pattern`` means ``path``: both are names with dots, ``*`` stands for one name."""
     ours, theirs = path.split("."), pattern.split(".")
     return len(ours) == len(theirs) and all(map(fnmatchcase, ours, theirs))
 

@@ -62,10 +62,10 @@ def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str
 
     Args:
         model: The module that the state is for; of a ``DistributedDataParallel`` its ``module``.
-        optimizer: That of its parameters, if its state is to be loaded too.
+        optimizer: The optimizer of its parameters, to load its state as well.
 
     Raises:
-        TypeError: For what is no module or optimizer.
+        TypeError: For an argument that is not a module or optimizer.
     """
     _check(model, optimizer)
     like: dict[str, Any] = {"model": global_state(model)["model"]}
@@ -75,18 +75,18 @@ def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str
 
 
 def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None = None) -> None:
-    """Copy what was loaded, in the layout of ``global_layout``, into a model and its optimizer.
+    """Copy a loaded state, in the layout of ``global_layout``, into a model and its optimizer.
 
     Args:
-        state: ``{"model": ..., "optimizer": ...}``; what else is in it is not looked at.
+        state: ``{"model": ..., "optimizer": ...}``; other entries are ignored.
         model: The module, whose ``load_state_dict`` gets this rank's parts.
         optimizer: The optimizer, likewise.
 
     Raises:
-        KeyError: For a state that lacks something.
-        ValueError: For one that does not fit the model or the optimizer, such as that of another
-            kind of optimizer. Nothing is changed then.
-        TypeError: For what is no state, module or optimizer.
+        KeyError: If the state lacks an entry.
+        ValueError: For a state that does not fit the model or the optimizer, such as that of
+            another kind of optimizer. Nothing is changed then.
+        TypeError: For an argument that is not a state, module or optimizer.
     """
     _check(model, optimizer)
     check_state_dict(state, "model", *([] if optimizer is None else ["optimizer"]))

@@ -336,3 +336,38 @@ def test_the_demo_installs_what_it_needs_and_no_more():
     }
     foreign = used - set(sys.stdlib_module_names) - {*PACKAGES, "numpy", "support"}
     assert wanted == {{"sklearn": "scikit-learn"}.get(name, name) for name in foreign}
+
+
+def bounds_of(requirements):
+    """Return each package's version bounds, without spaces: ``{"numpy": ">=1.26"}``."""
+    return {
+        re.match(r"[\w-]+", one)[0]: re.sub(r"^[\w-]+|\s", "", one)
+        for one in requirements
+        if isinstance(one, str)
+    }
+
+
+def test_the_conda_recipe_has_the_bounds_and_commands_of_pyproject():
+    yaml = pytest.importorskip("yaml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text())
+    assert recipe["package"]["name"] == project["name"]
+    assert recipe["about"]["license"] == project["license"]
+    needed = bounds_of(project["dependencies"]) | {"python": project["requires-python"]}
+    assert bounds_of(recipe["requirements"]["run"]) == needed
+    assert bounds_of(recipe["requirements"]["host"])["python"] == project["requires-python"]
+    assert "VERSION" in recipe["package"]["version"]  # meshlib/__init__.py alone has the number
+    commands = dict(line.split(" = ") for line in recipe["build"]["python"]["entry_points"])
+    assert commands == project["scripts"]
+
+
+def test_the_table_of_supported_versions_has_the_bounds_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / "docs/compatibility.md").read_text()
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert f"| Python | {pythons[0]} | {pythons[-1]} |" in page
+    assert project["requires-python"] == f">={pythons[0]}"
+    numpy = bounds_of(project["dependencies"])["numpy"].removeprefix(">=")
+    assert f"| NumPy | {numpy} |" in page
+    jax = bounds_of(project["optional-dependencies"]["jax"])["jax"].removeprefix(">=")
+    assert f"| {jax}, the oldest |" in page

@@ -99,7 +99,7 @@ class Rest:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the call before has not ended."""
+        """True if the call before has not ended."""
         return self._end_before is not None
 
     def end_before(self) -> None:

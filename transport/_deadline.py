@@ -54,7 +54,7 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether the moment has passed."""
+        """True if the moment has passed."""
         return time.monotonic() >= self.at
 
 

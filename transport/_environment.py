@@ -26,7 +26,7 @@ LAUNCHER = "MESHLIB_LAUNCHER"
 """
 
 ENGINE_RESTARTS = "MESHLIB_ENGINE_RESTARTS"
-"""How often an engine has started the whole job again, where it has no variable of its own for it.
+"""The number of times that an engine restarted the whole job, if it has no variable of its own.
 
 It becomes part of the job's name, so that a node that is left of an earlier start is refused.
 """
@@ -58,7 +58,7 @@ RUN_ID = "MESHLIB_RUN_ID"
 """Names this launch; set by the launcher in every rank."""
 
 RESTART_COUNT = "MESHLIB_RESTART_COUNT"
-"""How often the launcher has restarted the ranks; keys in the store are prefixed with it."""
+"""The launcher's count of restarts of the ranks; keys in the store are prefixed with it."""
 
 JOIN = "MESHLIB_JOIN"
 """``1``: this rank comes to a job that has begun with ``WORLD_SIZE`` others; its RANK is above."""
@@ -73,13 +73,13 @@ CPUS = "MESHLIB_CPUS"
 """The CPUs that this rank is bound to when it begins, as ``0-3,8``: ``meshrun --numa``."""
 
 ERROR_FILE = "MESHLIB_ERROR_FILE"
-"""Where this rank writes the exception that ended it, as JSON, for the launcher to print."""
+"""The file for the exception that ended this rank, as JSON; the launcher prints it."""
 
 TRACE_DIR = "MESHLIB_TRACE_DIR"
 """The directory for flight-recorder dumps."""
 
 TRACE_CALLS = "MESHLIB_TRACE_CALLS"
-"""How many calls each rank's flight recorder keeps."""
+"""The number of calls that each rank's flight recorder keeps."""
 
 HOST = "MESHLIB_HOST"
 """The address at which other ranks reach this one; default: the interface towards the store."""
@@ -90,13 +90,13 @@ between sites is reduced inside them first. Equal names are one site, and so are
 """
 
 TCP_CONNECTIONS = "MESHLIB_TCP_CONNECTIONS"
-"""How many TCP connections lead to a rank with a round trip of 1 ms or more, 1 to 16; default 4."""
+"""The number of TCP connections to a rank with a round trip of 1 ms or more, 1 to 16; default 4."""
 
 TUNING = "MESHLIB_TUNING"
 """A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""
 
 DEBUG = "MESHLIB_DEBUG"
-"""How much is logged: ``OFF``, ``INFO`` or ``DETAIL``."""
+"""The amount of logging: ``OFF``, ``INFO`` or ``DETAIL``."""
 
 ANY_JAX = "MESHLIB_ANY_JAX"
 """``1``: have ``meshlib.jit`` try versions of JAX that it is not tested with."""

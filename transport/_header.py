@@ -1,8 +1,8 @@
-"""The header of a call: what must be equal on every member, in 32 bytes.
+"""The header of a call: the properties that must be equal on every member, in 32 bytes.
 
 Each frame between two members begins with the header of its call. The receiver compares these
-bytes with its own header before it uses a value. So ranks in different calls learn it from the
-first frame.
+bytes with its own header before it uses a value. So the first frame shows that two ranks are in
+different calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pack_header = _LAYOUT.pack
 """``pack_header(*header)`` equals ``CallHeader(*header).pack()``, without making a header."""
 
 
-_PRIME = 65521  # the largest that a history holds: no two headers that differ in 16 bits are alike
+_PRIME = 65521  # the largest prime that 16 bits, a history's, hold
 
 
 def history_after(packed: bytes) -> int:
@@ -29,7 +29,7 @@ def history_after(packed: bytes) -> int:
 
 
 class Kind(enum.IntEnum):
-    """What a frame belongs to: a collective by its name, or a point-to-point message."""
+    """The kind of call that a frame belongs to: a collective, or a point-to-point message."""
 
     BARRIER = 1
     BROADCAST = 2

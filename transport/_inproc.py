@@ -30,7 +30,7 @@ EAGER_BYTES = 64 << 10
 HIGH_WATER = 1 << 20
 PIECE_BYTES = 256 << 10
 _FRAME_COST = 64
-"""What a frame counts in its queue besides its data, so that empty ones are bounded as well."""
+"""A frame's share of the queue's limit besides its data: it bounds empty frames as well."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +139,7 @@ class _Cut(Exception):
 
 
 class _Hub:
-    """Where the members of one group meet: channels and mailboxes, made at the first use."""
+    """The meeting point of a group's members: channels and mailboxes, made at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

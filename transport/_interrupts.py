@@ -165,7 +165,7 @@ class Condition(threading.Condition):
 
 
 def is_held(lock: threading.RLock) -> bool:  # pyright: ignore[reportInvalidTypeForm]
-    """Whether the calling thread has ``lock``: a signal handler may run in the middle of it."""
+    """True if the calling thread has ``lock``: a signal handler may run in the middle of it."""
     return lock._is_owned()  # pyright: ignore[reportAttributeAccessIssue]
 
 

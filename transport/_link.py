@@ -51,7 +51,7 @@ class Request(ABC):
     __slots__ = ("done",)
 
     done: bool
-    """Whether a sent frame's memory may be reused, or a received frame is in its memory."""
+    """True if a sent frame's memory may be reused, or a received frame is in its memory."""
 
     @abstractmethod
     def wait(self, on_piece: OnPiece | None = None) -> None:
@@ -80,7 +80,7 @@ class Link(ABC):
     peer: int
 
     window: int = 0
-    """How many bytes should be under way to a distant peer; 0 where the peer is near."""
+    """The bytes to keep in flight to a distant peer; 0 for a near one."""
 
     @abstractmethod
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:

@@ -1,4 +1,4 @@
-"""Where a rank runs: the one way to tell which ranks share a machine, and so perhaps memory."""
+"""The place of a rank. Nothing else tells which ranks share a machine, and so perhaps memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs, as it is published in a store.
+    """A rank's place, as it is published in a store.
 
     ``machine`` is the rank's ``this_machine``. Ranks with equal machines share memory, unless an
     ``obstacle`` says why one of them cannot. Ranks that are threads of one process have the same
@@ -53,7 +53,7 @@ class Place:
         return place
 
     def may_share_with(self, other: Place) -> bool:
-        """Whether memory can be shared with the rank at ``other``, as far as can be told."""
+        """True if memory can be shared with the rank at ``other``, as far as can be told."""
         return not self.obstacle and not other.obstacle and self.machine == other.machine
 
 

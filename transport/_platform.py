@@ -1,4 +1,4 @@
-"""Where operating systems differ: what Linux has, and what stands in for it elsewhere.
+"""The differences of operating systems: Linux's calls, and their portable replacements.
 
 Nothing here decides by the name of the system: it asks whether Python has the function. Shared
 memory among processes is Linux's alone (``transport._shm.support``).

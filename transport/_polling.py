@@ -67,9 +67,10 @@ def once(events: int) -> int:
 
 
 class PollOnly:
-    """What ``ThreadPool`` needs of epoll, over poll(2). One thread polls, and the others wait for
-    their turn; a change wakes it. Each poll looks at all descriptors, so it is for a few hundred
-    connections at most.
+    """The part of epoll that ``ThreadPool`` needs, over poll(2).
+
+    One thread polls, and the others wait for their turn; a change wakes it. Each poll checks all
+    descriptors, so it is for a few hundred connections at most.
     """
 
     def __init__(self) -> None:

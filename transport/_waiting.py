@@ -1,4 +1,4 @@
-"""How a thread waits for other threads, processes and devices.
+"""Waiting for other threads, processes and devices.
 
 If an event will wake it, it polls for a moment before it sleeps: ``LookOut``. If no event can wake
     it, it polls at growing intervals: ``Pauses``.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 500e-6
-"""How long a thread polls, and yields its core in between, before it sleeps."""
+"""The time that a thread polls, and yields its core in between, before it sleeps."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 
 
@@ -46,12 +46,12 @@ class LookOut:
         self._main = threading.main_thread().ident if main_only else None
         self._pauses = pauses
         self._seconds = seconds
-        # How long polling is left out after polls in vain, and until when.
+        # After polls in vain, polling is left out: for so many seconds, until so late.
         self._pause = self._again = 0.0
 
     @property
     def looks(self) -> bool:
-        """Whether the calling thread would poll this time, instead of sleeping at once."""
+        """True if the calling thread would poll this time, instead of sleeping at once."""
         if self._main is not None and threading.get_ident() != self._main:
             return False
         return not self._pause or time.perf_counter() >= self._again

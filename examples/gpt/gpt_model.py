@@ -140,14 +140,14 @@ def rotate(x: jax.Array, places: np.ndarray) -> jax.Array:
 
 
 class Stage:
-    """What one stage of the pipeline computes: a function of its parameters and its input."""
+    """The computation of one stage of the pipeline: a function of its parameters and its input."""
 
     def __init__(self, config: Config, dims: Dims) -> None:
         self.config, self.dims = config, dims
         cp = dims.cp.size()
         self.zigzag = cp > 1 and config.parallel.attention == "ring"
         self.places = sequence_positions(config.model.context // cp, dims.cp, zigzag=self.zigzag)
-        """Which places of the sequence this rank has."""
+        """This rank's places of the sequence."""
 
     def __call__(self, params: Tree, x: jax.Array) -> jax.Array:
         """Map tokens (batch, length), or activations, to activations or this rank's logits."""

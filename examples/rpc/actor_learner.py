@@ -28,7 +28,7 @@ class Learner:
     def __init__(self, actors: int, rate: float) -> None:
         self.weights = np.zeros(4)
         self.lengths: list[float] = []
-        """How long the episodes were, on the average, by update."""
+        """The average length of the episodes, by update."""
         self._rate = rate
         self._actors = actors
         self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}

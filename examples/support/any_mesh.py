@@ -1,4 +1,4 @@
-"""What the dims of a mesh are for."""
+"""The roles of a mesh's dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the array adapter gives: a flat buffer, and the way back to the caller's array."""
+"""The array adapter's result: a flat buffer, and the way back to the caller's array."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def read_only(array: Any, name: str) -> TypeError:
 
 
 class ArrayLibrary(Protocol):
-    """What the adapter has to know about one array library."""
+    """The adapter's view of one array library."""
 
     def recognises(self, array: Any) -> bool:
-        """Whether ``array`` is this library's."""
+        """True if ``array`` is this library's."""
         ...
 
     def source(self, array: Any, name: str) -> Adapted:

@@ -168,7 +168,7 @@ def _instead(array: Any, name: str) -> str:
 
 
 def is_only_returned(result: Any) -> bool:
-    """Whether ``result`` is of a read-only kind, so only the returned array has the values."""
+    """True if ``result`` is of a read-only kind, so only the returned array has the values."""
     if result is None or type(result) in (np.ndarray, list):  # the usual cases at once
         return False
     return any(library.recognises(result) for library in _IMMUTABLE)

@@ -153,7 +153,7 @@ def address(flat: Flat | DeviceFlat) -> int:
 
 
 def overlap(x: Flat | DeviceFlat, y: Flat | DeviceFlat) -> bool:
-    """Whether two flat buffers share memory."""
+    """True if two flat buffers share memory."""
     if not isinstance(x, DeviceFlat) and not isinstance(y, DeviceFlat):
         return np.may_share_memory(x, y)  # exact, as there are no gaps in them
     start, other = address(x), address(y)

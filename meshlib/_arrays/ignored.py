@@ -1,4 +1,4 @@
-"""Results that nobody takes: of a call on arrays that cannot be written to, they are lost.
+"""Warnings of dropped results: without its result, a call on a read-only array has no effect.
 
 ``dist.all_reduce(gradient)`` updates a NumPy array. On a JAX array it does nothing, unless the
 program uses what it returns. A program that drops it is told so, once for each line.
@@ -37,8 +37,8 @@ class ResultIgnoredWarning(UserWarning):
 def warn_if_discarded() -> None:
     """Warn the caller of a collective whose line does nothing with what the collective returns.
 
-    For calls of which that is the only result. The line is judged by its bytecode: where the next
-    instruction drops the value, nothing can have read it.
+    For calls that change no array in place. The line's bytecode decides: if the next instruction
+    drops the value, no code can have read it.
     """
     frame = _getframe(1)
     while frame.f_code.co_filename.startswith(_OWN_FOLDERS):
@@ -60,15 +60,15 @@ def warn_if_discarded() -> None:
 
 @lru_cache(maxsize=1024)
 def _drops_result(code: CodeType, instruction: int) -> bool:
-    """Whether the value of the call at ``instruction`` is dropped by the next one."""
+    """True if the value of the call at ``instruction`` is dropped by the next one."""
     later = (each for each in dis.get_instructions(code) if each.offset > instruction)
     return next(later).opname == "POP_TOP"
 
 
 class UntakenResult:
-    """Warns where ``owner``, a ``Work``, goes and nobody has taken its result: see ``take``.
+    """Warns if ``owner``, a ``Work``, is collected before its result was taken: see ``take``.
 
-    ``what`` says which call that is, and where it was made.
+    ``what`` names the call and its place in the program.
     """
 
     def __init__(self, owner: object, what: str) -> None:
@@ -76,7 +76,7 @@ class UntakenResult:
         self._end.atexit = False
 
     def take(self) -> None:
-        """Note that somebody has the result."""
+        """Note that the program has taken the result."""
         self._end.detach()
 
 

@@ -23,7 +23,7 @@ from transport._cuda.driver import Driver, driver_of
 from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._operands.reduce_op import Flat
 
-# What the interface and DLPack call CUDA's two default streams; CUDA takes these as handles.
+# The names of CUDA's two default streams in the interface and DLPack; CUDA takes them as handles.
 _LEGACY_STREAM = 1
 _NO_SYNCHRONISATION = -1
 
@@ -35,7 +35,7 @@ class CudaArrays:
     """
 
     def recognises(self, array: Any) -> bool:
-        """Whether ``array`` is in a GPU's memory."""
+        """True if ``array`` is in a GPU's memory."""
         return getattr(array, "__cuda_array_interface__", None) is not None
 
     def source(self, array: Any, name: str) -> Adapted:
@@ -130,7 +130,7 @@ class JaxOnGpu:
     """
 
     def recognises(self, array: Any) -> bool:
-        """Whether the JAX array ``array`` is on one GPU, and CuPy is there to reach it."""
+        """True if the JAX array ``array`` is on one GPU, and CuPy is there to reach it."""
         devices = array.devices()
         return (
             len(devices) == 1

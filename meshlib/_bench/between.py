@@ -80,9 +80,9 @@ class Between:
         self._rank: int = dist.get_rank()
         self._size: int = dist.get_world_size()
         self._ahead = 0.0
-        """How far rank 0's clock is ahead of this one's."""
+        """Rank 0's clock minus this one's."""
         self._margin = 0.005
-        """How long after it was set a call begins: all have heard of it by then."""
+        """The delay between announcing a call and its start: enough for all to hear of it."""
 
     def run(self) -> None:
         """Measure and print."""

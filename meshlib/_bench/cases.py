@@ -71,15 +71,15 @@ class Case(ABC):
 
     name: ClassVar[str]
     is_sized: ClassVar[bool] = True
-    """Whether the case is measured at several sizes."""
+    """True if the case is measured at several sizes."""
 
     has_output: ClassVar[bool] = False
-    """Whether the result goes into another array than the input, which stays as it is."""
+    """True if the result goes into another array than the input, which stays as it is."""
 
     splits: ClassVar[bool] = False
-    """Whether the input has a part for each rank."""
+    """True if the input has a part for each rank."""
     joins: ClassVar[bool] = False
-    """Whether the output has one."""
+    """True if the output has one."""
 
     givers: ClassVar[slice] = ALL
     """The ranks whose input matters to the result."""

@@ -34,7 +34,7 @@ class HostNetwork:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return sum(map(len, self.hosts))
 
     def encode(self) -> str:

@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure. Cells of the same number of ranks come one after the other.
+    """The cells to measure. Cells with the same number of ranks are adjacent.
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
     each library gets its turn in each cell, ``turn`` about how many seconds a turn is. A cell that

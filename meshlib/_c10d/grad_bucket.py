@@ -16,7 +16,7 @@ class GradBucket(ABC):
 
     @abstractmethod
     def is_last(self) -> bool:
-        """Whether this is the last bucket of the backward pass."""
+        """True if this is the last bucket of the backward pass."""
 
     @abstractmethod
     def buffer(self) -> Any:

@@ -51,8 +51,8 @@ def shrink_group(
         shrink_flags: 0 (c10d's ``SHRINK_DEFAULT``), or 1 (``SHRINK_ABORT``): end calls that are
             under way first.
         pg_options: Accepted for c10d's sake.
-        timeout: How long a member is waited for that is there and slow; seconds, a timedelta or
-            "30s"; by default the group's.
+        timeout: The time to wait for a slow member; seconds, a timedelta or "30s"; by default
+            the group's.
 
     Returns:
         The new group, with the backends and the deadline of ``group``.

@@ -37,7 +37,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 T = TypeVar("T")
 
 DRAIN_SECONDS = 5.0
-"""How long a group that closes waits for calls to end."""
+"""The time that a closing group waits for its calls to end."""
 _OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
 """The reductions that are the same object wherever a program uses them, by their codes."""
 
@@ -161,7 +161,7 @@ class CallQueue:
         return run
 
     def _ends_at_once(self, spec: CallSpec) -> bool:
-        """Whether a send needs no thread of its own to have nobody wait for it."""
+        """True if a send needs no thread of its own to let the caller go on."""
         communicator = self.state.communicators.get(spec.device)
         return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
 
@@ -198,7 +198,7 @@ class CallQueue:
             raise self._interrupted(kind)
 
     def _is_blocked(self, stream: CallStream) -> bool:
-        """Whether the calling thread is in a call that one on ``stream`` waits for."""
+        """True if the calling thread is in a call that one on ``stream`` waits for."""
         return stream.is_mine() or self.state.is_making()
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
@@ -280,7 +280,7 @@ class CallQueue:
             record.end(str(seen))
             if seen is error:
                 raise
-            # Where a transport noticed says nothing to the user; it stays in __context__.
+            # The place in the transport says nothing to the user; __context__ keeps it.
             raise seen from None
         if record.rest is None:
             record.ended = monotonic()

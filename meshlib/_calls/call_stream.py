@@ -76,7 +76,7 @@ class CallStream(StreamLock):
             thread.join(timeout)
 
     def is_idle(self) -> bool:
-        """Whether nothing is queued or running."""
+        """True if nothing is queued or running."""
         with self._changed:  # one looks at a time: a look must not make another's fail
             mine = self.is_mine()
             try:
@@ -114,7 +114,7 @@ class CallStream(StreamLock):
 
 
 class Continuations(CallStream):
-    """What a group's calls are followed by: the callbacks of their futures.
+    """The continuations of a group's calls: the callbacks of their futures.
 
     They run in the order in which the calls ended, off the calls' own streams: so they may wait for
     later calls of their group. One that waits for another runs what lies between in its own place.
@@ -125,7 +125,7 @@ class Continuations(CallStream):
         super().__init__(name)
         self._enter = enter
         self.awaited: object = None
-        """What the task that runs now waits for."""
+        """The object that the running task waits for."""
 
     def _run(self) -> None:
         if self._enter is not None:
@@ -133,7 +133,7 @@ class Continuations(CallStream):
         super()._run()
 
     def is_current(self) -> bool:
-        """Whether the calling thread runs a task of this stream."""
+        """True if the calling thread runs a task of this stream."""
         return getattr(threading.current_thread(), "stream", None) is self
 
     def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:

@@ -62,14 +62,14 @@ class CallStreams:
             streams = [self.collectives, *others]
             idle = min(stream.drain(deadline.remaining()) for stream in streams)
             idle = _drain_receives(receives, deadline, is_receiving) and idle
-            # What follows on a call may make others.
+            # Continuations of a call may make further calls.
             if not self.continuations.is_current():
                 idle = self.continuations.drain(deadline.remaining()) and idle
             if deadline.expired or not idle or all(stream.drain(0) for stream in streams):
                 return idle
 
     def is_idle(self) -> bool:
-        """Whether no call is queued or under way."""
+        """True if no call is queued or under way."""
         streams = self.collectives, *(stream for _, stream in self._of_peers())
         return all(stream.is_idle() for stream in streams)
 

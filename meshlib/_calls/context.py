@@ -19,7 +19,7 @@ Observer = Callable[[Members, CallHeader, str, Run], Run]
 
 
 class RankContext(Protocol):
-    """What the groups of one rank share; its World is one."""
+    """The state that all groups of one rank share; its World is one."""
 
     rank: int
     store: Store

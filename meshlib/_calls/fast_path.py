@@ -29,7 +29,7 @@ class FastPath(Protocol):
     checked: bool
     """Set to False to measure what recording and comparing cost. For nothing else."""
     met: bool
-    """Whether it takes collectives: those before the members have met are left to Python."""
+    """True if it takes collectives: those before the members have met are left to Python."""
 
     def make(self, kind: int, listed: bool, arguments: tuple[Any, ...], timeout: Timeout, /) -> Any:
         """Make the collective ``kind`` of what its method is called with, without ``async_op``.

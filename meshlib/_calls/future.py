@@ -32,7 +32,7 @@ class End(Protocol):
     """The end of what a device still has to do: a ``Completion``, or several."""
 
     def done(self) -> bool:
-        """Whether it has come."""
+        """True if it has come."""
         ...
 
     def wait(self, deadline: Deadline) -> bool:
@@ -62,7 +62,7 @@ class Future(Generic[T]):
         self._continuations = continuations
         self._blocked = blocked
         self._pid = own_pid()
-        # What this one waits for, and whether its callback runs already: until there is an outcome.
+        # Until the outcome: the awaited future, and whether its callback has started.
         self._source: Future[Any] | None = None
         self._under_way = False
         self._ready = Condition()
@@ -74,7 +74,7 @@ class Future(Generic[T]):
         self._completion: End | None = None
 
     def done(self) -> bool:
-        """Whether the outcome is there; on a device, whether its work is done."""
+        """True if the outcome is there; on a device, whether its work is done."""
         return self._done and (self._completion is None or self._completion.done())
 
     def wait(self, timeout: Timeout | None = None) -> T:
@@ -183,7 +183,7 @@ class Future(Generic[T]):
             stream.awaited = before
 
     def _needs(self, stream: Continuations) -> bool:
-        """Whether this cannot have an outcome before the task that ``stream`` runs has ended."""
+        """True if this cannot have an outcome before the task that ``stream`` runs has ended."""
         future, seen = self, set[Future[Any]]()
         while future not in seen:
             seen.add(future)
@@ -202,7 +202,7 @@ class Future(Generic[T]):
         return False
 
     def _is_blocked(self) -> bool:
-        """Whether the calling thread is itself in the middle of a call that comes before this."""
+        """True if the calling thread is itself in the middle of a call that comes before this."""
         return not self._done and self._blocked is not None and self._blocked()
 
     def value(self) -> T:

@@ -13,7 +13,7 @@ from transport._header import NO_ROOT, Kind
 from transport._operands.reduce_op import Flat
 
 Run = Callable[[Communicator[Any], Call], Any]
-"""What a call does at its turn; what it returns is the call's result."""
+"""Makes a call at its turn, and returns the call's result."""
 
 
 class Overlapping:
@@ -36,7 +36,7 @@ class Overlapping:
         self.finish: Callable[[], Any] = finish
 
     def may_follow(self, other: Overlapping) -> bool:
-        """Whether the call may begin before ``other`` has ended: they have no memory in common."""
+        """True if the call may begin before ``other`` has ended: they have no memory in common."""
         mine, its = (
             [(flat.ctypes.data, flat.ctypes.data + flat.nbytes) for flat in call.memory]
             for call in (self, other)

@@ -31,7 +31,7 @@ class Lifecycle(enum.IntEnum):
 
 
 class GroupState:
-    """What broke the group of ``members``, which of them have left, and its communicators.
+    """The state of the group of ``members``: its error, the members that left, its communicators.
 
     ``base``: the state of the group that this one was derived from. A thread holds ``lock`` to
     change anything here, or not to miss a change. The lock knows its thread: a signal may come
@@ -46,7 +46,7 @@ class GroupState:
         self.lock: threading.RLock = threading.RLock()  # pyright: ignore[reportInvalidTypeForm]
         self.lifecycle: Lifecycle = Lifecycle.USABLE
         self.error: DistError | None = None
-        """What broke it. Raised are copies: each thread adds a traceback of its own."""
+        """The error that broke the group. Copies are raised: each thread adds its traceback."""
         self.failure_listeners: list[Callable[[DistError], object]] = []
         """Called with what broke the group, whenever it is said."""
         self.departures: tuple[Departures, ...] = ()
@@ -60,7 +60,7 @@ class GroupState:
         self.fast_path: FastPath | None = None
         """Makes usual small calls by itself, once the members have met, while all is usual."""
         self.retired: bool = False
-        """Whether the group was destroyed, or this rank's program was told that it broke, or a
+        """True if the group was destroyed, or this rank's program was told that it broke, or a
         derived group.
 
         Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
@@ -81,17 +81,17 @@ class GroupState:
 
     @property
     def usable(self) -> bool:
-        """Whether calls can be made on it: it is neither broken nor closed."""
+        """True if calls can be made on it: it is neither broken nor closed."""
         return self.lifecycle is Lifecycle.USABLE
 
     @property
     def destroyed(self) -> bool:
-        """Whether it was closed."""
+        """True if it was closed."""
         return self.lifecycle is Lifecycle.DESTROYED
 
     @property
     def usual(self) -> bool:
-        """Whether calls need no look at what is wrong with members."""
+        """True if calls need not check for failed members."""
         return self.usable and not self.absent and not self.refused
 
     @property
@@ -195,7 +195,7 @@ class GroupState:
             return communicator
 
     def is_making(self) -> bool:
-        """Whether the calling thread is in the middle of making a communicator."""
+        """True if the calling thread is in the middle of making a communicator."""
         return is_held(self._making)
 
     def open_communicators(self) -> list[Communicator]:
@@ -215,7 +215,7 @@ class GroupState:
                     communicator.lose(place, f"rank {members.ranks[place]} has left the job")
 
     def is_receiving(self) -> bool:
-        """Whether a message is on its way."""
+        """True if a message is on its way."""
         return any(communicator.receiving for communicator in self.communicators.values())
 
     def release(self) -> None:

@@ -49,7 +49,7 @@ class _StreamLock:
         raise NotImplementedError
 
     def is_mine(self) -> bool:
-        """Whether the calling thread has the turn."""
+        """True if the calling thread has the turn."""
         return is_held(self._lock)
 
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class WorkResult(enum.IntEnum):
-    """How a call ended, as ``Work.get_future_result`` tells it: c10d's numbers."""
+    """The outcome of a call for ``Work.get_future_result``, with c10d's numbers."""
 
     SUCCESS = 0
     TIMEOUT = 1
@@ -29,7 +29,7 @@ class WorkResult(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """What a receive ends with: its result, and the global rank that sent it."""
+    """The outcome of a receive: its result, and the global rank of the sender."""
 
     result: Any
     source: int
@@ -59,11 +59,11 @@ class Work(Generic[T]):
         self._untaken: UntakenResult | None = None
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """True if the call has ended, well or not."""
         return self._future.done()
 
     def is_success(self) -> bool:
-        """Whether the call has ended well."""
+        """True if the call has ended well."""
         return self._future.done() and self._future.exception() is None
 
     def exception(self) -> BaseException | None:

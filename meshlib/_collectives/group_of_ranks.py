@@ -1,4 +1,4 @@
-"""What the collective mixins build on: something that has, or is, a process group."""
+"""The base of the collective mixins: an object that has, or is, a process group."""
 
 # ``call_queue_of`` is how other files reach the one attribute that users are not shown.
 # pyright: reportPrivateUsage=false
@@ -22,9 +22,9 @@ from transport._header import NO_ROOT, Kind
 T = TypeVar("T")
 
 ARRAYS, LISTS = False, True
-"""How the methods of a kind have a part for each member: in one array, or an array in a list."""
+"""The two forms of parts for each member: one array, or a list of arrays."""
 NO_MEMBER: Any = None
-"""What calls return on a rank that is no member, of which their types say nothing."""
+"""The result of calls on a rank that is not a member; their types leave it out."""
 _USUAL = frozenset((np.ndarray, list, type(None)))
 """Types of results that ``is_only_returned`` need not be asked about."""
 

@@ -1,4 +1,4 @@
-"""How several arrays travel in one flat buffer, and on a device one after the other."""
+"""Packing several arrays into one flat buffer; on a device they travel one by one."""
 
 from __future__ import annotations
 

@@ -380,9 +380,10 @@ class PersonalizedCollectives(GroupOfRanks):
             output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. It does not overlap ``input``.
             input: An array of ``output``'s dtype.
-            output_split_sizes: How many rows of ``output`` come from each member; by default equal
+            output_split_sizes: The number of rows of ``output`` from each member; by default equal
                 parts.
-            input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
+            input_split_sizes: The number of rows of ``input`` for each member; by default equal
+                parts.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 

@@ -97,7 +97,7 @@ class SymmetricMemory(GroupOfRanks):
 
 
 class _Place:
-    """Where an array is to be: on the CPU, or on the GPU ``number`` of ``driver``."""
+    """The place of an array: the CPU, or the GPU ``number`` of ``driver``."""
 
     def __init__(self, device: str) -> None:
         kind, colon, text = str(device).partition(":")

@@ -1,1 +1,1 @@
-"""What a rank learns of its job: the watcher of the events, stalls, samples of the calls."""
+"""A rank's view of its job: the event watcher, stalls, samples of the calls."""

@@ -22,7 +22,7 @@ class SharedThread(ABC, Generic[U]):
 
     name: str
     prepares: ClassVar[bool] = False
-    """Whether ``_prepare`` must finish before ``enter`` returns. Otherwise the thread makes its
+    """True if ``_prepare`` must finish before ``enter`` returns. Otherwise the thread makes its
     client itself, so that ``enter`` costs no round trips to a server.
     """
 
@@ -50,7 +50,7 @@ class SharedThread(ABC, Generic[U]):
             self._users[user] = None
             if self._run is None:
                 own = None
-                # Where several ranks share the thread, the first may leave, and close its store,
+                # If several ranks share the thread, the first may leave, and close its store,
                 # before the thread runs.
                 if self.prepares or store.in_one_process:
                     own = store.clone()

@@ -36,9 +36,9 @@ TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3
 # The thread takes at most one part in IDLE_PARTS of a core.
 IDLE_PARTS = 10
-# How many of its last calls a rank posts: ranks may have gone different ways some calls earlier.
+# The number of last calls that a rank posts: ranks may have diverged some calls earlier.
 CALLS_POSTED = 8
-# How long the other members may take to post their status, once a tangle is sure.
+# The time that other members get to post their status, once a tangle is sure.
 REST_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05
 _POSTED = "statuses"

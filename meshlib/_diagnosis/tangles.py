@@ -42,11 +42,11 @@ class CallStatus(JsonRecord):
         return self.call.group, self.call.sequence
 
     def has_come(self, group: str, sequence: int) -> bool:
-        """Whether this rank has issued the collective ``sequence`` of ``group``."""
+        """True if this rank has issued the collective ``sequence`` of ``group``."""
         return self.reached.get(group, 0) >= sequence
 
     def is_confirmed_by(self, later: CallStatus) -> bool:
-        """Whether ``later`` says that the rank is still blocked in the same call."""
+        """True if ``later`` says that the rank is still blocked in the same call."""
         same = (self.place, self.call.header) == (later.place, later.call.header)
         return same and later.beat > self.beat
 

@@ -142,7 +142,7 @@ def _patience() -> float:
 
 
 def _unexplained(events: Sequence[Event]) -> bool:
-    """Whether a rank is lost, and no event says how."""
+    """True if a rank is lost, and no event says how."""
     lost = [event for event in events if isinstance(event, RankLost)]
     return bool({e.rank for e in lost if e.vague} - {e.rank for e in lost if not e.vague})
 

@@ -1,1 +1,1 @@
-"""What the ranks and launchers of a job tell each other, through logs in the store."""
+"""Messages between the ranks and launchers of a job, through logs in the store."""

@@ -26,7 +26,7 @@ ENDED = "meshrun/ended"
 """Prefix of the key, with the attempt's number, of the ranks whose programs ended well."""
 
 STORE_SECONDS = 1.5
-"""How long the store may take to answer after a call has failed, past the call's deadline."""
+"""The store's time to answer after a call has failed, past the call's deadline."""
 
 
 class LogReader(Generic[T]):
@@ -39,7 +39,7 @@ class LogReader(Generic[T]):
         self._key = key
         self._parse = parse
         self.offset: int = offset
-        """How many bytes have been read."""
+        """The number of bytes read so far."""
 
     def read(self, timeout: float) -> list[T]:
         """Return the new entries, after a wait for the first of up to ``timeout`` seconds."""

@@ -1,4 +1,4 @@
-"""What a run takes on a mesh, by a program's own formulas."""
+"""Estimates of a run on a mesh, by the program's own formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other before they go on: an error of one is raised on all."""
+"""Exchange of errors before a group goes on: one rank's error is raised on all."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from transport._communicators.base import Communicator
     from transport._communicators.runtime import Membership
 
-# What scripts written for torch.distributed ask for on the CPU.
+# The CPU backend's name in scripts written for torch.distributed.
 _ALIASES = {"gloo": "auto"}
 _DEFAULT_BY_DEVICE = {"cpu": "auto", "cuda": "nccl"}
 DEVICES = ("cpu", "cuda")
 
 FAKE = backends.FAKE
 STAGED = "staged"
-"""What carries arrays on a GPU where a group has no backend for them: always correct."""
+"""The backend for arrays on a GPU if a group has none for them. It is always correct."""
 # These take the CPU's transport along, for what they do by way of the host.
 _WITH_CPU = frozenset({STAGED, "nccl", "cuda_ipc"})
 

@@ -60,12 +60,12 @@ class ProcessGroup(Collectives):
 
     @property
     def compression(self) -> Compression | None:
-        """How large sums and averages travel between hosts; None: as they are. A mesh says it."""
+        """The format of large sums and averages between hosts (a mesh sets it); None: full size."""
         return self._members.compression
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as messages name it; a library above may set it."""
+        """The group's purpose, for messages; a library above may set it."""
         return self._members.group_desc
 
     @group_desc.setter

@@ -1,4 +1,4 @@
-"""Which GPU is this rank's, and what its arrays travel by.
+"""The choice of this rank's GPU, and of the backend for its arrays.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 """

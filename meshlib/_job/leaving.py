@@ -27,7 +27,7 @@ from transport._errors import (
 from transport._store.base import Store
 
 PARTING_SECONDS = 5.0
-"""How long the store may take to answer when a rank leaves."""
+"""The store's time to answer when a rank leaves."""
 
 
 def chains(groups: Iterable[GroupState], joined: Iterable[str]) -> dict[str, Chain | None]:
@@ -128,7 +128,7 @@ def _collectives(records: FlightRecorder, group_id: str) -> dict[int, Record]:
 
 
 def _differ(mine: Chain, theirs: Chain, calls: Mapping[int, Record]) -> bool:
-    """Whether the calls differ up to the last one of the rank that left earlier."""
+    """True if the calls differ up to the last one of the rank that left earlier."""
     if mine[0] == theirs[0]:
         return mine[1] != theirs[1]
     after = calls.get(theirs[0] + 1)

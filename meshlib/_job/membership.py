@@ -101,7 +101,7 @@ class JobMembership:
             return self._agreed.get(name)
 
     def is_left_out(self, name: str, text: str) -> bool:
-        """Whether the agreement ``name`` makes an epoch after the present one without this rank."""
+        """True if the agreement ``name`` makes an epoch after the present one without this rank."""
         number = epoch_number(name)
         if number is None or number <= self.epoch.number or self.joining:
             return False
@@ -126,12 +126,12 @@ class JobMembership:
 
     @property
     def all_gone(self) -> bool:
-        """Whether all members of the last epoch that was agreed on are lost or have left."""
+        """True if all members of the last epoch that was agreed on are lost or have left."""
         return all(rank in self._lost or rank in self.left for rank in self._last_members())
 
     @property
     def all_lost(self) -> bool:
-        """Whether all of those members are lost."""
+        """True if all of those members are lost."""
         return all(rank in self._lost for rank in self._last_members())
 
     def _last_members(self) -> Sequence[int]:

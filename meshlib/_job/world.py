@@ -51,7 +51,7 @@ DEFAULT_TIMEOUT = 1800.0
 
 LEAVE_SECONDS = 3.0  # for the news of ranks that left before this one
 LINGER_SECONDS = 10.0
-"""How long the rank that serves the store waits for the others to leave before it does."""
+"""The time that the rank with the store waits for the other ranks to leave first."""
 
 
 _IN_A_FORK = (
@@ -326,7 +326,7 @@ class Current(threading.local):
     process: ClassVar[World | None] = None
     thread: World | None = None
     in_threads: ClassVar[bool] = False
-    """Whether a thread ever was a rank or had a World of its own. Otherwise calls need not ask for
+    """True if a thread ever was a rank or had a World of its own. Otherwise calls need not ask for
     the thread's, which takes a tenth of the time of a small call.
     """
     gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()

@@ -308,7 +308,7 @@ class Agent:
 
     @property
     def _records(self) -> str | Path | None:
-        """Where the user has told the ranks to write their flight records."""
+        """The user's folder for the ranks' flight records."""
         return self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
 
     def _how_to_keep_records(self, verdict: Verdict) -> str:

@@ -27,7 +27,7 @@ from meshlib._launcher.spawned_rank import (
 from transport._deadline import Deadline
 
 _KILL_SECONDS = 10.0
-"""What the kernel may take to end a process that was killed."""
+"""The time that the kernel may take to end a killed process."""
 
 
 class ProcessContext:
@@ -164,7 +164,7 @@ class _Rank(Worker):
 
     @property
     def waitables(self) -> list[Any]:
-        """What becomes ready when the rank ends or says why it fails."""
+        """The objects to wait on: one becomes ready when the rank ends or reports its failure."""
         return [self.child.sentinel, *([] if self._errors.closed else [self._errors])]
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import signal
 from types import FrameType, TracebackType
 
 KNOCK = 0
-"""What ``wait`` returns for a call of ``knock``."""
+"""The result of ``wait`` after a call of ``knock``."""
 
 WATCHED = (
     signal.SIGCHLD,

@@ -1,4 +1,4 @@
-"""How coordinates become indices: sizes and strides, as pure integer arithmetic.
+"""The arithmetic from coordinates to indices: sizes and strides, in pure integers.
 
 A layout is a mixed-radix number system. Each dim is a sequence of digits, each digit a size and a
 stride. A plain dim has one digit; a dim flattened from dims that are not neighbours has several.
@@ -322,7 +322,7 @@ class Layout:
         return Layout(tuple(Dim.of([pair]) for pair in reversed(pairs) if pair[0] > 1))
 
     def covers(self, dim: Dim) -> bool:
-        """Whether ``dim`` lies inside this layout's dims: each of its steps is a step of theirs."""
+        """True if ``dim`` lies inside this layout's dims: each of its steps is a step of theirs."""
         ordered = sorted(self._digits(), key=lambda digit: -digit.stride)
         whole = Dim.of((digit.size, digit.stride) for digit in ordered)
         return all(

@@ -1,4 +1,4 @@
-"""What a mesh knows of its dims beside arithmetic: names, options, groups made before."""
+"""A mesh's data about its dims besides arithmetic: names, options, groups made before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DimKey = str | int
 """A dim's name (also a flattened one) or its number; negative ones count from the last."""
 
 Compress = str | Mapping[str, Any] | Compression
-"""How large reductions travel: ``"bf16"``, ``"fp8"``, ``"int8"``, or with more to say."""
+"""The format of large reductions: ``"bf16"``, ``"fp8"``, ``"int8"``, or with options."""
 
 GroupKey = tuple[tuple[int, ...], DimOptions]
 """The ranks of a group, and how it is made."""

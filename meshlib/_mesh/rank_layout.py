@@ -1,4 +1,4 @@
-"""Which ranks stand where: a layout over a numbering of ranks.
+"""The ranks at each place of a mesh: a layout over a numbering of ranks.
 
 A mesh may have any ranks in any order. The numbering (position to rank) is separate from the
 arithmetic (coordinates to position). So a mesh over 0 to n-1 costs no memory for its ranks, and
@@ -125,7 +125,7 @@ class RankLayout:
         return np.array_equal(self._ordered_slices(), other._ordered_slices())
 
     def __hash__(self) -> int:
-        # What equal slices have in common, however the ranks are numbered.
+        # Only properties that equal slices share, however the ranks are numbered.
         return hash((self.layout.shape, len(self.numbering), self.numbering.largest()))
 
     # ------------------------------------------------------------------ asked

@@ -85,7 +85,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 SUFFIXES = tuple(_PARSERS)
-"""How the names of config files end: the one list of them."""
+"""The suffixes of config files. No other list exists."""
 
 SUFFIXES_IN_WORDS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 """The same for messages."""

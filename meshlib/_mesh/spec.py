@@ -39,7 +39,7 @@ class MeshDimError(ValueError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class DimOptions:
-    """What the group of a dim is made with; None: as the mesh, the group or the job says.
+    """Options of the group of a dim; None: as the mesh, the group or the job says.
 
     ``backend`` is a registered backend's name, or c10d's ``cpu:tcp,cuda:nccl``; ``timeout`` the
     deadline of a call, in seconds; ``compress`` how large reductions travel between hosts.

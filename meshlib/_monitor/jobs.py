@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transport._store.tcp.store import TCPStore
 
 FOLDERS = "meshrun-"
-"""How the folders of launchers begin, in the folder for temporary files."""
+"""The prefix of launchers' folders, in the folder for temporary files."""
 _FILE = "job.json"
 _CONNECT_SECONDS = 5.0
 _ADDRESS = re.compile(r"(.*[^:]|\[.*\]):(\d+)")

@@ -47,7 +47,7 @@ class PageServer:
 
     def __init__(self, watch: JobWatch, host: str = "127.0.0.1", port: int = 0) -> None:
         self.token: str = secrets.token_urlsafe(24)
-        """What a request has to know."""
+        """The secret that each request must contain."""
         self.host = host
         self._server = _Server((host, port), watch, self.token)
         self._thread = threading.Thread(

@@ -1,4 +1,4 @@
-"""How ranks spend their time, and the ranks that they wait for, from their samples alone.
+"""The ranks' shares of time, and the ranks that they wait for, from their samples alone.
 
 The members of a group come to the end of its calls together. So the member with the shortest time
 in them comes last, and the others spend their additional time waiting. No clocks are compared, and

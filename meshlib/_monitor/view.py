@@ -88,9 +88,9 @@ class RankView:
         self.ended: State | None = None
         """``LOST`` or ``LEFT``, once it is gone."""
         self.how: str = ""
-        """How it was lost: completes "rank 1 …"."""
+        """The manner of its loss: completes "rank 1 …"."""
         self.vague: bool = False
-        """Whether another event may give the reason."""
+        """True if another event may give the reason."""
         self.lost_at: float = 0.0
         self.spare: bool = False
 
@@ -146,7 +146,7 @@ class JobView:
         self.stragglers: Sequence[Straggler] = ()
         """The ranks that the others wait for, the slowest first."""
         self.over: str | None = None
-        """How the job ended, once it has."""
+        """The job's outcome, once it has ended."""
         self._members: frozenset[int] = frozenset()
         self._expect(size)
 

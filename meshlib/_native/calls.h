@@ -50,7 +50,7 @@ typedef struct {
     Header header;
 } CallSpec;
 
-/* Whether the call is on arrays in the host's memory. */
+/* True if the call is on arrays in the host's memory. */
 int is_on_host(CallSpec *spec);
 
 /* ------------------------------------------------------------------ recorder.c, frames.c */

@@ -3,7 +3,7 @@
 
 #define KNOWN_LOCKS 16
 
-/* Whose turn it is to send to a peer, or to receive from it under a tag. */
+/* The lock of messages to a peer, or of messages from it under a tag. */
 typedef struct {
     int kind, peer;
     uint32_t tag;
@@ -19,7 +19,7 @@ typedef struct {
     GroupFacts facts;
     PyObject *senders, *receivers; /* lists of the rings to and from each member; None: left to Python */
     PyObject *arrived[4];          /* empty while no thread and no message waits for the other */
-    /* What Python's way looks at, and where it keeps its records. */
+    /* Shared with the calls that Python makes: their recorder, checks and functions. */
     Recorder *ring;
     PyObject *id, *resume, *carry_message, *run, *observers, *is_logged, *of_peer;
     StreamLock *collectives;

@@ -1,4 +1,4 @@
-/* Who made a call: the nearest caller that is none of this project's files.
+/* Finds a call's place in the user's program: the nearest caller outside of this project's files.
  *
  * A frame object for each of the project's own frames in between would take half as long as all the
  * rest of recording a call. CPython has no public way to look at a caller without one, so this reads

@@ -1,4 +1,4 @@
-/* What a call of each kind needs to be made here. Python makes every other call, and has words for its errors. */
+/* The C form of a call of each kind. Python makes every other call, and has words for its errors. */
 #include "kinds.h"
 
 #define NO_SIDE {NONE, NEVER, 0}
@@ -81,7 +81,7 @@ static int take_side(const GroupFacts *u, GroupObject *o, const Arguments *a, co
     if (!side->parts || !a->listed) {
         if (!take_array(u, o, argument, writable)) return 0;
         const Py_buffer *view = &o->views[first];
-        /* What goes to all and comes from all is split by rows. */
+        /* Data that goes to all members, or comes from all, is split by rows. */
         Py_ssize_t units = view->len / view->itemsize;
         if (a->row->input.parts && a->row->output.parts) units = view->ndim ? view->shape[0] : 1;
         if (units % parts) return 0;
@@ -105,7 +105,7 @@ static int overlap(const Py_buffer *x, const Py_buffer *y) {
     return a < b + y->len && b < a + x->len;
 }
 
-/* Whether no array that is written shares memory with another one. A member's own part may be the part's copy. */
+/* True if no array that is written shares memory with another one. A member's own part may be the part's copy. */
 static int are_apart(const GroupObject *o, int inputs, const Array *own_input, const Array *own_output) {
     int is_copy = own_input && own_output && own_input->data == own_output->data;
     for (int i = inputs; i < o->exported; i++)

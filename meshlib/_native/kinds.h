@@ -47,5 +47,5 @@ int read_arguments(const GroupFacts *u, long kind, int listed, PyObject *tuple, 
 /* Export the arrays, and say what the call is: its header's fields and its bytes. 1; 0 as above, the arrays released. */
 int take_arguments(const GroupFacts *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes);
 
-/* What the call returns: NULL with an exception. */
+/* The call's result: NULL with an exception. */
 PyObject *result_of(const Arguments *a);

@@ -1,4 +1,4 @@
-/* Whose turn it is: a lock that knows its thread, and those who wait in a queue beside it. */
+/* A lock that knows its thread, with a queue of waiting threads beside it: one stream's turns. */
 #include "stream_lock.h"
 
 PyTypeObject *lock_type;

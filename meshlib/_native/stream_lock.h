@@ -1,4 +1,4 @@
-/* Whose turn it is on an ordered stream of calls: the base of meshlib/_calls/call_stream.py's CallStream. */
+/* The turn on an ordered stream of calls: the base of meshlib/_calls/call_stream.py's CallStream. */
 #pragma once
 #include "calls.h"
 

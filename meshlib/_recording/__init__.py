@@ -1,1 +1,1 @@
-"""What a rank records of its calls: the flight record, stacks, the log."""
+"""A rank's records of its calls: the flight record, stacks, the log."""

@@ -46,12 +46,12 @@ class CallReport:
 
     @property
     def collective(self) -> bool:
-        """Whether it is a collective (else point to point, or remote)."""
+        """True if it is a collective (else point to point, or remote)."""
         return self.peer == COLLECTIVE
 
     @property
     def remote(self) -> bool:
-        """Whether it is a remote call, made or served."""
+        """True if it is a remote call, made or served."""
         return self.header.kind in (Kind.CALL, Kind.SERVE)
 
     @property

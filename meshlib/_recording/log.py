@@ -26,7 +26,7 @@ FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"
 
 
 class DebugLevel(enum.IntEnum):
-    """How much is logged: warnings (OFF), groups as well (INFO), each call as well (DETAIL)."""
+    """The amount of logging: warnings (OFF), groups as well (INFO), each call as well (DETAIL)."""
 
     OFF = 0
     INFO = 1
@@ -55,7 +55,7 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
 
     @property
     def detailed(self) -> bool:
-        """Whether every call is to be logged."""
+        """True if every call is to be logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)
 
     def around(

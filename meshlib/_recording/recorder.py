@@ -35,7 +35,7 @@ ANY_SOURCE = -2
 OWN_PACKAGES = ("meshlib", "transport", "parallel")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 OWN_FOLDERS = tuple(os.path.join(_ROOT, package, "") for package in OWN_PACKAGES)
-"""Where this project's code is; its frames are skipped when looking for the user's line."""
+"""This project's folders: their frames are skipped when looking for the user's line."""
 # So are those between a jitted function's caller and a call inside of it, and between a caller of
 # torch.distributed and its backend.
 _BETWEEN = tuple(os.path.join("site-packages", library, "") for library in ("jax", "torch"))
@@ -45,12 +45,12 @@ _monotonic = time.monotonic
 
 
 def is_between(filename: str) -> bool:
-    """Whether a file is a library's whose calls on the user's behalf lead here."""
+    """True for a file of a library that makes calls on the user's behalf."""
     return any(folder in filename for folder in _BETWEEN)
 
 
 class _OwnFiles(dict[str, bool]):
-    """Whether a file's frames are skipped, by its name; found out once for each."""
+    """True if frames of the file of this name are skipped. Cached."""
 
     def __missing__(self, filename: str) -> bool:
         if len(self) >= _MOST_FILES:  # a notebook's every cell is one
@@ -136,7 +136,7 @@ class Record(Call):
 
     @property
     def title(self) -> str:
-        """What profilers call it: the name that ``record_comm`` gave, or ``meshlib.all_reduce``."""
+        """The call's name in profilers: from ``record_comm``, or ``meshlib.all_reduce``."""
         return self.label or f"meshlib.{self.kind}"
 
 
@@ -203,7 +203,7 @@ class StepMarks:
 
     def __init__(self) -> None:
         self.count: int = 0
-        """How many steps were ended."""
+        """The number of steps that were ended."""
         self.moments: deque[float] = deque(maxlen=_MARKS)
 
     def mark(self, now: float, count: int) -> None:

@@ -49,7 +49,7 @@ def _lines(frames: list[tuple[FrameType, int]]) -> list[str]:
 
 
 def is_in_call(thread_id: int) -> bool:
-    """Whether a thread is inside of a call of meshlib's: in one, or waiting for one's end."""
+    """True if a thread is inside a call of meshlib, or waits for the end of one."""
     for frame, _ in reversed(frames_of(thread_id)):
         name = frame.f_code.co_filename
         if name.startswith(_CALLS):

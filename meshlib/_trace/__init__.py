@@ -3,13 +3,13 @@
 from typing import Protocol
 
 RECORDS = "rank*.json"
-"""How the ranks' files are called. It is here for the launcher, which does without NumPy."""
+"""The file names of the ranks' records. Defined here for the launcher, which lacks NumPy."""
 
 HOW_TO_KEEP = (
     "meshrun --log-dir DIR keeps what each rank was doing when a job fails, and meshlib trace DIR"
     " explains it"
 )
-"""What to say where files are missing."""
+"""The advice given when files are missing."""
 
 
 class GroupInfo(Protocol):
@@ -20,5 +20,5 @@ class GroupInfo(Protocol):
 
     @property
     def group_desc(self) -> str:
-        """What the group is for."""
+        """The group's purpose."""
         ...

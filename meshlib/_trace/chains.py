@@ -38,7 +38,7 @@ class RemoteCall:
         return next((one for one in names if not one.startswith(("?", "meshlib."))), "a function")
 
     def is_open(self, recorded: Container[int]) -> bool:
-        """Whether it had not ended for one of the two, or failed while the other left no record.
+        """True if it had not ended for one of the two, or failed while the other left no record.
 
         ``recorded`` are the ranks that left records.
         """

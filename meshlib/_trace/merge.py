@@ -38,7 +38,7 @@ class Collective:
 
     @property
     def mismatched(self) -> bool:
-        """Whether the members that came did not all make the same call."""
+        """True if the members that came did not all make the same call."""
         return len({call.header for call in self.calls.values()}) > 1
 
     @property
@@ -187,7 +187,7 @@ def _went_past(dumps: Sequence[RankDump], rank: int, one: Collective) -> bool:
 
 
 def _wait_for_each_other(one: Collective, other: Collective) -> bool:
-    """Whether members that came to each are missing in the other."""
+    """True if members that came to each are missing in the other."""
     return (
         one is not other
         and not set(one.missing).isdisjoint(other.calls)

@@ -34,7 +34,7 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     for i, span in enumerate(spans(dumps)):
         call, one, remote = span.call, span.together, span.remote
-        # What the views of one collective, or of one remote call, have in common.
+        # One name for all views of one collective, or of one remote call.
         name = f"message {i}" if one is None else f"{call.group}#{call.sequence}"
         calls.append(
             {

@@ -1,4 +1,4 @@
-"""What every rank runs: it measures one transport among all ranks of the job."""
+"""The program of each rank: it measures one transport among all ranks of the job."""
 
 from __future__ import annotations
 

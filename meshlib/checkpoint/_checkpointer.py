@@ -86,11 +86,11 @@ def load(
             gives the saved subtree, with whole NumPy arrays; the default is all of it. A function
             stands for a subtree: it is called with each array's keys and shape, and returns a
             Sharding or ``...``.
-        step: Which one of a folder; by default the newest.
+        step: The step of the checkpoint in a folder; by default the newest.
         group: The ranks that call: a mesh or a process group. By default all of the job; without
             a job this process.
-        strict: Whether every saved entry must be in ``like``. Every entry of ``like`` must have
-            been saved in any case.
+        strict: Require every saved entry in ``like``. In any case every entry of ``like`` must
+            have been saved.
         verify: Check each chunk, which is then read whole. Without it, only the needed rows are
             read.
 
@@ -120,7 +120,7 @@ class Checkpointer:
         keep_last: The number of newest checkpoints to keep, by the beginning of their saves; None:
             all. With ``keep_best``, both kinds are kept. The latest save always stays.
         keep_best: The number of checkpoints with the best ``metric`` to keep.
-        better: Whether a metric is better when it is ``"lower"`` (a loss) or ``"higher"``.
+        better: The better direction of a metric: ``"lower"`` (a loss) or ``"higher"``.
         sync: Wait for the disk before a checkpoint counts as complete.
 
     Raises:
@@ -226,7 +226,7 @@ class Checkpointer:
         return outcome
 
     def is_saving(self) -> bool:
-        """Whether a save is under way on this rank; no collective."""
+        """True if a save is under way on this rank; no collective."""
         return self._thread is not None and self._thread.is_alive()
 
     # ------------------------------------------------------------------ what there is

@@ -19,12 +19,12 @@ Host = npt.NDArray[Any]
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether ``leaf`` is kept as an array: a DArray, or one of NumPy, CuPy or JAX."""
+    """True if ``leaf`` is kept as an array: a DArray, or one of NumPy, CuPy or JAX."""
     return isinstance(leaf, DArray | np.ndarray) or array_module(leaf) is not None or _is_jax(leaf)
 
 
 def is_wanted_array(leaf: Any) -> bool:
-    """Whether ``leaf`` stands for an array to load: as a Sharding does, and any shape and dtype."""
+    """True if ``leaf`` stands for an array to load: as a Sharding does, and any shape and dtype."""
     described = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     return (described and not isinstance(leaf, np.generic)) or isinstance(leaf, Sharding)
 
@@ -101,7 +101,7 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
     rank = mesh.get_rank()
     inside = mesh.coordinate_of(rank) is not None
 
-    # Where the leaf says so, of the other byte order.
+    # An array or its spec may ask for the other byte order.
     dtype = grid.dtype if isinstance(leaf, Sharding) else np.dtype(leaf.dtype)
 
     def finish(host: Host | None) -> DArray:

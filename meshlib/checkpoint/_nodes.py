@@ -21,7 +21,7 @@ Node = Any
 """JSON: a value, or an object of one member."""
 
 DEEPEST = 100
-"""How many levels a tree may have: Python's own stack has to hold what goes through it."""
+"""The deepest tree allowed: walking it recurses on Python's own stack."""
 
 
 def encode_value(value: Any, path: tuple[str, ...]) -> Node:

@@ -52,7 +52,7 @@ class Participants:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that acts for all."""
+        """True if this is the rank that acts for all."""
         return self.place == 0
 
     def gather(self, make: Callable[[], T]) -> list[T]:

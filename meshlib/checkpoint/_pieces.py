@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint: its chunks, as views of the arrays or as copies."""
+"""One rank's part of a checkpoint: its chunks, as views of the arrays or as copies."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Shares:
 
     @cached_property
     def lines(self) -> dict[str, str]:
-        """What must be the same on all ranks of each array, by its name."""
+        """The properties of each array that must be equal on all ranks, by its name."""
         return {kept.name: kept.line() for kept in self.arrays}
 
     def pieces(self, leaves: Mapping[str, Any]) -> list[Piece]:
@@ -165,9 +165,9 @@ class Shares:
     def write(
         self, pieces: Sequence[Piece], storage: Storage, folder: str, *, first: bool
     ) -> Checksums:
-        """Write what is this rank's; return the checksums of its chunks.
+        """Write this rank's chunks; return their checksums.
 
-        The ``first`` rank also writes what belongs to no chunk.
+        The ``first`` rank also writes the data that belongs to no chunk.
         """
         checksums: Checksums = {}
         for piece in pieces:
@@ -195,9 +195,9 @@ class Shares:
 
 
 def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:
-    """Copy what is to be written, so that the state may change, into ``room``, and return that.
+    """Copy the pieces into ``room``, so that the state may change, and return that memory.
 
-    What an earlier call used is used again if it is large enough: fresh memory costs more than
+    The memory of an earlier call is reused if it is large enough: fresh memory costs more than
     the copy.
     """
     # Each at a multiple of 64, at which any dtype may begin.

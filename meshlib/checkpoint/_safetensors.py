@@ -71,7 +71,7 @@ def export_safetensors(
         folder: The target folder, made if need be: ``model.safetensors``, or several files
             (``model-00001-of-00002.safetensors``) with an index. Files of an earlier export are
             replaced or removed; other files stay.
-        step: Which one of a folder; by default the newest.
+        step: The step of the checkpoint in a folder; by default the newest.
         prefix: Export only arrays below it, ``"model/"``. It is cut from the names, and each other
             ``/`` in them becomes ``.``.
         rename: A function that returns what an array of this name is called in the files, or None
@@ -82,7 +82,7 @@ def export_safetensors(
         The names of the files.
 
     Raises:
-        CheckpointError: Where there is no checkpoint, no such array, a name twice, or a dtype that
+        CheckpointError: If there is no checkpoint, no such array, a name twice, or a dtype that
             safetensors does not have.
         CorruptCheckpointError: For files of the checkpoint that are torn or changed.
     """
@@ -106,7 +106,7 @@ def export_safetensors(
 
 
 _Array = tuple[str, ChunkGrid]
-"""What is to be written: the array's name in the checkpoint, and its grid there."""
+"""An array to write: its name in the checkpoint, and its grid there."""
 
 
 def _write_files(
@@ -196,8 +196,8 @@ class SafetensorsFiles(Mapping[str, Host]):
 
     Raises:
         CorruptCheckpointError: For a file that is torn, or no safetensors; it names it.
-        CheckpointError: Where there is none, an index names what is not in the folder, or shards
-            have no index.
+        CheckpointError: If there is none, an index names a missing file, or shards have no
+            index.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -321,7 +321,7 @@ def import_safetensors(
         The path of the checkpoint; its tree is ``{"model": {name: array}}``.
 
     Raises:
-        CheckpointError: Where there is no such file, or one is torn, or a name comes twice.
+        CheckpointError: If a file is missing or torn, or a name comes twice.
         OSError: If a rank cannot write.
     """
     arrays: dict[str, Host] = {}

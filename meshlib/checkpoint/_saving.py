@@ -38,7 +38,7 @@ from transport._errors import DistError
 
 
 class _Written(NamedTuple):
-    """What a rank has written: where its storage leads, and the checksums of its chunks."""
+    """A rank's writes: the place of its storage, and the checksums of its chunks."""
 
     place: str
     checksums: Checksums
@@ -57,7 +57,7 @@ class Save:
     _tree: Any
     _entry: Entry | None = None
     shares: Shares | None = None
-    """Which chunks this rank writes; None as long as that cannot be said."""
+    """The chunks that this rank writes; None while that is unknown."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Save:
 
     @property
     def entry(self) -> Entry:
-        """Which checkpoint it will be, once that is agreed."""
+        """The entry that the checkpoint will have, once that is agreed."""
         assert self._entry is not None
         return self._entry
 

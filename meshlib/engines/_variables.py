@@ -15,7 +15,7 @@ from transport._store.tcp.server import TCPStoreServer
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all ranks of an attempt are told alike; ``mesh`` is what ``meshrun --mesh`` takes."""
+    """The values that all ranks of an attempt share; ``mesh`` is as for ``meshrun --mesh``."""
 
     name: str
     attempt: int

@@ -27,7 +27,7 @@ _LEAVING_SECONDS = 5.0
 
 @dataclass
 class MeshlibConfig(BackendConfig):
-    """How Ray's workers become ranks.
+    """Options for making Ray's workers ranks.
 
     The arguments ``backend`` and ``timeout`` (seconds) are those of ``init_process_group``. Unless
     ``init`` is false, the default process group exists while the training function runs.

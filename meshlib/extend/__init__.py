@@ -1,4 +1,4 @@
-"""What libraries on top of meshlib need below its face. ``parallel`` uses nothing else.
+"""The interface for libraries on top of meshlib. ``parallel`` uses nothing else.
 
 Programs need none of it. Names here keep to the same versions as all public names
 (docs/compatibility.md), and are documented in docs/reference/extend.md:

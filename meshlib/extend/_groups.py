@@ -1,4 +1,4 @@
-"""What libraries ask of a group, and have it do, besides its calls."""
+"""Access to a group beyond its calls, for libraries on top of meshlib."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Job:
             backend: As in ``init_process_group``; None: the job's.
             timeout: The deadline of its calls; None: the job's.
             desc: Its name in messages.
-            compression: How large sums and averages travel between hosts; None: as they are.
+            compression: The format of large sums and averages between hosts; None: uncompressed.
 
         Raises:
             ValueError: For ranks that are not in the present epoch, or there twice, and for an
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def joining(self) -> bool:
-        """Whether this rank has no place among the others yet, and is its epoch's only member."""
+        """True if this rank has no place among the others yet, and is its epoch's only member."""
         return self._world.membership.joining
 
     @property
@@ -114,7 +114,7 @@ class Job:
         then for the caller to ``enter`` the epoch.
 
         Args:
-            said: What this rank tells the member that chooses: values of JSON.
+            said: This rank's message to the choosing member: values of JSON.
             choose: Called as ``choose(said, missing)``; None: the remaining members go on. It
                 returns a dict: ``members`` has the next members by place, other keys are agreed on
                 as well. It may return None to wait for more ranks. ``said`` has the values by

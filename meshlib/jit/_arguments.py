@@ -1,4 +1,4 @@
-"""What the public functions ask of their arguments, and the group that carries their calls."""
+"""The public functions' checks of arguments, and the group that carries their calls."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def split_rows(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
 
 
 def is_tree(x: Any) -> bool:
-    """Whether ``x`` is a pytree other than a single leaf."""
+    """True if ``x`` is a pytree other than a single leaf."""
     leaves, structure = jax.tree_util.tree_flatten(x)
     return bool(leaves) and not jax.tree_util.treedef_is_leaf(structure)
 

@@ -1,4 +1,4 @@
-"""Where in the user's program a call inside ``jit`` is written.
+"""The place of a call inside ``jit`` in the user's program.
 
 For each call, the flight recorder keeps the user's line that made it, and finds it on the stack.
 But when XLA makes the call, the stack has JAX's frames, or none. The user's line is only known from

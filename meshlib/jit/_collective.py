@@ -32,25 +32,25 @@ class InJit(ABC):
     group: ProcessGroup
 
     makes_call = True
-    """Whether there is anything to call: if not, its result is its operand."""
+    """True if a call is needed: if not, the result is the operand."""
 
     in_place = False
-    """Whether the result begins as the operand, in the same memory."""
+    """True if the result begins as the operand, in the same memory."""
 
     is_template = False
-    """Whether of the operand only shape and dtype matter: the call is made without it."""
+    """True if only the operand's shape and dtype matter: the call is made without it."""
 
     only_sends = False
-    """Whether nothing comes back: its result is the operand itself, or what ``returned`` says."""
+    """True if no data comes back: the result is the operand itself, or the one of ``returned``."""
 
     operand_has_rows = result_has_rows = False
-    """Whether there is one part for each member, along dim 0."""
+    """True if dim 0 has one part for each member."""
 
     anchored = False
-    """Whether its result varies where its operand does not: with what another member sends.
+    """True if the result depends on another member's data, even if the operand is constant.
 
-    Then its tangents and transposes remember on what it depends (their anchors), so that a
-    derivative of theirs is taken wherever one of it is.
+    Its tangents and transposes then carry an anchor, a slice of its data. So they are
+    differentiated wherever it is.
     """
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -36,7 +36,7 @@ MOMENT = 0.05
 waits equally long between two checks of signals and deadlines."""
 
 handler: Any = None if native is None else native.xla_handler
-"""What XLA calls, a capsule; None where the core was built without XLA's header."""
+"""XLA's handler, as a capsule; None if the core was built without XLA's header."""
 
 Spec = Callable[[HostArray, HostArray], CallSpec]
 
@@ -83,7 +83,7 @@ class DirectCall(NamedTuple):
     in_place: bool
     clears: bool
     only_sends: bool
-    """Whether it has no result: ``spec`` then gets the operand in the result's place."""
+    """True if it has no result: ``spec`` then gets the operand in the result's place."""
     sending: DirectCall | None = None
     """The other half of an exchange, with the same operand."""
 
@@ -142,8 +142,8 @@ class DirectCall(NamedTuple):
 
 
 class DirectCallback:
-    """How Python makes ``direct`` where compiled code does not: it runs ``function`` or, where the
-    call was begun, ``go_on(header, output, x)``. What XLA gets is what ``compile`` returns.
+    """The Python side of ``direct``, for calls that compiled code does not make: runs ``function``
+    or, if the call was begun, ``go_on(header, output, x)``. ``compile`` returns the object for XLA.
 
     ``operands``: the shapes and dtypes of what the program hands over, the call's own first.
     """
@@ -205,7 +205,7 @@ def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, i
 
 
 class ProgramCalls:
-    """How compiled programs make the calls of ``group``; see ``meshlib/_native/jit``."""
+    """The calls of ``group`` that compiled programs make; see ``meshlib/_native/jit``."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._queue = queue = call_queue_of(group)

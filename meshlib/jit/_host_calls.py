@@ -81,12 +81,12 @@ _host_call_p.multiple_results = True
 
 
 def is_tracing() -> bool:
-    """Whether the calling thread is in any of JAX's transformations."""
+    """True if the calling thread is in any of JAX's transformations."""
     return not internals().is_top_level()
 
 
 def is_compiling() -> bool:
-    """Whether what the calling thread computes becomes a program, and has no values yet."""
+    """True if what the calling thread computes becomes a program, and has no values yet."""
     return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
@@ -311,7 +311,7 @@ def untransformed(tree: Any, what: str, instead: str = _AVERAGE) -> Any:
         ``tree``, guarded.
 
     Raises:
-        NotImplementedError: Where they are, before anything has run; it names ``what``.
+        NotImplementedError: If they are, before anything has run; the error names ``what``.
     """
 
     def guard(leaf: Any) -> Any:

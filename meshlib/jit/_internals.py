@@ -1,4 +1,4 @@
-"""What ``meshlib.jit`` uses of JAX's private modules: all of it, and nothing else does.
+"""All uses of JAX's private modules by ``meshlib.jit``; no other module has any.
 
 JAX promises nothing about them. They are tested with the versions from ``_host_calls.OLDEST`` on,
 and before ``_host_calls.BEYOND``. The first call imports this file (``_host_calls.internals``).
@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 
 
 class _CallEffect(effects.Effect):
-    """What keeps a call from being dropped, and gives an ordered one its place."""
+    """The effect that keeps a call from being dropped, and orders it if it is ordered."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,17 +48,17 @@ for _allowed in (
 
 
 def are_ours(all_effects: Iterable[object]) -> bool:
-    """Whether all of a program's effects are those of calls."""
+    """True if all of a program's effects are those of calls."""
     return all(isinstance(effect, _CallEffect) for effect in all_effects)
 
 
 def is_top_level() -> bool:
-    """Whether the calling thread is in none of JAX's transformations."""
+    """True if the calling thread is in none of JAX's transformations."""
     return core.trace_ctx.is_top_level()
 
 
 def traces_are_own() -> bool:
-    """Whether ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
+    """True if ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
     return bool(config.xla_metadata_context_manager.value)
 
 

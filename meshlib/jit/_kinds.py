@@ -62,11 +62,11 @@ class Issuing(InJit):
 
     kind: ClassVar[Kind]
     agreed: ClassVar[bool] = True
-    """Whether all members must have as many elements."""
+    """True if all members must have as many elements."""
     counts_result: ClassVar[bool] = False
-    """Whether the call says that it is over its result, not its operand."""
+    """True if the call says that it is over its result, not its operand."""
     is_direct: ClassVar[bool] = True
-    """Whether the host does nothing but make the call: compiled code may do it."""
+    """True if the host does nothing but make the call: compiled code may do it."""
 
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
@@ -74,7 +74,7 @@ class Issuing(InJit):
 
     @property
     def has_result(self) -> bool:
-        """Whether anything comes to this member; else its result is zeros."""
+        """True if anything comes to this member; else its result is zeros."""
         return True
 
     @property
@@ -190,7 +190,7 @@ class AllReduce(SameShape):
     kind = Kind.ALL_REDUCE
     op: ReduceOp
     of_one_loss: bool = False
-    """Whether all members compute one loss: the transpose is the identity, not a sum of losses."""
+    """True if all members compute one loss: the transpose is the identity, not a sum of losses."""
 
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
         return flat_of(output), self.op

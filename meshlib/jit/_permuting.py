@@ -38,7 +38,7 @@ class Permute(Issuing):
 
     @cached_property
     def source(self) -> int | None:
-        """Whose array comes to this member; None: zeros."""
+        """The member whose array comes to this one; None: zeros."""
         me = self.group.rank()
         return next((here for here, there in self.pairs if there == me), None)
 

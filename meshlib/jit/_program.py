@@ -107,7 +107,7 @@ class Program:
 
 
 class Callback:
-    """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
+    """XLA's callback: hands the function views of the program's buffers, NumPy's or CuPy's."""
 
     def __init__(
         self,

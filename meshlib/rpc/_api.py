@@ -44,7 +44,7 @@ Worker = str | int | WorkerInfo
 
 @dataclass(eq=False)
 class RpcBackendOptions:
-    """How a worker makes and serves calls.
+    """Options for making and serving calls.
 
     At most ``num_worker_threads`` calls of others run at once, not counting those that wait for
     calls of their own. The default timeout of a call is ``rpc_timeout`` (seconds; 0: none). Without
@@ -179,7 +179,7 @@ def rpc_sync(
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: What to call; can be imported there under the same name
+        func: The function to call; can be imported there under the same name
         args: Its positional arguments
         kwargs: Its keyword arguments
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
@@ -210,7 +210,7 @@ def rpc_async(
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: What to call; can be imported there under the same name
+        func: The function to call; can be imported there under the same name
         args: Its positional arguments
         kwargs: Its keyword arguments
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
@@ -241,7 +241,7 @@ def remote(
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: What to call, a class as well; can be imported there under the same name
+        func: The function or class to call; can be imported there under the same name
         args: Its positional arguments
         kwargs: Its keyword arguments
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``

@@ -70,16 +70,16 @@ class OutgoingCall(RpcFuture):
         self.due: float = self.begun + seconds if seconds else math.inf
         self.connection: AnyConnection | None = None
         self.sent: dict[str, Any] | None = None
-        """What its carriers sent, by name."""
+        """Data of the request's context carriers, by name."""
         self.passed: list[tuple[int, CallId]] = []
         """The references in its arguments: their owners and objects."""
         self.late = False
-        """Whether its deadline has passed, and the callee is asked about it."""
+        """True if its deadline has passed, and the callee is asked about it."""
         self._kept = kept
 
     @property
     def is_question(self) -> bool:
-        """Whether it asks the worker itself, and calls no function."""
+        """True if it asks the worker itself, and calls no function."""
         return isinstance(self._func, str)
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:

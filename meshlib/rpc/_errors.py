@@ -1,4 +1,4 @@
-"""What a remote call fails with, other than what the function itself raises."""
+"""Errors of remote calls, other than the function's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where calls and callbacks run, which call a thread serves, and the calls that are served."""
+"""The threads of calls and callbacks, the call of each thread, and the calls being served."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServedCall:
     """The call whose function made this one."""
     func: object = None
     sent: dict[str, Any] | None = None
-    """What its carriers sent, by name."""
+    """Data of the request's context carriers, by name."""
     thread: int | None = None
     begun: float = 0.0
     cancelled: str | None = None
@@ -86,13 +86,13 @@ class Execution:
             call.waits_for, call.waits_since = before
 
     def has_begun_all_of(self, caller: int) -> bool:
-        """Whether all received requests of a worker are unpickled."""
+        """True if all received requests of a worker are unpickled."""
         return all(
             call.func is not None for call in list(self.calls.values()) if call.id[0] == caller
         )
 
     def has_begun(self, call_id: CallId) -> bool:
-        """Whether a received request is unpickled, or has ended."""
+        """True if a received request is unpickled, or has ended."""
         call = self.calls.get(call_id)
         return call is None or call.func is not None
 

@@ -8,7 +8,7 @@ from transport._channel.frames import FIRST_KIND
 
 
 class Kind(enum.IntEnum):
-    """What a frame is. Its number is that of a call."""
+    """The kind of a frame. Its number is that of a call."""
 
     REQUEST = FIRST_KIND
     REPLY = FIRST_KIND + 1

@@ -61,7 +61,7 @@ class LocalWorker:
         self.world = world
         self.rank: int = rank
         self.owns_world = False
-        """Whether ``init_rpc`` made the World, so that it ends with RPC."""
+        """True if ``init_rpc`` made the World, so that it ends with RPC."""
         self._acting: set[int] = set()
         """The threads that act on frames."""
         threads = ThreadPool(f"meshlib-rpc-{rank}", limit, world.adopt_thread, _log_error)
@@ -230,7 +230,7 @@ class LocalWorker:
             self.carriers.gradients.lose(rank)
 
     def _has_left(self) -> bool:
-        """Whether this worker ends, or the program has left its World."""
+        """True if this worker ends, or the program has left its World."""
         return self.caller.closed or find_world() is not self.world
 
     def close(self, flush: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Which part of a dim a rank has: ceiling division, once for each mesh dim that splits it.
+"""A rank's part of a dim: ceiling division, once for each mesh dim that splits it.
 
 A dim of ``length`` split by ``n`` has chunks of ``ceil(length / n)``; the last ones may be shorter
 or empty. Split by several mesh dims, each chunk of the outer one is split again by the next. So it

@@ -31,7 +31,7 @@ class ShardingError(ValueError):
 
 
 class GlobalArray(NDArrayOperatorsMixin):
-    """What rules compute with; ``DArray`` adds that NumPy's functions come to the rules."""
+    """The array that rules compute with; ``DArray`` adds NumPy's dispatch to the rules."""
 
     __slots__ = ("_local", "dtype", "shape", "sharding")
 
@@ -45,7 +45,7 @@ class GlobalArray(NDArrayOperatorsMixin):
     dtype: np.dtype[Any]
     """The dtype."""
     sharding: Sharding
-    """How the array lies on its mesh."""
+    """The array's sharding."""
 
     def __init__(
         self, local: Array | None, sharding: Sharding, shape: Sequence[int], dtype: Any

@@ -14,7 +14,7 @@ from meshlib.sharding._sharding_value import ShardingValue
 
 @final
 class Sharding(ShardingValue):
-    """How a global array of any shape lies on ``mesh``: an immutable value, the same on each rank.
+    """The distribution of a global array over ``mesh``: immutable, and equal on all ranks.
 
     ``spec`` may be JAX's, ``P("dp", None, ("cp", "tp"))``: for each array dim the mesh dims that
     split it, the outermost first. So ``("cp", "tp")`` and ``("tp", "cp")`` differ. It may be

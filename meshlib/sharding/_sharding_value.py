@@ -1,4 +1,4 @@
-"""How a global array lies on a mesh: the arithmetic of ``Sharding``."""
+"""The distribution of a global array over a mesh: the arithmetic of ``Sharding``."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class ShardingValue:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each rank has the whole array: nothing is split or partial."""
+        """True if each rank has the whole array: nothing is split or partial."""
         return not self.dims and not self.partial_dims
 
     def split_of(self, array_dim: int) -> tuple[int, ...]:
@@ -201,7 +201,7 @@ class ShardingValue:
 
     @property
     def replica_count(self) -> int:
-        """How many ranks have the same part with the same values."""
+        """The number of ranks that have the same part with the same values."""
         return math.prod(self.mesh.shape[i] for i in self.replicated_dims)
 
     def replica(self, rank: int | None = None) -> int:

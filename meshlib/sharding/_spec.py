@@ -1,4 +1,4 @@
-"""How people write a sharding: JAX's ``P("dp", None)``, torch's ``[Shard(0), Replicate()]``."""
+"""The notations of a sharding: JAX's ``P("dp", None)``, torch's ``[Shard(0), Replicate()]``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCTIONS: dict[str, ReduceOp] = {
     "min": ReduceOp.MIN,
     "max": ReduceOp.MAX,
 }
-"""What partial values may wait for, by torch's names."""
+"""The reductions of partial values, by torch's names."""
 
 Entry = DimKey | tuple[DimKey, ...] | None
 

@@ -1,4 +1,4 @@
-"""What surrounds a call of a process group: an event for PyTorch's profiler, and c10d's hooks."""
+"""Around a call of a process group: an event for PyTorch's profiler, and c10d's hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _c10d: Any = import_module("torch._C._distributed_c10d")
 _torch: Any = import_module("torch")
 
 HAS_HOOKS: bool = hasattr(_c10d, "PreHookArgs")
-"""Whether PyTorch has hooks of calls, as from 2.14 on."""
+"""True if PyTorch has hooks of calls, as from 2.14 on."""
 
 # The names of calls in hooks, where those are not the methods' in capitals.
 _HOOK_NAMES = {
@@ -37,7 +37,7 @@ class Around:
         self._numbers = count()
 
     def is_empty(self) -> bool:
-        """Whether nobody looks."""
+        """True if no profiler or hook observes the calls."""
         return not self.before and not self.after and not _torch.autograd._profiler_enabled()
 
     def make(

@@ -1,4 +1,4 @@
-"""What torch's backends do that meshlib does not, as a step after the call: a ``Finish``."""
+"""Steps after a call that torch's backends do and meshlib does not, as a ``Finish``."""
 
 from __future__ import annotations
 

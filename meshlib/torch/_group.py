@@ -64,12 +64,12 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """What PyTorch calls the group; unique in the process."""
+        """PyTorch's name of the group; unique in the process."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What the group is for: ``mesh_dp``, say."""
+        """The group's purpose: ``mesh_dp``, say."""
         return self._desc
 
     @property

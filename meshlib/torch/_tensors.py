@@ -16,7 +16,7 @@ torch: Any = import_module("torch")
 
 Array = npt.NDArray[Any]
 
-# What NumPy does not know goes as integers of its size, which ml_dtypes' dtype then looks at.
+# Dtypes that NumPy lacks travel as integers of their size, viewed as ml_dtypes' dtype.
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
 _FOREIGN = (
     "bfloat16",

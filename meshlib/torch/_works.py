@@ -91,11 +91,11 @@ class TorchWork(_c10d.Work):
         return self._group.timeout if self._timeout is None else self._timeout
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """True if the call has ended, well or not."""
         return self._work is None or self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Whether the call has ended well."""
+        """True if the call has ended well."""
         return self._work is None or self._work.is_success()
 
     def exception(self) -> BaseException | None:

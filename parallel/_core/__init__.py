@@ -1,1 +1,1 @@
-"""What each kind of parallelism does to plain arrays: it knows neither modules nor JAX."""
+"""The algorithms of each kind of parallelism on plain arrays, without modules or JAX."""

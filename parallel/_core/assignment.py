@@ -1,4 +1,4 @@
-"""Which gradients share a bucket, and how large buckets are."""
+"""The assignment of gradients to buckets, and the buckets' size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST_BUCKET_BYTES = MIB
 """The first bucket is small, so that communication begins early in the backward pass."""
 
 _FEW = 16
-"""What is at most this part of a bucket may go with another one than it would fill."""
+"""A bucket's last parameters, up to 1/16 of its size together, may move on to the next bucket."""
 
 
 def cap_in_bytes(bucket_cap_mb: Any) -> int:

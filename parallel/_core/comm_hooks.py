@@ -23,7 +23,7 @@ from parallel._groups import Ranks, resolve
 
 
 class GradBucket(meshlib.GradBucket):
-    """What a communication hook is given: one bucket whose gradients are all there.
+    """The argument of a communication hook: one bucket whose gradients are complete.
 
     Methods as in c10d, and ``paths``. The hook may change the buffer in place. The value of the
     future that it returns is written back into the gradients.
@@ -44,7 +44,7 @@ class GradBucket(meshlib.GradBucket):
         return self._bucket.index
 
     def is_last(self) -> bool:
-        """Whether this is the last bucket of the backward pass."""
+        """True if this is the last bucket of the backward pass."""
         return self._is_last
 
     def buffer(self) -> Array:

@@ -1,4 +1,4 @@
-"""What a reducer knows of its passes: parameters without a gradient, and what a pass cost."""
+"""A reducer's knowledge of its passes: parameters without a gradient, and the cost of a pass."""
 
 from __future__ import annotations
 

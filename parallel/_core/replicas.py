@@ -14,16 +14,16 @@ _COALESCE_BYTES = 64 * MIB
 
 
 Wrong = TypeError | ValueError | RuntimeError
-"""What is raised for arguments."""
+"""The errors of arguments."""
 
 _KINDS = (TypeError, ValueError, RuntimeError)
 
 
 @contextmanager
 def told_to_all(group: ProcessGroup | None) -> Generator[None]:
-    """Raise on all members what a rank raises in here for its arguments.
+    """Raise one rank's error in its arguments, in this block, on all members.
 
-    The others have to call ``check_same`` next. None: nobody is told.
+    The other members must call ``check_same`` next. With None, only this rank raises.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def told_to_all(group: ProcessGroup | None) -> Generator[None]:
 def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the model") -> None:
     """Raise ValueError, on every rank, when a rank's description of ``what`` is not rank 0's.
 
-    A rank that has none, as something is wrong with its arguments, gives the error: all raise it.
+    A rank with an error in its arguments passes that instead of a description: all raise it.
     """
     mine: Sequence[str] | None = None if isinstance(own, Exception) else own
     reference = [mine]

@@ -44,12 +44,12 @@ class Layout:
 
     @property
     def row_sizes(self) -> list[int]:
-        """How many elements the packed parts of each rank have together."""
+        """The number of elements in the packed parts of each rank."""
         return [end - begin for begin, end in itertools.pairwise(self._packed_ends)]
 
     @property
     def count(self) -> int:
-        """How many elements the flat array has."""
+        """The number of elements in the flat array."""
         return self._packed_ends[-1]
 
     def whole(self, flat: Array, i: int) -> Array:

@@ -96,7 +96,8 @@ class PostLocalSGDState:
         subgroup: The replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
             ranks of one host.
         start_localSGD_iter: The number of first steps that average over all replicas.
-        post_local_gradient_allreduce: Whether the subgroup averages after that, or nobody does.
+        post_local_gradient_allreduce: After these steps, average gradients over the subgroup
+            (True) or not at all.
 
     Raises ValueError for a negative ``start_localSGD_iter``, TypeError for arguments of another
     type.

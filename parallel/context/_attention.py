@@ -26,8 +26,8 @@ class RingAttention(DotProductAttention):
     Args:
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
         causal: Query i attends to the keys up to i of the whole sequence, and to no later one.
-        zigzag: Which places each rank has, see ``sequence_positions``: a zig-zag, or a row. All
-            ranks have equally many, an even number for a zig-zag.
+        zigzag: Use the zig-zag order, not consecutive places; see ``sequence_positions``. All ranks
+            have equally many places, an even number for a zig-zag.
 
     Raises:
         TypeError: For what is no set of ranks.

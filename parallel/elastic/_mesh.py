@@ -50,20 +50,20 @@ class ElasticMesh:
     Args:
         mesh: A mesh over all ranks that the job began with, with names; None: the one that it was
             started with (``meshrun --mesh``).
-        dim: The dim whose coordinates can do without each other.
-        min_size: With fewer replicas the others wait for ranks to come.
+        dim: The dim along which replicas may come and go.
+        min_size: The number of replicas below which training waits for new ranks.
         data_dims: The dims whose ranks read data of their own; by default ``dim`` and, if the mesh
             has it, ``"dp_shard"``.
-        timeout: The longest that a vote for a step waits, and members that are there are waited for
-            when others are lost; seconds, a timedelta or "30s". By default that of the mesh.
-        join_timeout: The longest that ``min_size`` replicas are waited for.
-        compress: Whether the state is compressed on its way to ranks that come.
+        timeout: The longest wait for a vote on a step, and for the remaining members after a loss;
+            seconds, a timedelta or "30s". By default that of the mesh.
+        join_timeout: The longest wait for ``min_size`` replicas.
+        compress: Compress the state on its way to joining ranks.
 
     Raises:
         ValueError: For a mesh without names, or not over all ranks of the job, and for numbers out
             of range.
-        MeshDimError: For dims that are not there.
-        TypeError: For what is no mesh.
+        MeshDimError: For dims that the mesh does not have.
+        TypeError: If ``mesh`` is not a mesh.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ElasticMesh:
             raise ValueError(f"mesh is {mesh}; expected all ranks of the job, {job.epoch.members}")
         self._mesh = mesh
         self.committed: int = 0
-        """How many steps all members have committed."""
+        """The number of steps that all members have committed."""
         self.cursor: int = 0
-        """How many samples they have used up."""
+        """The number of samples that they have used."""
         self.history: list[Change] = []
-        """What has changed so far, the last one last."""
+        """The changes of membership so far, the latest last."""
         self._state = ManagedState({})
         self._batches: ElasticBatches | None = None
         self._restore: Callable[[], object] | None = None
@@ -125,30 +125,30 @@ class ElasticMesh:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh of those who are there now."""
+        """The mesh of the present ranks."""
         return self._mesh
 
     @property
     def placed(self) -> bool:
-        """Whether this rank has a place in the mesh; one that waits for it in vain gets none."""
+        """True if this rank has a place in the mesh; one that waits for it in vain gets none."""
         return not self._fresh
 
     @property
     def size(self) -> int:
-        """The number of replicas that are there now."""
+        """The number of present replicas."""
         return self._mesh.size(self.dim)
 
     @property
     def epoch(self) -> int:
-        """The number of the job's epoch: how often the members have changed."""
+        """The number of the job's epoch, which counts the changes of members."""
         return self._job.epoch.number
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a checkpoint needs: the steps committed, and the samples used up."""
+        """Return this object's part of a checkpoint: the committed steps and the used samples."""
         return {"committed": self.committed, "cursor": self.cursor}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from what ``state_dict`` returned: on all members, before the first step."""
+        """Go on from a ``state_dict``: on all members, before the first step."""
         self.committed, self.cursor = int(state["committed"]), int(state["cursor"])
 
     # ------------------------------------------------------------------ the loop
@@ -259,7 +259,7 @@ class ElasticMesh:
     def _part(self) -> bool:
         """Return True when all members know that the last step is committed.
 
-        Who left before might be the only one that could tell the others.
+        A member that left earlier might be the only one that could tell the others.
         """
         assert self._votes is not None
         try:
@@ -272,9 +272,9 @@ class ElasticMesh:
     # ------------------------------------------------------------------ failures
 
     def _is_of_others(self, error: BaseException) -> bool:
-        """Whether ``error`` is what a rank sees when others are lost.
+        """True if ``error`` is one that the loss of other ranks causes.
 
-        Out of ``jax.jit`` comes an error of JAX's own, with the text of what has happened inside.
+        ``jax.jit`` raises an error of JAX's own, with the text of the error inside.
         """
         if isinstance(error, CollectiveMismatchError):
             return False
@@ -293,7 +293,7 @@ class ElasticMesh:
             self._votes.abort(f"its step failed: {error}")
 
     def _recover(self, error: BaseException, step: Step | None = None) -> None:
-        """Leave the step, all together, and go on with those who are there."""
+        """Leave the step, all together, and go on with the remaining ranks."""
         self._break(error)
         self._go_on(error, step)
 

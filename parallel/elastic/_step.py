@@ -81,7 +81,7 @@ class Step:
         self.number = number
         """The number of steps committed before it: the same when a step is tried again."""
         self.committed: bool = False
-        """Whether all members have committed it; known after the block."""
+        """True if all members have committed it; known after the block."""
         self.entered: bool = False
         self.voted: int = 0
         self._loop = loop

@@ -152,7 +152,7 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _fits(own: Any, value: Any) -> bool:
-    """Whether ``own`` is an array of NumPy of ``value``'s shape and dtype, which can be written."""
+    """True if ``own`` is an array of NumPy of ``value``'s shape and dtype, which can be written."""
     alike = isinstance(own, np.ndarray) and (own.shape, own.dtype) == (value.shape, value.dtype)
     return alike and own.flags.writeable
 

@@ -23,7 +23,7 @@ from parallel.tensor_parallel._parts import part_size
 
 
 class Dispatch:
-    """Where each choice of the tokens here goes: the plan of one forward pass and its backward.
+    """The routes of this rank's tokens to experts, for one forward pass and its backward.
 
     Rows are sorted by expert, sent to the expert's rank, and sorted by expert there again, over
     those of all ranks. Only rows are sent that an expert works on, as many as there are, with no
@@ -64,7 +64,7 @@ class Dispatch:
         group = self._group
         if group is None:
             self.counts: list[int] = counts.tolist()
-            """How many rows each of the experts here gets, from all ranks."""
+            """The number of rows for each of this rank's experts, from all ranks."""
             self._sent = self._received = [len(self.rows)]
             return
         outgoing = np.ascontiguousarray(counts.reshape(group.size(), -1), dtype=np.int64)
@@ -79,12 +79,12 @@ class Dispatch:
 
     @property
     def dropped(self) -> int:
-        """How many choices of the tokens here no expert takes."""
+        """The number of this rank's token choices that no expert takes."""
         return self.tokens * self.top_k - len(self.rows)
 
     @property
     def tokens_of_rows(self) -> Array:
-        """Which token each row is of."""
+        """The token of each row."""
         return self.rows % max(self.tokens, 1)
 
     def send(self, rows: Array) -> Callable[[], Array]:

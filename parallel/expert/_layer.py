@@ -88,13 +88,13 @@ class Router(Module):
             uniform_init((experts, dim), 1 / math.sqrt(dim), rng, to_floating(dtype, "dtype"))
         )
         self.load: npt.NDArray[Any] = np.zeros(experts, np.int64)
-        """How many choices of the last forward fell on each expert, over ``balance_over``."""
+        """The number of the last forward's choices of each expert, over ``balance_over``."""
         self.balance_loss: float = 0.0
         """The balance loss of the last forward, without its weight: this rank's share."""
 
     @property
     def experts(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return self.weight.shape[0]
 
     def forward(self, x: Array) -> tuple[Array, Array]:
@@ -240,7 +240,7 @@ class MoE(Module):
         self.shared = shared
         self.capacity_factor = capacity_factor
         self.dropped = 0
-        """How many choices of the last forward no expert took, of the tokens here."""
+        """The number of this rank's token choices in the last forward that no expert took."""
         self._ep = None if ep is None else resolve(ep, "ep")
         self._tp = None if tp is None else resolve(tp, "tp")
 

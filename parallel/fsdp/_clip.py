@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, wherever their parts lie."""
+"""Clipping by the global norm of the gradients, also of sharded parameters."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ def clip_grad_norm_(
     *,
     mesh: Ranks | None = None,
 ) -> float:
-    """Scale all gradients, in place, so that their common norm is at most ``max_norm``.
+    """Scale all gradients, in place, so that their global norm is at most ``max_norm``.
 
-    Each part counts once: of parameters that are split (``fully_shard``, tensor parallel layers
-    on a mesh), the parts of all ranks do, over one small all-reduce for each set of mesh dims; of
-    others this rank's gradients do, which are the same on all ranks. All ranks call.
+    Each gradient counts once. For sharded parameters (``fully_shard``, tensor parallel layers on
+    a mesh) the shards of all ranks count, by one small all-reduce for each set of mesh dims. Other
+    parameters have equal gradients on all ranks, and this rank's count. All ranks must call.
 
     Args:
-        parameters: Those whose gradients count; without a gradient they count as zero.
-        max_norm: The norm that is not exceeded.
+        parameters: The parameters to clip; one without a gradient counts as zero.
+        max_norm: The largest norm allowed.
         norm_type: 2 for the root of the sum of squares, any other positive number, or ``math.inf``.
         error_if_nonfinite: Raise RuntimeError, and scale nothing, when the norm is not finite.
-        mesh: Ranks that have other parameters, which count, too: ``mesh["pp"]``.
+        mesh: Ranks with other parameters that also count: ``mesh["pp"]``.
 
     Returns:
-        The norm before, the same on all ranks.
+        The norm before clipping, the same on all ranks.
 
     Raises:
-        TypeError: For what is no parameter or number.
-        ValueError: For a negative ``max_norm``, a ``norm_type`` that is not positive. These, and
-            ValueError for options that differ, on all ranks that have parts of the same parameters.
+        TypeError: For an argument that is not a parameter or a number.
+        ValueError: For a negative ``max_norm``, a ``norm_type`` that is not positive, or options
+            that differ between ranks.
         RuntimeError: See ``error_if_nonfinite``.
+
+    TypeError and ValueError are raised on all ranks that hold shards of the same parameters.
     """
     wrong, listed, asked = None, [], []
     try:
@@ -61,7 +63,7 @@ def clip_grad_norm_(
             norm_type=float(norm_type),
             error_if_nonfinite=bool(error_if_nonfinite),
         )
-    except (TypeError, ValueError) as error:  # raised below, where the others come to know of it
+    except (TypeError, ValueError) as error:  # raised below, once the other ranks know of it
         wrong = error
     op = ReduceOp.MAX if norm_type == math.inf else ReduceOp.SUM
     agreed = _Agreed(wrong or asked, op)
@@ -82,7 +84,7 @@ def clip_grad_norm_(
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}; expected a finite one")
     factor = max_norm / (norm + _LEAST)
-    if not factor >= 1:  # also where the norm is no number
+    if not factor >= 1:  # also true if the norm is NaN
         for parameter in listed:
             if parameter.grad is not None:
                 parameter.grad *= parameter.grad.dtype.type(factor)
@@ -90,7 +92,7 @@ def clip_grad_norm_(
 
 
 def _split_over(parameter: Parameter) -> ProcessGroup | None:
-    """Return the ranks that have other parts of the same values; None where nobody has."""
+    """Return the group of ranks that hold the parameter's shards; None if it is not sharded."""
     if parameter.global_part is None:
         return None
     sharding = parameter.global_part.sharding
@@ -119,9 +121,9 @@ def _joined(op: ReduceOp, a: float, b: float) -> float:
 
 
 class _Agreed:
-    """Reduces numbers, and finds out in the same call whether all ranks were asked for the same.
+    """Reduces numbers, and checks in the same call that all ranks passed the same options.
 
-    ``asked`` are a line for each option, or what is wrong with this rank's arguments.
+    ``asked`` has one line per option, or is the error in this rank's arguments.
     """
 
     def __init__(self, asked: Sequence[str] | TypeError | ValueError, op: ReduceOp) -> None:
@@ -132,8 +134,7 @@ class _Agreed:
     def reduced(self, value: float, group: ProcessGroup) -> float:
         """Return ``value``, reduced over the group.
 
-        Raises on all its ranks what is wrong with the arguments of one, and ValueError where they
-        differ.
+        Raises one rank's error in its arguments on all ranks, and ValueError if options differ.
         """
         size, mark = group.size(), self._mark
         if size == 1:

@@ -30,52 +30,56 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy | None = None,
     ignored_params: Iterable[Parameter] = (),
 ) -> _M:
-    """Keep 1/n of each parameter of ``module`` on each of n ranks; gather them when needed.
+    """Shard the parameters of ``module`` over n ranks; gather them when needed.
 
-    The module is changed, and returned: each parameter's ``data`` and ``grad`` are this rank's part
-    from here on (rows, by ceiling division), ``value`` is the whole as a DArray, and so are the
-    entries of ``state_dict``. Forward and backward gather the parameters before they compute, the
-    next module's meanwhile; after backward the averages of the gradients are in ``grad``. An
-    optimizer, whose states are 1/n then, works on the parts. Parameters are gathered and reduced
-    together that are of one module: of ``module`` and all below it, but for those of modules that
-    were fully sharded before. So begin with the layers and end with the whole model::
+    Changes the module in place and returns it. From then on each parameter's ``data`` and ``grad``
+    are this rank's shard (rows, by ceiling division). Its ``value``, and its entry in
+    ``state_dict``, is the whole array as a DArray.
+
+    Forward and backward gather a module's parameters before they compute, and the next module's
+    meanwhile. After backward, ``grad`` holds the averaged gradients. An optimizer works on the
+    shards, so its state is 1/n as well.
+
+    One call makes one group of parameters that are gathered and reduced together: those of
+    ``module`` and all modules below it that were not fully sharded before. So begin with the
+    layers and end with the whole model::
 
         for block in model.blocks:
             fully_shard(block, mesh["dp_shard"])
         fully_shard(model, mesh["dp_shard"])
 
-    Parameters begin as they are on the ranks that keep them: draw them alike on all ranks, or load
-    a checkpoint. They may be frozen and unfrozen between two steps, shared by modules, and split by
-    tensor parallel layers before, whose mesh and this one are slices of one mesh. A module must not
-    keep ``parameter.data``, nor views of it, from forward to backward: its memory is used again.
+    Each rank keeps its own values of its shard, so initialise all ranks alike, or load a
+    checkpoint. Parameters may be frozen and unfrozen between two steps, and shared by modules.
+    Tensor parallel layers may have split them, if both meshes are slices of one mesh. A module must
+    not keep ``parameter.data``, nor views of it, from forward to backward: its memory is reused.
 
     Rajbhandari et al., "ZeRO", arXiv:1910.02054 (stage 3; without ``reshard_after_forward`` about
     stage 2); Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
 
     Args:
-        module: A ``parallel.nn.Module``; it becomes an ``FSDPModule``, too.
-        mesh: A slice of one dim, over which to shard; or of two (HSDP): parameters are replicated
-            over the first and sharded over the second, and begin as on the first of the replicas.
-            None: the mesh of the ``with mesh:`` block around the call.
-        reshard_after_forward: Give up the whole parameters after forward, and gather them again for
-            backward (True), or keep them (False). A number k that divides the ranks: keep 1/k of
-            them, for a gather over k ranks with consecutive places in the mesh. None: True, but
-            False for the outermost module, whose backward comes at once.
+        module: A ``parallel.nn.Module``; it becomes an ``FSDPModule`` as well.
+        mesh: A slice of one dim, over which to shard. With two dims (HSDP), parameters are
+            replicated over the first and sharded over the second; all replicas begin with the
+            first one's values. None: the mesh of the ``with mesh:`` block around the call.
+        reshard_after_forward: True frees the whole parameters after forward and gathers them again
+            for backward; False keeps them. A number k that divides the ranks keeps 1/k of them, to
+            be gathered over k consecutive ranks of the mesh. None: True, but False for the
+            outermost module, whose backward comes at once.
         mp_policy: Dtypes to compute, reduce and return in; by default the parameters'.
-        ignored_params: Parameters of ``module`` that stay as they are, and whose gradients nobody
-            reduces: such as experts that no other rank has.
+        ignored_params: Parameters of ``module`` that stay whole and whose gradients are not
+            reduced, such as experts that no other rank has.
 
     Returns:
         The ``module``.
 
     Raises:
-        TypeError: For what is no mesh; on every rank, for what is no module, number,
-            policy or parameter.
-        ValueError: For a mesh of more dims, or none outside of any ``with mesh:`` block; on every
-            rank, for a number that does not divide its size, a module that was fully sharded
-            before, parameters without dims, and when the ranks' parameters or options differ,
-            naming the first that does.
-        MeshDimError: For tensor parallel layers on a mesh that this one has no common root with.
+        TypeError: If ``mesh`` is not a mesh; on every rank, for a module, number, policy or
+            parameter of the wrong type.
+        ValueError: For a mesh of more than two dims, or no mesh outside of any ``with mesh:``
+            block. On every rank: for a number that does not divide the mesh's size, a module that
+            was fully sharded before, or a parameter without dims. Also on every rank, if parameters
+            or options differ between ranks; the error names the first that does.
+        MeshDimError: If tensor parallel layers lie on a mesh with another root.
     """
     mesh = current_mesh() if mesh is None else mesh
     where = check_shard_mesh(mesh)

@@ -46,10 +46,10 @@ class Part(GlobalPart):
         parameter.global_part = self
 
     def _lies(self, mesh: DeviceMesh) -> tuple[Sharding, tuple[int, ...]]:
-        """Return how the parameter lies once dim 0 is split over ``mesh``, and its global shape.
+        """Return the parameter's sharding once dim 0 is split over ``mesh``, and its global shape.
 
-        One that a layer has split already (tensor parallel) lies on the dims of both: dim 0 is
-        split by the layer's first, and each of those parts by the last dim of ``mesh``.
+        If a tensor parallel layer has split it already, the sharding has the dims of both meshes.
+        Dim 0 is split by the layer's dims first, then by the last dim of ``mesh``.
         """
         last, outer = mesh.ndim - 1, self._split
         if outer is None:
@@ -64,13 +64,13 @@ class Part(GlobalPart):
         return rows_of(self.whole_shape, mesh.shape[last], mesh.get_local_rank(last))
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Be this rank's part on another mesh.
+        """Become this rank's shard on another mesh.
 
-        Where it has another size there, it has no values: they are the caller's affair.
+        A shard that changes its size is zeroed: the caller fills in the values.
         """
         old, rows = self.array, self._rows(mesh)
         height = rows.stop - rows.start
-        # A rank that has come has had the whole, as the only shard.
+        # A rank that joined held the whole parameter, as the only shard.
         part = namespace(old).array(old[rows], order="C") if old.shape == self.whole_shape else old
         if part.shape[0] != height:
             part = namespace(old).zeros((height, *self.whole_shape[1:]), dtype=old.dtype)
@@ -83,7 +83,7 @@ class Part(GlobalPart):
 
     @property
     def lent(self) -> bool:
-        """Whether modules compute with the whole."""
+        """True if modules compute with the whole."""
         return self._lend_from is not None
 
     def lend(self, whole: Array) -> None:
@@ -160,7 +160,7 @@ class ParameterGroup:
         self._whole = False
         self._between: list[Array] | None = None
         self._buffers: list[tuple[list[Part], GradientBuffer]] = []
-        """Where gradients live until they are reduced, with the parts whose they are."""
+        """The memory of gradients until they are reduced, with the parts that they belong to."""
         self._reductions: list[tuple[list[Part], Reduction]] = []
         self._not_averaged: list[Array] | None = None
 
@@ -240,7 +240,7 @@ class ParameterGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all uses in forward have given their gradients, and there are some."""
+        """True if all uses in forward have given their gradients, and there are some."""
         pending = any(part.whole_grad is not None for part in self.parts)
         return pending and not any(part.parameter.uses for part in self.parts)
 

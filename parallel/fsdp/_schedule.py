@@ -1,4 +1,4 @@
-"""``FSDPModule``, and when its parameters are gathered, reduced and given up."""
+"""``FSDPModule``, and the schedule by which its parameters are gathered, reduced and freed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from parallel.nn._precision import MixedPrecisionPolicy, cast, first_dtype
 
 
 class Schedule:
-    """What the sharded modules below one root share.
+    """The order of gathers and reductions, shared by the sharded modules below one root.
 
-    While one computes, the next one's parameters are gathered: in forward, the one that came next
-    in the forward pass before; in backward, the one that came before in this forward pass; or those
-    that the module names. All ranks run the same program, so their calls have the same order.
+    While a module computes, the next one's parameters are gathered. Forward takes the order of the
+    last forward pass, and backward the reverse of this one; a module may name others to prefetch.
+    All ranks run the same program, so they make the same calls in the same order.
     """
 
     def __init__(self, root: ModuleState, states: Sequence[ModuleState]) -> None:
@@ -40,7 +40,7 @@ class Schedule:
             for group in state.groups:
                 group.pool = pool
         if root.own.reshard_after_forward is None:
-            # Its backward comes first: they would be gathered again at once.
+            # The root's backward comes first: its parameters would be gathered again at once.
             root.own.reshard_after_forward = False
         self._depth = 0
         self._begin()
@@ -55,7 +55,7 @@ class Schedule:
 
     @contextmanager
     def _running(self) -> Generator[None]:
-        """Count how deep the call is; after an error at the top, be as before the first forward."""
+        """Track the call's depth; after an error at the top, reset to before the first forward."""
         self._depth += 1
         try:
             with ExitStack() as undo:
@@ -280,7 +280,7 @@ class ModuleState:
 
 
 class FSDPModule(Module):
-    """What ``fully_shard`` makes of a module: of a class of its own and of the module's."""
+    """A module that ``fully_shard`` has sharded: it also stays an instance of its own class."""
 
     _fsdp: ModuleState
 

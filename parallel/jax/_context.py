@@ -31,13 +31,14 @@ def ring_attention(
 ) -> jax.Array:
     """Return this rank's places of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
-    ``k`` and ``v`` go round the ranks of ``mesh`` in n - 1 messages, and round again, with their
-    gradients, in the derivative. The keys of all ranks are never in one place. With ``causal``,
-    query i attends to the keys up to i; ``zigzag`` says which places each rank has. Liu et al.,
-    "Ring Attention", arXiv:2310.01889. Reverse-mode derivatives of the first order only.
+    ``k`` and ``v`` go round the ranks of ``mesh`` in n - 1 messages. The derivative sends them
+    round again, with their gradients. No rank ever holds the keys of all. With ``causal``, query i
+    attends to the keys up to i. With ``zigzag``, the sequence has 2n chunks, and rank r holds the
+    chunks r and 2n - 1 - r; else each rank holds consecutive places. Liu et al., "Ring Attention",
+    arXiv:2310.01889. It has first-order reverse-mode derivatives only.
 
-    Raises ValueError, while being traced, for shapes that do not fit together, and for an odd
-    length and a zig-zag.
+    Raises ValueError, at trace time, for shapes that do not fit together, or an odd length with
+    ``zigzag``.
     """
     _check(q, k, v)
     if zigzag:
@@ -50,13 +51,13 @@ def ulysses_attention(
 ) -> jax.Array:
     """Return this rank's places of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
-    An all-to-all over ``mesh`` gives each rank the whole sequence of 1/n of the heads, another one
-    takes the results back. ``q``, ``k`` and ``v`` are this rank's places, in a row. With
-    ``causal``, query i attends to the keys up to i. Jacobs et al., "DeepSpeed Ulysses",
-    arXiv:2309.14509.
+    An all-to-all over ``mesh`` gives each rank the whole sequence of 1/n of the heads; a second
+    one returns the results. ``q``, ``k`` and ``v`` hold this rank's consecutive places of the
+    sequence. With ``causal``, query i attends to the keys up to i. Jacobs et al., "DeepSpeed
+    Ulysses", arXiv:2309.14509.
 
-    Raises ValueError, while being traced, for shapes that do not fit together, and for heads that
-    do not divide by the number of ranks.
+    Raises ValueError, at trace time, for shapes that do not fit together, or a number of heads
+    that the number of ranks does not divide.
     """
     _check(q, k, v)
     size = get_world_size(mesh)
@@ -70,7 +71,7 @@ def ulysses_attention(
     def cross(x: jax.Array, split: int, concat: int) -> jax.Array:
         return jit.all_to_all(x, mesh, split_axis=split, concat_axis=concat, tiled=True)
 
-    # JAX's own attention has its softmax in float32, whatever it is given.
+    # JAX's own attention computes its softmax in float32, for any input dtype.
     whole = q.shape[1] * size
     out, _ = attend(jnp, *(cross(x, 2, 1) for x in (q, k, v)), causal=causal, rows=whole)
     return cross(out.astype(q.dtype), 1, 2)

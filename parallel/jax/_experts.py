@@ -43,14 +43,14 @@ from parallel._groups import Ranks, resolve
 
 
 class Routes(NamedTuple):
-    """Where tokens go: see ``route``."""
+    """The routes of tokens: see ``route``."""
 
     weights: jax.Array
     """(tokens, top_k), the best first."""
     chosen: jax.Array
     """The experts, (tokens, top_k), whole numbers."""
     shares: jax.Array
-    """What the router gave each expert of each token, (tokens, experts); rows sum to 1."""
+    """The router's share for each expert of each token, (tokens, experts); rows sum to 1."""
 
 
 def route(
@@ -136,8 +136,8 @@ def mixture(
             results do not matter.
         x: This rank's tokens, (tokens, dim).
         weights: Of the choices, (tokens, top_k).
-        chosen: Which experts they are, (tokens, top_k).
-        experts: How many there are on all ranks.
+        chosen: The chosen experts, (tokens, top_k).
+        experts: The number of experts on all ranks.
         mesh: The ranks that have them: ``mesh["ep"]``. None: all are here.
         capacity_factor: Each expert takes at most ``ceil(capacity_factor * top_k * tokens /
             experts)`` rows of a rank, and the rest counts as zero. None: nothing is dropped.

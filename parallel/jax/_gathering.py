@@ -27,7 +27,7 @@ _Arrays = Sequence[jax.Array]
 
 @dataclass(frozen=True)
 class Split:
-    """How an array is split over the last dim of ``mesh``; the same on all its ranks.
+    """The split of an array over the last dim of ``mesh``; the same on all its ranks.
 
     The ``axis`` counts from the end, so that it stays what it is when a loop takes layers off a
     stack of them. It has ``length`` elements in all. None: each rank has the whole array.

@@ -21,7 +21,7 @@ from parallel._core.assignment import assign_buckets
 
 
 def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:
-    """Whether arrays are on a GPU, so that programs with them are compiled for it."""
+    """True if arrays are on a GPU, so that programs with them are compiled for it."""
     return any(device.platform in ("gpu", "cuda") for leaf in leaves for device in leaf.devices())
 
 

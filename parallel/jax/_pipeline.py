@@ -55,8 +55,8 @@ class PipelineStage(Stage):
     Args:
         function: The stage.
         params: A pytree; leaves that are no floating point arrays are passed on as they are.
-        stage_index: Which stage it is, from 0.
-        num_stages: How many there are on all ranks.
+        stage_index: This stage's number, from 0.
+        num_stages: The number of stages on all ranks.
         mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
             group.
 
@@ -77,8 +77,8 @@ class PipelineStage(Stage):
         super().__init__(stage_index, num_stages, mesh)
         self.params: Tree = params
         self.grads: Tree = None
-        """What the steps since ``zero_grad`` have added up, in the structure of ``params``; None
-        at the leaves that are not trained, and before the first step."""
+        """The sum of gradients since ``zero_grad``, in the structure of ``params``. None at leaves
+        that are not trained, and before the first step."""
         self._function = function
         self._tree = TreeOfParameters.of(params)
         self._training = True
@@ -132,7 +132,7 @@ class PipelineStage(Stage):
         self._training = training
         self._tree.check(self.params, "params")
         self._trained, self._others = self._tree.split(self.params)
-        # Arrays are arguments of the programs; what is none (a function, a text) is a part of them.
+        # Arrays are arguments of the programs; other leaves (a function, a text) are constants.
         self._fixed = [leaf if hasattr(leaf, "dtype") else None for leaf in self._others]
 
     def forward(

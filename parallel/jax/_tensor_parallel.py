@@ -1,29 +1,28 @@
-"""Weights of a pytree that are split over ranks, and the crossings around them, in ``jax.jit``.
+"""Tensor parallelism for pytrees of weights, inside ``jax.jit``.
 
-The conjugate operators of Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3: f enters a
-region in which each rank of ``mesh["tp"]`` works on its part of a layer, g leaves it. A column
-parallel matrix, an element-wise function and a row parallel matrix between the two cost one
-all-reduce forward (in g) and one backward (in f)::
+The operators are f and g of Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. Operator f
+enters a region in which each rank of ``mesh["tp"]`` works on its part of a layer; g leaves it. A
+region with a column parallel matrix, an element-wise function and a row parallel matrix costs two
+all-reduces: one forward (in g) and one backward (in f)::
 
     h = jax.nn.gelu(copy_to_region(x, tp) @ w_in)      # w_in: this rank's columns
     y = reduce_from_region(h @ w_out, tp)              # w_out: this rank's rows
 
-With ``axis=1``, activations outside of the region are split along the sequence, and each of the two
-is an all-gather one way and a reduce-scatter the other (Korthikanti et al., arXiv:2205.05198,
-section 4.2.2)::
+With ``axis=1``, activations outside of the region are split along the sequence (Korthikanti et al.,
+arXiv:2205.05198, section 4.2.2). Each operator is then an all-gather in one direction and a
+reduce-scatter in the other::
 
     x = rms_norm(x, copy_to_region(scale, tp))         # its gradient is summed over the ranks
     h = jax.nn.gelu(copy_to_region(x, tp, axis=1) @ w_in)
     y = reduce_from_region(h @ w_out, tp, axis=1)
 
-Outside of such regions all ranks of the dimension compute the same, or their part of the sequence,
-and each gets the whole gradient of what it holds: nothing is left to be reduced over ``tp``.
-(``meshlib.jit.all_reduce`` is the other convention, in which ranks have losses of their own, and
-their sum is meant.)
+Outside of such regions all ranks of ``tp`` compute the same, or their part of the sequence. Each
+gets the whole gradient of its arrays, so no gradient is reduced over ``tp``.
+(``meshlib.jit.all_reduce`` has the other convention: each rank has a loss of its own, and
+derivatives are those of their sum.)
 
-The model's functions stay what they are for one process: ``x @ params["up"]``. A weight that is
-split is a node of the tree that knows how it is multiplied, and crosses between whole activations
-and split ones where that is needed (``parallel.jax._tensor_parallel``).
+The model's functions stay as they are for one process: ``x @ params["up"]``. A split weight is a
+node of the pytree that implements its multiplication, and applies f and g where needed.
 """
 
 from __future__ import annotations
@@ -338,8 +337,8 @@ def parallelize(
         mesh: The ranks: ``mesh["tp"]``, whose rank in it decides which part is kept.
         plan: For paths, with dots between names, how what they mean is split. ``*``, ``?`` and
             ``[...]`` stand for what they do in file names, within one name.
-        features_first: Whether matrices are (out, in), for ``w @ x``, as equinox has them; by
-            default (in, out), for ``x @ w``. Embeddings are (entries, features) either way.
+        features_first: Matrices are (out, in), for ``w @ x``, as in equinox; by default they are
+            (in, out), for ``x @ w``. Embeddings are (entries, features) either way.
 
     Raises:
         ValueError: For a path that nothing has, with the nearest ones, or a leaf that two paths

@@ -56,7 +56,7 @@ def map_nodes(function: Callable[[str, Any], Any], tree: Any, patterns: Sequence
 
 
 def is_trained(leaf: Any) -> bool:
-    """Whether ``leaf`` is an array of floating point or complex numbers."""
+    """True if ``leaf`` is an array of floating point or complex numbers."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
@@ -154,7 +154,7 @@ def check_same_tree(tree: TreeOfParameters, group: ProcessGroup, **options: obje
 
 
 def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    # Where double precision is off, a NumPy array of float64 is one of float32 to JAX.
+    # Without double precision, JAX treats a NumPy array of float64 as float32.
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 

@@ -90,7 +90,7 @@ class ShardedLayer:
 
 
 def is_split(node: Any) -> bool:
-    """Whether a node of a pytree is split by ``shard`` or ``parallelize``: for ``is_leaf``."""
+    """True if a node of a pytree is split by ``shard`` or ``parallelize``: for ``is_leaf``."""
     return isinstance(node, Part | SplitWeight)
 
 
@@ -102,7 +102,7 @@ def split_over(node: Part | SplitWeight) -> tuple[DeviceMesh, ...]:
 
 
 def is_part(node: Any) -> bool:
-    """Whether a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
+    """True if a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
     return isinstance(node, Part)
 
 

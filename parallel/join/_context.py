@@ -19,7 +19,7 @@ from parallel.join._shadow import among_active, check_shadowable, shadow_call
 
 
 class JoinHook:
-    """What a rank that is out of inputs does on behalf of one joinable."""
+    """The calls of a rank without inputs on behalf of one joinable."""
 
     def main_hook(self, phase: int) -> None:
         """Make the collectives that the joinable makes, on the others, in ``phase``."""
@@ -120,15 +120,15 @@ class OptimizerReplica(Joinable):
 
 
 Event = tuple[int, ...]
-"""What is announced: a few integers, equal on all ranks that announce."""
+"""An announcement of the next call: a few integers, equal on all ranks that announce."""
 
 
 class Attendance:
-    """Keeps the ranks of ``group`` that have inputs in step with those that have none any more.
+    """Keeps the ranks of ``group`` without inputs in step with those that still have some.
 
-    Before anything happens that all ranks have to do, all call ``exchange``: a small all-reduce.
-    Each announcement x is summed together with x², so that the sums over n ranks tell their common
-    value and whether they have one: n Σx² = (Σx)² only if all are equal.
+    All ranks call ``exchange``, a small all-reduce, before each call that all must make. It sums
+    each announcement x and also x², to find out whether the n values are equal: n Σx² = (Σx)²
+    holds only then.
     """
 
     def __init__(self, group: ProcessGroup, length: int) -> None:
@@ -138,10 +138,10 @@ class Attendance:
         """Group ranks with inputs, as of the last exchange in which there were any."""
 
     def exchange(self, event: Event | None, describe: Callable[[Event], str]) -> Event | None:
-        """Return what the ranks with inputs announce, or None if there are none any more.
+        """Return the announcement of the ranks with inputs, or None if no rank has any left.
 
-        ``event`` is this rank's announcement, None if it is out of inputs itself. Raises
-        RuntimeError on all ranks, with a table of what each announced, when they differ.
+        ``event`` is this rank's announcement, None if it has no inputs left. If announcements
+        differ, raises RuntimeError on all ranks, with a table of them.
         """
         row = np.array(event or (0,) * self._length, np.int64)
         totals = np.concatenate([[np.int64(event is not None)], row, row * row])
@@ -184,39 +184,39 @@ _OWN_GROUP = 0  # at the end of a call's event; else what stands for the group
 
 
 class Join:
-    """Lets each rank loop over inputs of its own number.
+    """Lets ranks loop over different numbers of inputs.
 
         with Join([model]):
             for x, y in my_inputs:        # 10 on one rank, 12 on another
                 ...
 
-    A rank whose loop has ended stays at the end of the block and takes part in the calls of those
-    that go on, without contributing, until none is left. Calls that it takes part in:
+    A rank whose loop has ended waits at the end of the block until all loops have. Meanwhile it
+    takes part in the other ranks' calls without contributing. These calls may be:
 
     - those of the joinables: ``DistributedDataParallel`` (also under ``no_sync``, with any
       communication hook and all options), ``ZeroRedundancyOptimizer``, or a ``Joinable`` of yours;
-    - the user's own, on the joinables' group (``mesh["dp"].all_reduce(loss)``) or another that has
-      all its ranks (the whole mesh): all_reduce and reduce (a rank without inputs counts as zero in
-      a sum, as infinity in a minimum …, and not at all in an average), broadcast (from a rank that
-      has inputs) and barrier.
+    - ``all_reduce``, ``reduce``, ``broadcast`` and ``barrier`` of your own, on the joinables' group
+      (``mesh["dp"].all_reduce(loss)``) or another that has all its ranks (the whole mesh).
 
-    Before each of these, ranks tell each other in a small all-reduce who has inputs and what comes;
-    that is the cost. A call on a group that has no other rank of the joinables' one, such as
-    ``mesh["tp"]``, needs nobody here; its members run out of inputs together. One on a group with
-    some of the ranks raises RuntimeError, and so does one of another thread, such as inside
-    ``jax.jit``.
+    In a reduction, a rank without inputs counts as zero in a sum, as infinity in a minimum, and so
+    on; an average leaves it out. A broadcast must come from a rank with inputs.
+
+    The cost is a small all-reduce before each call, in which the ranks with inputs announce it.
+    Calls on a group with no other rank of the joinables' group, such as ``mesh["tp"]``, are not
+    announced; its members must run out of inputs together. A call on a group with only some of the
+    joinables' ranks raises RuntimeError, as does one from another thread (inside ``jax.jit``).
 
     Args:
-        joinables: What communicates in the loop, all over the same group, in the same order on all
-            ranks.
+        joinables: The objects that communicate in the loop, all over the same group, in the same
+            order on all ranks.
         enable: False makes the context do nothing, for inputs that are known to be even.
-        throw_on_early_termination: Instead of going on without a rank, raise RuntimeError on all
-            ranks as soon as one is out of inputs.
+        throw_on_early_termination: Raise RuntimeError on all ranks as soon as one is out of inputs,
+            instead of going on without it.
         kwargs: Passed to each joinable's ``join_hook``.
 
-    Raises ValueError for no joinables, or joinables with different groups, TypeError for what is no
-    ``Joinable``. Raises RuntimeError for calls that the others cannot be told of (see above), and
-    on all ranks where they do not do the same.
+    Raises ValueError for no joinables, or joinables with different groups, and TypeError for an
+    object that is not a ``Joinable``. Raises RuntimeError for calls that cannot be announced (see
+    above), and on all ranks if ranks make different calls.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Join:
 
     @property
     def num_active(self) -> int:
-        """How many ranks had inputs at the last announcement."""
+        """The number of ranks with inputs at the last announcement."""
         return len(self._attendance.active)
 
     @property

@@ -30,10 +30,10 @@ from parallel.nn._parameter import Buffer, Parameter, from_kept
 _Kind = TypeVar("_Kind", Parameter, Buffer)
 
 SavedContexts = dict["Module", list[Any]]
-"""What ``take_saved`` returns: an opaque value for ``put_saved``."""
+"""The result of ``take_saved``: an opaque value for ``put_saved``."""
 
 Work = Callable[[], object]
-"""What ``defer`` was given: it computes gradients of parameters."""
+"""An argument of ``defer``: it computes gradients of parameters."""
 
 
 class Module:
@@ -84,7 +84,7 @@ class Module:
 
     @property
     def outstanding(self) -> int:
-        """How many forward passes of this very module wait for their backward."""
+        """The number of forward passes of this very module that wait for their backward."""
         return len(self._saved)
 
     def take_saved(self) -> SavedContexts:

@@ -19,7 +19,7 @@ class GlobalPart:
     """
 
     kept: ClassVar[bool] = False
-    """Whether modules compute with more than the part: ``fully_shard`` keeps parts.
+    """True if modules compute with more than the part: ``fully_shard`` keeps parts.
 
     The state of modules and optimizers then has the global array.
     """
@@ -34,7 +34,7 @@ class GlobalPart:
         raise NotImplementedError
 
     def is_like(self, array: Any) -> bool:
-        """Whether ``array`` has the shape of this rank's part."""
+        """True if ``array`` has the shape of this rank's part."""
         return getattr(array, "shape", None) == self.sharding.local_shape(self.shape)
 
     def as_global(self, array: Any) -> Any:
@@ -98,7 +98,7 @@ GradHook = Callable[["Parameter"], None]
 
 
 class RemovableHandle:
-    """What registering a hook returns: ``remove()`` unregisters it, once or more often."""
+    """A registered hook: ``remove()`` unregisters it, and may be called again."""
 
     def __init__(self, hooks: dict[object, GradHook], key: object) -> None:
         self._hooks = hooks
@@ -112,28 +112,27 @@ class RemovableHandle:
 class Parameter:
     """An array that is trained, and its gradient.
 
-    ``data`` is the array; ``grad`` is None or an array of its shape and dtype, to which each
-    backward pass adds. ``requires_grad=False`` freezes the parameter: gradients given to it are
-    dropped. ``name`` is a label for messages; paths come from ``Module.named_parameters``.
+    ``data`` is the array. ``grad`` is None or an array of its shape and dtype; each backward pass
+    adds to it. ``requires_grad=False`` freezes the parameter, and drops its gradients. ``name`` is
+    a label for messages; paths come from ``Module.named_parameters``.
 
-    **When a gradient is complete.** A module announces, in forward, each use of a parameter
-    (``expect_grad``), and pays each use back in backward with one ``accumulate_grad``. The
-    gradient is complete, and post-accumulate hooks fire, when no announced use is left. So a
-    parameter that two modules share, or a module that is called twice in one forward pass, fires
-    its hooks once, after the last contribution; with several forward passes outstanding they fire
-    once as well, in the last backward pass.
+    **When a gradient is complete.** In forward, a module announces each use of a parameter
+    (``expect_grad``). In backward, it calls ``accumulate_grad`` once for each use. The gradient is
+    complete, and post-accumulate hooks fire, when no announced use is left. So the hooks fire once,
+    after the last contribution. This also holds for a parameter that two modules share, a module
+    that is called twice in one forward pass, and several outstanding forward passes.
 
-    Raises TypeError for ``data`` that is no array.
+    Raises TypeError if ``data`` is not an array.
     """
 
     global_part: GlobalPart | None = None
-    """Of what global array ``data`` is this rank's part; None: each rank has all of it."""
+    """The global array of which ``data`` is this rank's part; None: each rank has all of it."""
 
     on_contribution: Callable[[Array], Array] | None = None
     """Called with each contribution to the gradient; returns the array to add. None: itself."""
 
     other_grad_dtype: Any = None
-    """The dtype of gradients while it is not that of ``data``: modules compute with a copy then."""
+    """The dtype of gradients if it is not that of ``data``: modules then compute with a copy."""
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
         namespace(data, "data")  # refuses what is not an array
@@ -142,9 +141,9 @@ class Parameter:
         self.requires_grad = requires_grad
         self.name = name
         self.uses: int = 0
-        """How many uses in forward still wait for their contribution in backward."""
+        """The number of uses in forward that still wait for their contribution in backward."""
         self.grad_home: Array | None = None
-        """Where gradients live (``set_grad_home``), None: in arrays of their own."""
+        """The memory of gradients (``set_grad_home``); None: arrays of their own."""
         self._hooks: dict[object, GradHook] = {}
 
     def __repr__(self) -> str:
@@ -164,14 +163,14 @@ class Parameter:
 
     @property
     def value(self) -> Array | DArray:
-        """The array that is trained: where ``fully_shard`` keeps parts, the global one."""
+        """The trained array: the global one if ``fully_shard`` keeps a part of it here."""
         part = kept_part(self)
         return self.data if part is None else part.as_global(part.array)
 
     def takes(self, dtype: Any) -> bool:
-        """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
+        """Return whether results of ``data`` and an array of ``dtype`` can be differentiated.
 
-        It has the dtype of ``data`` then; while gradients have another dtype, any floating one.
+        They must have the dtype of ``data``, or any floating one if gradients have another dtype.
         """
         own = self.data.dtype
         if dtype == own:
@@ -203,7 +202,7 @@ class Parameter:
         not use its memory again. Raises ValueError for another shape or dtype, RuntimeError when
         no use was announced.
         """
-        # What is computed in lower precision may have been promoted on the way: bfloat16 is.
+        # NumPy may have promoted a contribution in lower precision; it does for bfloat16.
         own = self.data.dtype
         fits = contribution.dtype == own or (
             self.grad_dtype != own and is_floating(contribution.dtype)

@@ -157,13 +157,13 @@ class _Dtypes:
 
 @dataclass(frozen=True)
 class MixedPrecision(_Dtypes):
-    """In which dtypes a model computes and averages, while it is trained in that of its parameters.
+    """The dtypes in which a model computes and averages; the parameters keep their own.
 
-    ``param_dtype`` is that of forward and backward, as by ``nn.ComputeIn`` around the whole module
-    (put ``ComputeIn`` of another dtype around parts that need it). ``reduce_dtype`` is that of the
-    buckets on the wire. None means the parameters' own. Names as in torch's.
+    ``param_dtype`` is the dtype of forward and backward, as with ``nn.ComputeIn`` around the whole
+    module. Parts that need another dtype get a ``ComputeIn`` of their own. ``reduce_dtype`` is the
+    dtype of the buckets on the wire. None means the parameters' own. The names are torch's.
 
-    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
+    Raises ValueError for a dtype that is not floating, TypeError for an argument that is no dtype.
     """
 
 
@@ -172,14 +172,14 @@ class MixedPrecisionPolicy(_Dtypes):
     """The dtypes of one ``fully_shard``: None leaves things as they are.
 
     Args:
-        param_dtype: What parameters are gathered in, and modules compute in. The parts that the
-            optimizer updates stay what they are.
-        reduce_dtype: What gradients are reduced in; by default the parameters' own dtype.
-        output_dtype: What floating outputs of ``forward`` are cast to; by default they stay in the
-            dtype that they were computed in.
+        param_dtype: Parameters are gathered, and modules compute, in this dtype. The shards that
+            the optimizer updates keep theirs.
+        reduce_dtype: Gradients are reduced in this dtype; by default the parameters' own.
+        output_dtype: Floating outputs of ``forward`` are cast to this dtype; by default they are
+            not cast.
         cast_forward_inputs: Cast floating inputs of ``forward`` to ``param_dtype``.
 
-    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
+    Raises ValueError for a dtype that is not floating, TypeError for an argument that is no dtype.
     """
 
     output_dtype: npt.DTypeLike | None = None

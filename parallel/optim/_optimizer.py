@@ -72,13 +72,13 @@ class Optimizer(ABC):
         self.param_groups.append({"params": parameters, **merged})
 
     def parameters(self) -> list[Parameter]:
-        """Return all parameters in the order in which they were given, that of their numbers."""
+        """Return all parameters in the order in which they were given: the order of the numbers."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError for an option that the optimizer does not have.
 
-        A subclass adds what it raises for their values. ``options`` are all those of a group.
+        A subclass also checks their values. ``options`` has all options of one group.
         """
         unknown = sorted(set(options) - set(self.defaults))
         if unknown:
@@ -94,7 +94,7 @@ class Optimizer(ABC):
     def step_for(self, parameters: Iterable[Parameter]) -> list[Parameter]:
         """Update those of ``parameters`` that the optimizer has and that have a gradient.
 
-        Returns them. For stepping in pieces, such as during a backward pass.
+        Returns the updated parameters. It steps a few at a time, such as during a backward pass.
         """
         groups = {p: group for group in self.param_groups for p in group["params"]}
         chosen = [p for p in parameters if p in groups and p.grad is not None]
@@ -114,8 +114,8 @@ class Optimizer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
 
-        Parameters are numbered in the order in which they were given. Arrays are not copied; those
-        like a parameter of which each rank keeps a part (``fully_shard``) are DArrays.
+        Parameters are numbered in the order in which they were given. Arrays are not copied. State
+        arrays of a sharded parameter (``fully_shard``) are DArrays.
         """
         numbers = self._numbers()
         return {
@@ -130,14 +130,14 @@ class Optimizer(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned. Arrays are copied.
+        """Load a ``state_dict``. Arrays are copied.
 
-        Those of parameters in parts are DArrays in any sharding (all ranks call), or whole ones.
+        State of a sharded parameter is a DArray in any sharding (all ranks must call), or a whole
+        array.
 
-        Raises TypeError for what is no state dict, KeyError for one that lacks something, and
-        ValueError when the groups lack an option that this optimizer has (the state is another
-        one's) or have other sizes, or there is state of a parameter that it does not have. Nothing
-        is changed then.
+        Raises TypeError unless ``state`` is a state dict, and KeyError if an entry is missing.
+        Raises ValueError if the groups have other sizes or lack an option of this optimizer, or
+        for state of a parameter that it does not have. Nothing is changed then.
         """
         self.check_state(state)
         numbered = self.parameters()
@@ -208,11 +208,10 @@ _ELEMENTS = 1 << 17
 
 
 def in_blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield views of ``arrays`` block by block: together they are all of it.
+    """Yield views of ``arrays``, one block of elements at a time.
 
-    Element by element, what is computed of blocks has the same bits as of whole arrays. Arrays that
-    are small, not of one shape, on another device, or not each in one piece of memory come as they
-    are, at once.
+    Element-wise results have the same bits as those of whole arrays. Whole arrays are yielded, at
+    once, if they are small, on another device, not contiguous, or differ in shape.
     """
     shape, size = arrays[0].shape, arrays[0].size
     if size <= _ELEMENTS or not all(_is_flat(each) and each.shape == shape for each in arrays):
@@ -230,16 +229,17 @@ def _is_flat(array: Array) -> bool:
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, in the form that PyTorch uses.
 
-    With g the gradient plus ``weight_decay * p``: the velocity becomes
-    ``momentum * v + (1 - dampening) * g`` (in the first step: g), and p is moved by ``-lr * v``, or
+    Let g be the gradient plus ``weight_decay * p``. The velocity v becomes
+    ``momentum * v + (1 - dampening) * g`` (in the first step: g). Then p moves by ``-lr * v``, or
     with ``nesterov`` by ``-lr * (g + momentum * v)``. Sutskever et al., "On the importance of
-    initialization and momentum in deep learning", ICML 2013; unlike there, lr scales v when it is
+    initialization and momentum in deep learning", ICML 2013. Unlike there, lr scales v when it is
     applied, not when it is accumulated.
 
-    ``params`` are parameters, or groups of them: dicts with ``"params"`` and options that differ.
+    ``params`` are parameters, or groups of them: dicts with ``"params"`` and the group's options.
 
-    Raises TypeError for an option that is no number, ValueError for a negative one (dampening may
-    be) and for ``nesterov`` without momentum or with dampening; the same for those of groups.
+    Raises TypeError for an option that is not a number, and ValueError for a negative one
+    (dampening may be negative). Raises ValueError for ``nesterov`` without momentum or with
+    dampening. Options of groups are checked alike.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class SGD(Optimizer):
         if move is _move:
             step = with_decay(grad, data, group["weight_decay"])
             state["momentum_buffer"] = step.copy()
-        # What NumPy computes of arrays without dims are scalars, which cannot be changed in place.
+        # NumPy returns scalars for arrays without dims, and scalars cannot be changed in place.
         velocity = namespace(data).asanyarray(state["momentum_buffer"])
         state["momentum_buffer"] = velocity
         for block in in_blocks(data, grad, velocity):
@@ -300,7 +300,7 @@ def _move(group: ParamGroup, data: Array, grad: Array, velocity: Array | None = 
 
 
 def _move_on(group: ParamGroup, data: Array, grad: Array, velocity: Array) -> None:
-    """Make a step behind others, whose ``velocity`` becomes the new one."""
+    """Make a step after the first one; update ``velocity`` in place."""
     momentum = group["momentum"]
     step = with_decay(grad, data, group["weight_decay"])
     velocity *= momentum
@@ -311,13 +311,13 @@ def _move_on(group: ParamGroup, data: Array, grad: Array, velocity: Array) -> No
 class Adam(Optimizer):
     """Adam: Kingma and Ba, arXiv:1412.6980, algorithm 1.
 
-    ``params`` are parameters, or groups of them: dicts with ``"params"`` and options that differ.
-    ``lr`` is the size of a step, ``betas`` how much of the two moments is kept in each.
-    ``weight_decay`` adds a penalty of the squared norm to the gradient; for decoupled decay use
-    ``AdamW``. ``eps`` is added to the root of the corrected second moment.
+    ``params`` are parameters, or groups of them: dicts with ``"params"`` and the group's options.
+    ``lr`` is the step size. ``betas`` are the decay rates of the two moments. ``weight_decay`` adds
+    the gradient of a squared-norm penalty; for decoupled decay use ``AdamW``. ``eps`` is added to
+    the root of the corrected second moment.
 
-    Raises TypeError for an option that is no number, or betas that are not two, ValueError for a
-    negative one or betas outside [0, 1); the same for those of groups.
+    Raises TypeError for an option that is not a number, or ``betas`` that are not two. Raises
+    ValueError for a negative option, or betas outside [0, 1). Options of groups are checked alike.
     """
 
     _DECOUPLED = False
@@ -388,11 +388,11 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2.
 
     The parameter is multiplied by ``1 - lr * weight_decay`` before Adam's step. ``params`` are
-    parameters, or groups of them: dicts with ``"params"`` and options that differ. ``betas`` says
-    how much of the two moments is kept in each step; ``eps`` is added to the root of the second.
+    parameters, or groups of them: dicts with ``"params"`` and the group's options. ``betas`` are
+    the decay rates of the two moments; ``eps`` is added to the root of the second.
 
-    Raises TypeError for an option that is no number, or betas that are not two, ValueError for a
-    negative one or betas outside [0, 1); the same for those of groups.
+    Raises TypeError for an option that is not a number, or ``betas`` that are not two. Raises
+    ValueError for a negative option, or betas outside [0, 1). Options of groups are checked alike.
     """
 
     _DECOUPLED = True

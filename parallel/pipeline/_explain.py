@@ -53,7 +53,7 @@ def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:
     """Write a picture of timelines, one below the other: such as planned and measured.
 
     Args:
-        file: Where to; its suffix says in which format.
+        file: The target; its suffix determines the format.
         timings: By their titles, the first at the top.
 
     Raises:
@@ -104,8 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def explain(given: argparse.Namespace) -> str:
     """Return the text for the arguments.
 
-    Raises ValueError for a schedule that there is not, or that cannot be made so, OSError for a
-    file that cannot be read or written, ImportError for a picture without matplotlib.
+    Raises ValueError for an unknown schedule, or one that does not allow these numbers. Raises
+    OSError for a file that cannot be read or written, ImportError for a picture without matplotlib.
     """
     table = _table(given.schedule, given.stages, given.microbatches, given.ranks)
     timing = simulate(table, _costs(given.costs), given.message)

@@ -20,7 +20,7 @@ from parallel.nn._layers.simple import Sequential
 from parallel.nn._module import Module, SavedContexts, Work, do_all
 
 Costs = Callable[[Module], float] | Sequence[float]
-"""What layers cost: a function of a layer, or a number for each."""
+"""The cost of layers: a function of a layer, or a number for each."""
 
 
 class Part(Sequential):
@@ -77,8 +77,8 @@ def split_by_cost(model: Sequential, num_stages: int, costs: Costs | None = None
 
     Args:
         model: Layers in a row; those of a ``Sequential`` within are layers, too.
-        num_stages: How many stages.
-        costs: What each layer costs, such as its measured time; by default its parameters.
+        num_stages: The number of stages.
+        costs: The cost of each layer, such as its measured time; by default its parameters.
 
     Returns:
         The stages. They have the model's own layers.
@@ -100,7 +100,7 @@ def _layers(model: Any) -> list[tuple[str, Module]]:
 
 
 def _flat(path: str, module: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the layers below ``module``; what is a Sequential and more stays whole."""
+    """Yield the layers below ``module``. Only a plain Sequential is taken apart, no subclass."""
     if type(module) not in (Sequential, Part):
         yield path, module
         return
@@ -166,24 +166,24 @@ class PipelineStage(Stage):
 
         stage = PipelineStage(part, mesh.get_local_rank("pp"), 4, mesh["pp"])
 
-    The module takes what the stage before returns: an array, or a tuple of arrays, which are then
-    so many arguments; its ``backward`` takes as many gradients, and returns those of its inputs.
-    It may be wrapped in ``DistributedDataParallel``, or fully sharded, over other dims of the mesh:
-    gradients are averaged once a step, with the last microbatch's.
+    The module's input is the output of the stage before it: an array, or several arrays as its
+    arguments. Its ``backward`` takes a gradient for each output, and returns one for each input.
+    It may be wrapped in ``DistributedDataParallel``, or fully sharded, over other dims of the mesh.
+    Gradients are then averaged once a step, with the last microbatch's.
 
     Args:
         submodule: The module.
-        stage_index: Which stage it is, from 0.
-        num_stages: How many there are on all ranks.
+        stage_index: This stage's number, from 0.
+        num_stages: The number of stages on all ranks.
         mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
             group.
-        shared: Parameters that other stages have as well, such as an embedding that is the output
-            layer's weight: a name, the same at all of them, to the parameter's path. They begin
-            with the values of the first stage that has them, and their gradients are summed.
+        shared: Parameters that other stages have as well, such as an embedding that is also the
+            output layer's weight. It maps a name, the same in all these stages, to the parameter's
+            path. Their values begin as the first such stage's, and their gradients are summed.
 
     Raises:
-        TypeError: For what is no module, number, mesh or mapping.
-        ValueError: For a stage that is not there, and when this rank is not in the mesh.
+        TypeError: For an argument of the wrong type.
+        ValueError: For a stage out of range, or if this rank is not in the mesh.
         KeyError: For a shared path that the module does not have.
     """
 

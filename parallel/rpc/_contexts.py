@@ -106,7 +106,7 @@ class Context:
 
 
 class _Here(threading.local):
-    """What the calling thread is in."""
+    """The calling thread's context."""
 
     context: Context | None = None
     token: Any = None
@@ -183,7 +183,7 @@ class Keeper:
             self._tell(rank, id, told)
 
     def _tell(self, rank: int, id: int, told: frozenset[int]) -> None:
-        """Have a worker end a context; if that fails, all: whom it brought it to, it knew."""
+        """Have a worker end a context. If that fails, tell all: only it knew its own callees."""
 
         def note(done: rpc.Future[Any]) -> None:
             if done.exception() is not None:
@@ -203,7 +203,7 @@ class Keeper:
 
     @contextmanager
     def within(self, context: Context | None, token: Any = None) -> Generator[None]:
-        """Have the calling thread be in ``context``; see ``_Here``."""
+        """Put the calling thread in ``context``; see ``_Here``."""
         here = self.here
         before = here.context, here.token
         here.context, here.token = context, token
@@ -213,14 +213,14 @@ class Keeper:
             here.context, here.token = before
 
     def lock_of(self, module: Module) -> threading.Lock:
-        """Return the lock of whoever uses ``module``."""
+        """Return the lock that guards the use of ``module``."""
         with self._lock:
             return self._module_locks.setdefault(module, threading.Lock())
 
     # ------------------------------------------------------------------ what calls ask it
 
     def send(self, to: int) -> Any:
-        """Return the thread's context as it goes with a call."""
+        """Return the thread's context in the form in which a call carries it."""
         context = self.here.context
         if context is None:
             return None

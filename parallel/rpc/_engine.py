@@ -1,11 +1,11 @@
 """Backward passes over the workers.
 
-A pass goes through the graph twice. *Mark*: from the roots back through each worker's part, and by
-calls to the workers that values came from, so that each node knows how many gradients it gets.
-*Propagate*: each node runs once they are there, on its worker; gradients of values that came from
-elsewhere are sent there. A call ends when all calls have that it led to, so the first ones' end is
-the end of all. (``torch.distributed.autograd``'s FAST mode has no first half: it takes for granted
-that each value that was sent gets a gradient. Its notes call this one SMART mode.)
+A pass goes through the graph twice. *Mark* goes from the roots back through each worker's part, and
+calls the workers that sent values. So each node learns the number of gradients to expect.
+*Propagate* runs each node, on its worker, once its gradients have arrived. It sends the gradients
+of received values back to their senders. A call returns when all calls that it made have, so the
+pass is over when its first calls return. (``torch.distributed.autograd`` calls this SMART mode. Its
+FAST mode does not mark: it assumes that each value that was sent gets a gradient.)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _propagate_from(
 
     take(arrivals)
     while ready:
-        # What goes to other workers goes first: they work while this one does.
+        # Messages to other workers go first: those work while this one does.
         by_origin: dict[int, list[tuple[int, Any]]] = {}
         for node in [node for node in ready if isinstance(node, Received)]:
             ready.remove(node)

@@ -90,23 +90,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Compute ``fn(*args, **kwargs)``, and record it in the context, for ``backward``.
 
-    In an autograd context ``fn``'s arrays of floating point or complex numbers come back as
-    ``Recorded`` values. Outside of any, and without recorded arguments, it is only called.
+    In an autograd context, floating and complex arrays that ``fn`` returns become ``Recorded``
+    values. Outside of any context, and without recorded arguments, ``fn`` is only called.
 
     Args:
-        fn: a function of JAX arrays (also one of ``jax.jit``), or a ``parallel.nn`` module. The
-            function may make remote calls, which are differentiated, too
-        args: arrays, recorded values, ``Weights``, RRefs to either on this worker, or tuples, lists
-            and dicts of them, in whose place ``fn`` gets arrays; and anything else. A module's are
-            arrays and recorded values
-        kwargs: the same
+        fn: A function of JAX arrays (also one of ``jax.jit``), or a ``parallel.nn`` module. The
+            function may make remote calls, which are differentiated as well.
+        args: Arrays, recorded values, ``Weights``, RRefs to either on this worker, or tuples, lists
+            and dicts of them: ``fn`` gets arrays in their place. Other objects are passed on. A
+            module takes arrays and recorded values only.
+        kwargs: The same.
 
     Returns:
-        What ``fn`` returns, a pytree.
+        The result of ``fn``, a pytree.
 
-    Raises RuntimeError where the context has ended, ValueError for values of different contexts,
-    NotImplementedError for a module in evaluation mode with recorded arguments, and for recorded
-    values and ``Weights`` in a function that JAX compiles, and what ``fn`` raises.
+    Raises RuntimeError if the context has ended, and ValueError for values of different contexts.
+    Raises NotImplementedError for a module in evaluation mode with recorded arguments, and for
+    recorded values or ``Weights`` in a function that JAX compiles. Errors of ``fn`` pass through.
     """
     args, kwargs = _mapped(_localized, (args, kwargs))
     try:
@@ -166,17 +166,17 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """Return a function of ``fn``'s value and gradient, as ``jax.value_and_grad`` does.
 
-    All of the remote calls that ``fn`` makes, and the ``Weights`` of this worker that it uses, get
-    their gradients, in the context that is open; JAX's own passes over those that have nothing to
-    do with ``argnums``.
+    All remote calls that ``fn`` makes, and this worker's ``Weights`` that it uses, get their
+    gradients in the open context. (``jax.value_and_grad`` itself would skip those that do not
+    depend on ``argnums``.)
 
     Args:
-        fn: a function of JAX arrays and pytrees of them, that returns a scalar
-        argnums: by which of its positional arguments it is differentiated
-        has_aux: whether it returns a pair, the second of which is not differentiated
+        fn: A function of JAX arrays and pytrees of them that returns a scalar.
+        argnums: The positional arguments to differentiate by.
+        has_aux: ``fn`` returns a pair, whose second part is not differentiated.
 
     Returns:
-        A function that returns what ``jax.value_and_grad``'s does.
+        A function with the results of ``jax.value_and_grad``'s.
     """
     import jax
     import jax.numpy as jnp

@@ -1,9 +1,9 @@
-"""What a context records: values, the functions that made them, and messages between workers; and
-how a backward pass goes through it.
+"""The graph that a context records, and a backward pass's way through it.
 
-Each worker has its part of the graph. The worker that sends a value keeps it under a number, and on
-the worker that gets it it becomes a ``Received``, which names both: the gradient goes the same way
-back. (As with the send and recv functions of ``torch.distributed.autograd``.)
+The graph has values, the functions that made them, and messages between workers; each worker has
+its part. The sender of a value keeps it under a number. On the receiving worker the value becomes
+a ``Received``, which names the sender and the number: the gradient goes back there. (Compare the
+send and recv functions of ``torch.distributed.autograd``.)
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ RECORDED = "_meshlib_recorded"
 
 
 class Node:
-    """Something that made values: it makes gradients of what it was given of theirs.
+    """An operation that made values: it turns their gradients into gradients of its inputs.
 
-    ``inputs`` are where the gradients go, None: nowhere. ``outputs`` is the number of its values.
+    ``inputs`` are the edges along which those go; None drops one. ``outputs`` counts the values.
     """
 
     def __init__(self, inputs: Sequence[Edge | None] = (), outputs: int = 1) -> None:
@@ -149,5 +149,5 @@ class Pass:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is expected any more."""
+        """True if nothing is expected any more."""
         return not self._expected

@@ -1,7 +1,7 @@
-"""``parallel.nn`` modules in autograd contexts: what their forward saves is kept with the context.
+"""``parallel.nn`` modules in autograd contexts: the context keeps the arrays that forward saves.
 
-A module is used by one call at a time, and left as it was found: what else has been saved, and the
-gradients that its parameters have.
+One call at a time uses a module. Afterwards its other saved arrays, and its parameters' gradients,
+are as they were before.
 """
 
 from __future__ import annotations

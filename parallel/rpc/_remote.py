@@ -22,20 +22,20 @@ class RemoteModule:
         linear = RemoteModule("worker1", nn.Linear, (20, 30), {"rng": rng})
         y = linear(x)
 
-    In an autograd context the output is a ``Recorded`` value, whose gradient goes back there. What
-    the module's forward saves is kept with the context, so calls may overlap, as those of several
-    microbatches do, and end in any order.
+    In an autograd context the output is a ``Recorded`` value, whose gradient goes back to that
+    worker. The context keeps the arrays that forward saves. So calls may overlap, as those of
+    several microbatches do, and end in any order.
 
     Args:
-        remote_device: the worker, by name, rank or ``WorkerInfo``. (``"worker1/cpu"``, torch's
-            form, names the host's memory; there are no other devices.)
-        module_cls: the class, importable there: a ``parallel.nn.Module``, or any other with a
-            method ``forward``, which records by ``dist_autograd.forward`` itself
-        args: its positional arguments
-        kwargs: its keyword arguments
+        remote_device: The worker, by name, rank or ``WorkerInfo``. Torch's form ``"worker1/cpu"``
+            names the host's memory; other devices are not supported.
+        module_cls: The class, importable there: a ``parallel.nn.Module``, or any other with a
+            method ``forward`` that records by ``dist_autograd.forward`` itself.
+        args: The class's positional arguments.
+        kwargs: Its keyword arguments.
 
-    Raises ValueError for a worker or device that there is not, TypeError for what cannot be called,
-    what making the module raises.
+    Raises ValueError for an unknown worker or device, and TypeError if ``module_cls`` cannot be
+    called. Errors in making the module pass through.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ def compiled(what: str) -> NotImplementedError:
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether JAX follows an array in ``tree``."""
+    """True if JAX follows an array in ``tree``."""
     return bool(_tracers(tree))
 
 
@@ -142,7 +142,7 @@ class Through(rpc.Future[Any]):
         )
 
     def done(self) -> bool:
-        """Whether the call has ended."""
+        """True if the call has ended."""
         return self._started.done()
 
     def wait(self, timeout: Any = None) -> Any:

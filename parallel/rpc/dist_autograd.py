@@ -42,22 +42,22 @@ def context() -> Generator[int]:
 
 
 def backward(context_id: int, roots: Sequence[Recorded], retain_graph: bool = False) -> None:
-    """Compute the gradients of what ``roots`` sum up to, through all workers.
+    """Compute the gradients of the sum of ``roots``, through all workers.
 
-    Those of trained parameters are added to what the context has of them, on the workers where they
-    live. Returns when all workers are done. Sums of more than two gradients are in the order in
-    which they come.
+    Gradients of trained parameters are added to the context's, on the workers that own them.
+    Returns when all workers are done. Sums of more than two gradients are in the order of arrival.
 
     Args:
-        context_id: the context's id
-        roots: recorded scalars on this worker, such as ``[loss]``
-        retain_graph: whether another ``backward`` may go through the same values. (Not through a
-            module's forward pass: its backward works once.)
+        context_id: The context's id.
+        roots: Recorded scalars on this worker, such as ``[loss]``.
+        retain_graph: Allow another ``backward`` through the same values. (Not through a module's
+            forward pass: its backward works once.)
 
-    Raises ValueError for a context that is not on this worker, for roots that are no scalars or of
-    another context, TypeError for what is no recorded value, RuntimeError where values were gone
-    through before; ``WorkerLostError``, ``RpcTimeoutError`` (each worker's part has to end within
-    its callers' ``rpc_timeout``), and what a derivative raises, wherever that was.
+    Raises TypeError for a root that is not a recorded value. Raises ValueError for a context that
+    is not on this worker, and for a root that is not a scalar or belongs to another context.
+    Raises RuntimeError for values that an earlier pass went through. Raises ``WorkerLostError``,
+    ``RpcTimeoutError`` (each worker's part has its callers' ``rpc_timeout``), and the errors of
+    derivatives on all workers.
     """
     _backward(keeper(), context_id, list(roots), retain_graph)
 

@@ -1,4 +1,4 @@
-"""Each replica's share of a dataset, in an order that can be resumed; and batches of it."""
+"""Each replica's share of a dataset, in a resumable order, and batches of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parallel._checks import check_instance, check_state_dict, describe, to_coun
 from parallel._groups import Ranks, resolve
 from parallel.samplers._orders import Order, Permutation, Sequence, Shard, Tail, derive
 
-_BLOCK = 4096  # places computed at a time: vectorised, and next to no memory
+_BLOCK = 4096  # places computed at a time: vectorised, and little memory
 
 
 class Pass(NamedTuple):
-    """One pass of a sampler: which epoch, and which places of its order."""
+    """One pass of a sampler: its epoch, and the places of the epoch's order that it takes."""
 
     epoch: int
     shard: Shard
@@ -25,32 +25,34 @@ class Pass(NamedTuple):
 class DistributedSampler:
     """Yields the indices of this replica's samples, epoch after epoch.
 
-    As PyTorch's sampler of that name, index for index, given the epoch's order: replica r of R
-    takes the order's places r, r + R, r + 2R, …; without ``drop_last`` the order is continued from
-    its beginning until R divides it, with ``drop_last`` it is cut. The order is 0, 1, 2, … without
-    ``shuffle``, and with it a pseudorandom permutation of seed and epoch, equal on all replicas,
-    computed place by place: it takes no memory, whatever the size of the dataset.
+    Shares are those of PyTorch's sampler of the same name, given the epoch's order. Replica r of R
+    takes the order's places r, r + R, r + 2R, …. If R does not divide the order, its first places
+    are repeated at the end; ``drop_last`` cuts the end off instead.
 
-    The epoch is kept by itself: each complete pass moves to the next one. ``set_epoch`` may still
-    be called. ``state_dict`` is a cursor into the epoch's global order; it can be loaded with
-    another number of replicas, and every sample of the epoch is still seen exactly once.
+    Without ``shuffle`` the order is 0, 1, 2, …. With it, seed and epoch choose a pseudorandom
+    permutation, equal on all replicas. It is computed place by place, and takes no memory.
+
+    Each complete pass moves on to the next epoch; ``set_epoch`` may still be called.
+    ``state_dict`` is a cursor into the epoch's global order. After loading it with another number
+    of replicas, every sample of the epoch is still seen exactly once.
 
     Args:
         dataset: Anything with a length; or the length.
-        num_replicas: How many replicas share the dataset; with ``rank`` or not at all.
+        num_replicas: The number of replicas that share the dataset. Give ``rank`` as well, or
+            neither.
         rank: This replica, in [0, num_replicas).
-        shuffle: Whether to permute; by default True, and False with ``evaluation``.
-        seed: Of the permutation; equal on all replicas.
+        shuffle: Permute the samples. By default True, and False with ``evaluation``.
+        seed: The permutation's seed; equal on all replicas.
         drop_last: Leave out the last samples instead of repeating the first.
         mesh: The replicas, instead of two numbers: ``mesh["dp"]`` or a process group. With neither,
             the default group.
-        evaluation: Yield every sample exactly once over all replicas, none twice: some replicas
-            then get one sample less, and ``len`` differs between them.
+        evaluation: Yield every sample exactly once over all replicas. Some replicas may then get
+            one sample less, and ``len`` differs between them.
 
     Raises:
-        ValueError: For a rank outside the replicas, a dataset that is empty or (except in
-            evaluation) smaller than the replicas, or arguments that exclude each other.
-        TypeError: For a dataset without a length, or numbers that are not whole ones.
+        ValueError: For a rank outside the replicas, an empty dataset, one with fewer samples than
+            replicas (except in evaluation), or arguments that exclude each other.
+        TypeError: For a dataset without a length, or numbers that are not integers.
     """
 
     def __init__(
@@ -103,26 +105,26 @@ class DistributedSampler:
 
     @property
     def shard(self) -> Shard:
-        """Which places of the epoch's order the next pass takes here."""
+        """The places of the epoch's order that the next pass takes on this replica."""
         tail = Tail.UNEVEN if self.evaluation else Tail.DROP if self.drop_last else Tail.PAD
         return Shard(self.size, self.num_replicas, self.rank, tail, self._start)
 
     def __len__(self) -> int:
-        """Return how many indices the next pass yields here (fewer than usual after a resume)."""
+        """Return the number of indices in this replica's next pass (smaller after a resume)."""
         return self.shard.count
 
     @property
     def num_valid(self) -> int:
-        """How many of the next pass's indices are no padding; the padding comes last."""
+        """The number of indices in the next pass without padding, which comes last."""
         return self.shard.valid
 
     @property
     def longest(self) -> int:
-        """The length of the next pass on the replica that has the most: ``len``, or one more."""
+        """The length of the longest replica's next pass: ``len``, or one more."""
         return self.shard.longest
 
     def begin_pass(self) -> Pass:
-        """Return the next pass, which becomes the one under way."""
+        """Return the next pass, and make it the current one."""
         coming = Pass(self.epoch, self.shard)
         if coming != self.pass_under_way:
             self.pass_under_way, self._consumed = coming, 0
@@ -146,19 +148,20 @@ class DistributedSampler:
             self.epoch, self._start = epoch + 1, 0
 
     def order(self, epoch: int) -> Order:
-        """Return the order of an epoch: which sample stands at which place.
+        """Return the order of an epoch: a function from places to samples.
 
-        A subclass may give another one; it must depend on nothing but what is equal on all
-        replicas and in every run that resumes.
+        A subclass may return another one. It must be the same on all replicas, and again in a
+        run that resumes.
         """
         if not self.shuffle:
             return Sequence()
         return Permutation(self.size, derive(self.seed, epoch))
 
     def order_options(self) -> dict[str, Any]:
-        """Return what the orders depend on, besides the epoch: equal in a run that resumes.
+        """Return the options that determine the orders, besides the epoch.
 
-        A subclass with an ``order`` of its own adds what that depends on, as numbers or text.
+        A run that resumes must have equal ones. A subclass with an ``order`` of its own adds its
+        options, as numbers or text.
         """
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle}
 
@@ -166,30 +169,31 @@ class DistributedSampler:
         self.epoch: int = epoch
         self._start = start  # the cursor at which the next pass begins
         self.pass_under_way: Pass = Pass(epoch, self.shard)
-        """The pass that ``state_dict`` speaks of: the last one that was begun.
+        """The pass that ``state_dict`` describes: the last one that was begun.
 
-        Also when all its indices were drawn and ``epoch`` has moved on: a loader that draws ahead
-        may still be in it. Before any, and after ``set_epoch`` or ``load_state_dict``, the next.
+        It stays the current one when all its indices were drawn and ``epoch`` has moved on, since
+        a loader that draws ahead may still be in it. Before the first pass, and after
+        ``set_epoch`` or ``load_state_dict``, it is the next one.
         """
-        self._consumed = 0  # what the pass under way has yielded here
+        self._consumed = 0  # indices that the current pass has yielded on this replica
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next pass goes through.
+        """Set the epoch of the next pass.
 
         Naming the current epoch changes nothing: after a resume its rest is still to come. Raises
-        ValueError for a negative epoch, TypeError for one that is no whole number.
+        ValueError for a negative epoch, TypeError unless it is an integer.
         """
         epoch = to_count(epoch, "epoch", 0)
         if epoch != self.epoch or epoch != self.pass_under_way.epoch:
             self._begin_epoch(epoch)
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
-        """Return where all replicas stand. The same on each, if each has used equally many.
+        """Return the epoch's cursor: equal on all replicas that used equally many samples.
 
         ``num_consumed`` is the number of samples that this replica's training has used in the
-        pass under way. It is needed with a loader that draws indices ahead; by default it is the
-        number of indices that were drawn. Raises ValueError for more than the pass has or a
-        negative number, TypeError for what is no whole number.
+        current pass. Give it where a loader draws indices ahead; by default it is the number of
+        indices drawn. Raises ValueError for a negative number or more than the pass has,
+        TypeError unless it is an integer.
         """
         epoch, shard = self.pass_under_way
         consumed = (
@@ -204,11 +208,11 @@ class DistributedSampler:
         return {"epoch": epoch, "cursor": shard.cursor(consumed), **self.order_options()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, whatever the number of replicas that it was taken with.
+        """Go on from ``state``, also with another number of replicas.
 
-        Raises ValueError, naming both values, when dataset size, seed or whatever else the order
-        depends on is not that of the state: the rest would not be the rest of the same order.
-        Raises TypeError for what is no state.
+        Raises ValueError, naming both values, if an option that determines the order (dataset
+        size, seed, …) is not the state's: the samples left would be others. Raises TypeError
+        unless ``state`` is a state dict.
         """
         check_state_dict(state)
         now = self.order_options()
@@ -232,7 +236,7 @@ class DistributedSampler:
 
 
 class Batch(NamedTuple):
-    """The ``indices`` of a batch, the first ``valid`` of which count; the rest is padding."""
+    """The ``indices`` of a batch. The first ``valid`` of them count; the rest is padding."""
 
     indices: list[int]
     valid: int
@@ -241,18 +245,18 @@ class Batch(NamedTuple):
 class DistributedBatchSampler:
     """Yields ``Batch`` values from a ``DistributedSampler``: the same number on every replica.
 
-    So a collective in each step matches, in training and in evaluation. With an evaluation sampler,
-    whose shares differ by one, the replicas that have less get their last index again, not counted
-    in ``valid``: a metric summed over the first ``valid`` of each batch is exact.
+    So a collective in each step matches, in training and in evaluation. The shares of an
+    evaluation sampler may differ by one. A replica with the smaller share repeats its last index
+    and does not count it in ``valid``: a metric over the first ``valid`` of each batch is exact.
 
     Args:
-        sampler: Whose indices are taken; its epochs and state are used.
-        batch_size: Indices a batch, on one replica.
+        sampler: The source of indices, epochs and state.
+        batch_size: The number of indices in a batch, on one replica.
         drop_last: Leave out a last batch that is not full. Not with an evaluation sampler.
 
     Raises:
         ValueError: For a batch_size below 1, or drop_last with an evaluation sampler.
-        TypeError: For a batch_size that is no whole number, or another kind of sampler.
+        TypeError: For a batch_size that is not an integer, or another kind of sampler.
     """
 
     def __init__(
@@ -265,11 +269,11 @@ class DistributedBatchSampler:
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self._pass = sampler.pass_under_way  # of which so many batches were yielded:
-        self._batches = 0
+        self._pass = sampler.pass_under_way
+        self._batches = 0  # yielded of this pass
 
     def __len__(self) -> int:
-        """Return how many batches the next pass yields, the same on every replica."""
+        """Return the number of batches in the next pass, the same on every replica."""
         return self._count(self.sampler.longest)
 
     def _count(self, indices: int) -> int:
@@ -292,18 +296,18 @@ class DistributedBatchSampler:
             real = min(max(shard.valid - begin, 0), size)
             self._batches = number + 1
             yield Batch(chosen, real)
-        for _ in indices:  # what a dropped batch leaves: the epoch must come to its end
+        for _ in indices:  # draw a dropped batch's indices, so that the epoch ends
             pass
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next pass goes through. Raises as the sampler does."""
+        """Set the epoch of the next pass. Raises as the sampler does."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return the sampler's state after ``num_batches`` of the pass under way were used.
+        """Return the sampler's state after ``num_batches`` of the current pass were used.
 
-        By default after those that were yielded. The same on all replicas. Raises ValueError for a
-        number of batches that the pass does not have, TypeError for what is no whole number.
+        By default after those that were yielded. The state is the same on all replicas. Raises
+        ValueError for more batches than the pass has, TypeError unless it is an integer.
         """
         epoch, shard = under_way = self.sampler.pass_under_way
         if num_batches is None:

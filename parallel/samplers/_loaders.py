@@ -1,13 +1,14 @@
-"""Samplers in the shapes that other data loaders want.
+"""Adapters from ``DistributedSampler`` to other data loaders.
 
-Loaders draw indices ahead, in other threads or processes, so the sampler's own count of what was
-drawn says nothing about what was trained on. After k steps of a batch of b, on any of these,
+Loaders draw indices ahead, in other threads or processes. So the sampler's own count of drawn
+indices is not the number of trained samples: count the steps instead. After k steps with batch
+size b, one of these is the position of all replicas::
 
     state = sampler.state_dict(num_consumed=k * b)      # DistributedSampler (or count samples)
     state = batches.state_dict(num_batches=k)           # DistributedBatchSampler
 
-is where all replicas stand; it can be loaded with another number of replicas. Nothing here ends the
-sampler's epoch: call ``set_epoch`` before the next one.
+It can be loaded with another number of replicas. Nothing here ends the sampler's epoch: call
+``set_epoch`` before the next one.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class _RandomAccess(Protocol):
 
 
 class EpochIndices(Sequence[int]):
-    """This replica's indices in the sampler's next pass, by random access; a fixed value.
+    """This replica's indices in the sampler's next pass, as an immutable sequence.
 
-    After a resume that is the rest of the epoch. It can be pickled, and read by several threads.
+    After a resume the pass is the rest of the epoch. Instances can be pickled, and read by several
+    threads.
 
     Raises TypeError for another kind of sampler.
     """
@@ -57,7 +59,7 @@ class EpochIndices(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         """Return the sample at a place of this replica's pass; for a slice, a list of samples.
 
-        ``index`` counts from 0, a negative one from the end. Raises IndexError for one outside.
+        A negative ``index`` counts from the end. Raises IndexError for one out of range.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -87,8 +89,8 @@ class EpochIndices(Sequence[int]):
 class EpochView(Sequence[Any]):
     """This replica's samples in the sampler's next pass, in their order: ``dataset`` rearranged.
 
-    For whatever reads a dataset by index from first to last: ``grain.MapDataset.source(view)``, or
-    PyTorch's ``DataLoader(view, batch_size)`` without shuffling.
+    For loaders that read a dataset by index from first to last: ``grain.MapDataset.source(view)``,
+    or PyTorch's ``DataLoader(view, batch_size)`` without shuffling.
 
     Raises TypeError for another kind of sampler.
     """
@@ -122,17 +124,17 @@ class GrainSampler:
             worker_count=4,
         )
 
-    One pass over what the sampler's next pass would be. Random transforms get a generator chosen by
-    seed, epoch and the sample's place in the global order: the same with any number of replicas.
+    It covers the sampler's next pass. Random transforms get a generator chosen by seed, epoch and
+    the sample's place in the global order: the same with any number of replicas.
 
-    Worker w of W reads every W-th index, and batches leave the workers in turn. So indices are
-    dealt out such that each batch is the next ``batch_size`` of the sampler's: what the first
-    batches used is then a beginning of the pass, from which it can be resumed. The last W batches
-    of a pass share what is left.
+    Worker w of W reads every W-th index, and batches leave the workers in turn. Indices are dealt
+    out so that each batch is the sampler's next ``batch_size`` indices. The batches used so far are
+    then always a prefix of the pass, and training can resume after them. The last W batches of a
+    pass share the remaining indices.
 
     Args:
-        sampler: Whose next pass this is.
-        batch_size: The loader's; it matters with several workers only.
+        sampler: The sampler whose next pass is read.
+        batch_size: The loader's. It matters only with several workers.
         worker_count: The loader's.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.

@@ -1,19 +1,18 @@
-"""Orders and shares: which sample stands at which place of an epoch, and whose the place is.
+"""Orders (the sample at each place of an epoch) and shards (the places of each replica).
 
-``Permutation(n, key)`` is a bijection of range(n), so a billion samples are shuffled in no memory,
-and any place of the order can be asked for: this is what lets a sampler resume, on any number of
-replicas, by a single number.
+``Permutation(n, key)`` is a bijection of range(n) that can be computed at any place. So shuffling
+a billion samples takes no memory, and a sampler resumes from a single number.
 
 It is the generalised Feistel cipher of Black and Rogaway, "Ciphers with Arbitrary Finite Domains"
-(CT-RSA 2002), method 3, on a domain of a·b >= n points with a ≈ b ≈ sqrt(n); points outside
-range(n) are sent through again ("cycle walking"), which a·b - n < a + b makes rare. The round
+(CT-RSA 2002), method 3. The domain has a·b >= n points with a ≈ b ≈ sqrt(n). Points outside
+range(n) are sent through again ("cycle walking"), which is rare because a·b - n < a + b. The round
 function is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014). Nothing here depends on a
 library's random streams: an order never changes with a version of NumPy.
 
-An epoch is a sequence of places 0 … size-1; the order says which sample stands at each. Replica r
-of R takes places start + r, start + r + R, …: replicas that advance together have, after k samples
-each, used exactly the places before ``start + k R``. One number, this *cursor*, is the whole state
-of a distributed epoch, and an epoch can go on from it with another R.
+An epoch is a sequence of places 0 … size-1; the order maps each to a sample. Replica r of R takes
+places start + r, start + r + R, …. After k samples each, the replicas have used exactly the places
+before ``start + k R``. This one number, the *cursor*, is the whole state of a distributed epoch.
+An epoch can go on from it with another R.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from parallel._checks import to_count
 
 
 class Tail(enum.Enum):
-    """What happens to the last places when replicas do not divide what is left."""
+    """The treatment of the last places if they do not divide by the number of replicas."""
 
-    PAD = "pad"  # every replica gets equally many; places past the end begin again at place 0
-    DROP = "drop"  # every replica gets equally many; the last places are left out
-    UNEVEN = "uneven"  # every place exactly once; some replicas get one sample less
+    PAD = "pad"  # equal shares: places past the end begin again at place 0
+    DROP = "drop"  # equal shares: the last places are left out
+    UNEVEN = "uneven"  # every place exactly once: some replicas get one sample less
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +49,18 @@ class Shard:
 
     @property
     def longest(self) -> int:
-        """How many samples the replica with the most takes: the steps of the whole group."""
+        """The largest number of samples that a replica takes: the steps of the whole group."""
         left = self.size - self.start
         return left // self.replicas if self.tail is Tail.DROP else -(-left // self.replicas)
 
     @property
     def count(self) -> int:
-        """How many samples this replica takes, padding included."""
+        """The number of samples that this replica takes, padding included."""
         return self.valid if self.tail is Tail.UNEVEN else self.longest
 
     @property
     def valid(self) -> int:
-        """How many of them are no padding: the last ``count - valid`` repeat earlier places."""
+        """The number of samples without padding: the last ``count - valid`` repeat earlier ones."""
         left = self.size - self.start
         whole = left // self.replicas
         if self.tail is Tail.DROP:
@@ -76,7 +75,7 @@ class Shard:
     def cursor(self, consumed: int) -> int:
         """Return the epoch's cursor after ``consumed`` steps of every replica, at most longest.
 
-        After the last step it is ``size``, also where the tail was dropped: the epoch is over.
+        After the last step it is ``size`` (also if the tail was dropped): the epoch is over.
         """
         if consumed >= self.longest:
             return self.size
@@ -86,7 +85,7 @@ class Shard:
 Positions = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-_ROUNDS = 12  # Patarin's bounds ask for few; small domains need more to come out uniform.
+_ROUNDS = 12  # More than Patarin's bounds ask for: small domains need them to be uniform.
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -116,7 +115,7 @@ def derive(*numbers: int) -> int:
 class Permutation:
     """A pseudorandom bijection of range(size), chosen by ``key`` (an integer, modulo 2^64).
 
-    Raises ValueError for a size below 1, TypeError for what is no whole number.
+    Raises ValueError for a size below 1, TypeError unless both are integers.
     """
 
     def __init__(self, size: int, key: int) -> None:
@@ -125,7 +124,7 @@ class Permutation:
         # Two factors near sqrt(size), at least 2 so that every round can move something.
         self._a = max(math.isqrt(size - 1) + 1, 2)
         self._b = max(-(-size // self._a), 2)
-        # What derive(key, i) is for each round i, all at once.
+        # derive(key, i) for each round i, all at once.
         first = np.uint64((derive(key) + _GOLDEN) & _MASK)
         self._keys = list(mix(first + np.arange(_ROUNDS, dtype=np.uint64)))
 
@@ -133,14 +132,14 @@ class Permutation:
         return self.size
 
     def __getitem__(self, position: int) -> int:
-        """Return where ``position`` goes. Raises IndexError for one outside [0, size)."""
+        """Return the image of ``position``. Raises IndexError outside [0, size)."""
         position = to_whole_number(position, "position")
         if not 0 <= position < self.size:
             raise IndexError(f"position must lie in [0, {self.size}), got {position}")
         return int(self.apply(np.array([position], np.int64))[0])
 
     def apply(self, positions: npt.NDArray[Any]) -> Positions:
-        """Return where each of ``positions`` (integers in [0, size)) goes, as int64."""
+        """Return the images of ``positions`` (integers in [0, size)), as int64."""
         result = self._encipher(positions.astype(np.uint64))
         outside = np.flatnonzero(result >= self.size)
         while outside.size:
@@ -155,7 +154,7 @@ class Permutation:
             modulus = b if i % 2 else a
             noise = mix(right * np.uint64(_GOLDEN) + key) % modulus
             left, right = right, (left + noise) % modulus
-        # After an even number of rounds left is again the part modulo a.
+        # After an even number of rounds, ``left`` is again the part modulo a.
         return left + a * right
 
 
@@ -168,7 +167,7 @@ class Order(Protocol):
 
 
 class Sequence:
-    """Each sample at the place of its own number."""
+    """The identity: sample i stands at place i."""
 
     def apply(self, positions: npt.NDArray[Any]) -> Positions:
         """Return the places themselves."""
@@ -177,10 +176,10 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False)
 class WeightedDraws:
-    """At each place an independent draw, with replacement, of sample i with share weights[i].
+    """Independent draws with replacement: sample i with probability weights[i] / sum(weights).
 
-    ``cumulative`` are the weights' running sums. The draw at a place inverts them at a number that
-    ``key`` and the place determine.
+    ``cumulative`` are the weights' running sums. ``key`` and the place determine a number between 0
+    and their total; the draw is the first sample whose running sum exceeds it.
     """
 
     cumulative: npt.NDArray[np.float64]
@@ -201,9 +200,9 @@ class WeightedDraws:
 class LengthGrouped:
     """A permutation in which neighbours have similar lengths.
 
-    ``permuted`` is cut into windows of ``window`` places; within each, samples are sorted by
-    length, longest first, so that batches cut from it need little padding, and a batch that does
-    not fit in memory shows at once. Which samples share a window is still random.
+    ``permuted`` is cut into windows of ``window`` places, each sorted by length, longest first.
+    So a batch cut from a window needs little padding, and one that does not fit in memory comes
+    early. The samples that share a window are still random.
     """
 
     permuted: Permutation
@@ -219,7 +218,7 @@ class LengthGrouped:
             places = np.arange(begin, min(begin + self.window, len(self.permuted)))
             samples = self.permuted.apply(places)
             lengths = self.lengths[samples]
-            # ~ turns the order of integers around, of all: -0 is no larger than -1 if unsigned.
+            # ~ reverses the order of all integers; negation does not where they are unsigned.
             falling = ~lengths if lengths.dtype.kind in "biu" else -lengths
             samples = samples[np.argsort(falling, kind="stable")]
             inside = windows == window

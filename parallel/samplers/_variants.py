@@ -16,7 +16,7 @@ from parallel._groups import Ranks
 from parallel.samplers._distributed import DistributedSampler
 from parallel.samplers._orders import LengthGrouped, Order, Permutation, WeightedDraws, derive
 
-_BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
+_BLOCK = 1 << 20  # numbers per step of a checksum
 
 
 class WeightedDistributedSampler(DistributedSampler):
@@ -24,10 +24,11 @@ class WeightedDistributedSampler(DistributedSampler):
 
     Args:
         weights: Finite numbers >= 0, not all 0; one for each sample.
-        num_samples: How many are drawn an epoch, over all replicas; as many as weights by default.
-        num_replicas: How many ranks share the samples; by default the default group's size.
+        num_samples: The number of draws an epoch, over all replicas; by default one per weight.
+        num_replicas: The number of ranks that share the samples; by default the default group's
+            size.
         rank: This replica, in [0, num_replicas); by default the default group's rank.
-        seed: Of the draws; equal on all replicas.
+        seed: The draws' seed; equal on all replicas.
         drop_last: Leave out the last draws instead of repeating the first.
         mesh: The replicas, instead of two numbers.
 
@@ -85,26 +86,26 @@ class WeightedDistributedSampler(DistributedSampler):
 class LengthGroupedSampler(DistributedSampler):
     """Shuffles so that samples of similar length come together, on all replicas alike.
 
-    The shuffled order is cut into windows of ``group_size`` places, and each is sorted by length:
-    the samples that the replicas use in one step, and those of one batch, have nearly equal
-    lengths. About 50 times the batch over all replicas is a good group size: larger means less
-    padding, smaller more chance.
+    The shuffled order is cut into windows of ``group_size`` places, each sorted by length. So the
+    samples of one step, over all replicas, have nearly equal lengths. About 50 times the global
+    batch is a good group size. A larger one means less padding; a smaller one, more randomness.
 
     Args:
-        lengths: Of each sample; any numbers.
-        group_size: The places in a window, at least 1.
-        num_replicas: How many ranks share the samples; by default the default group's size.
+        lengths: The length of each sample: any numbers.
+        group_size: The number of places in a window, at least 1.
+        num_replicas: The number of ranks that share the samples; by default the default group's
+            size.
         rank: This replica, in [0, num_replicas); by default the default group's rank.
-        seed: Of the permutation; equal on all replicas.
+        seed: The permutation's seed; equal on all replicas.
         drop_last: Leave out the last samples instead of repeating the first.
         mesh: The replicas, instead of two numbers.
 
     The rest is ``DistributedSampler``'s.
 
     Raises:
-        ValueError: For lengths that are not one for each sample, a group_size below 1, and where
+        ValueError: If lengths are not a vector, for a group_size below 1, and where
             ``DistributedSampler`` does.
-        TypeError: For lengths that are no numbers, and other arguments of another type.
+        TypeError: If lengths are not numbers, and for other arguments of the wrong type.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
 """Linear layers whose weight is split over ``mesh["tp"]``.
 
-Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A column-parallel layer followed by an
-element-wise activation and a row-parallel one costs one all-reduce forward (in the second) and one
-backward (in the first). Where the activations around them are split along the sequence, each of
-these is a reduce-scatter, and the other pass has an all-gather: Korthikanti et al.,
-arXiv:2205.05198, section 4.2.2.
+Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A column-parallel layer, an element-wise
+activation and a row-parallel layer cost two all-reduces: one forward (in the second layer) and one
+backward (in the first). If the activations around them are split along the sequence, each becomes
+a reduce-scatter, and the other pass has an all-gather: Korthikanti et al., arXiv:2205.05198,
+section 4.2.2.
 
 All ranks of the group pass the same samples through the layer. Each layer begins as a whole
-``Linear``: constructed with generators in the same state, or from a layer with the same values, the
-shards are exactly those of the layer on one process, and have its parameters' names.
+``Linear``, which must have the same values on all ranks: from generators in the same state, or from
+an equal layer. Each rank then keeps its shard of them, under the parameters' names.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from parallel.tensor_parallel._parts import (
 
 
 class _ParallelLinear(Linear):
-    """What both layers do alike: begin as a whole ``Linear``, of which each rank keeps its part."""
+    """The base of both layers: begins as a whole ``Linear``, of which each rank keeps its part."""
 
     divided: ClassVar[str]
-    """Which of the two sizes is divided among the ranks."""
+    """The name of the size that is divided among the ranks."""
     parts: Parts
 
     def __init__(
@@ -104,7 +104,7 @@ class ColumnParallelLinear(_ParallelLinear):
         in_features: The size of the last dimension of the input, whole on every rank.
         out_features: That of the output over all ranks; must divide by their number.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        bias: Whether there is one (split like the output).
+        bias: Add a bias, split like the output.
         input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: the input is
             this rank's part of the sequence, dim 1, and is gathered, again in backward.
         output_layouts: None: the output is this rank's block, (..., out_features / size);
@@ -120,7 +120,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
     divided = "out_features"
     reduce_input_grad: bool = True
-    """Whether the gradient of an input that is whole is summed over the ranks.
+    """True if the gradient of an input that is whole is summed over the ranks.
 
     False if several layers share one prepared input: the sum is then made once, for all of them.
     """
@@ -176,7 +176,7 @@ class RowParallelLinear(_ParallelLinear):
             their number.
         out_features: The size of the last dimension of the output, whole on every rank.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        bias: Whether there is one (whole on every rank, added once).
+        bias: Add a bias, whole on every rank and added once.
         input_layouts: None: the input is this rank's block, (..., in_features / size), such as a
             ``ColumnParallelLinear`` returns; ``Replicate()``: whole and the same on every rank.
         output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
@@ -208,8 +208,9 @@ class RowParallelLinear(_ParallelLinear):
     def forward(self, x: Array) -> Array:
         """Map (..., in_features / size), or whole if not parallel, to (..., out_features).
 
-        Raises ValueError for another last dimension, or a sequence that does not divide, TypeError
-        for what is no array, or one whose dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension, or a sequence that the ranks cannot share
+        equally. Raises TypeError unless ``x`` is an array, or if its dtype would change the
+        output's from that of the parameters.
         """
         name, group = type(self).__qualname__, self.parts.group
         if self.split_input:

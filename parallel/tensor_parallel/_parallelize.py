@@ -1,4 +1,4 @@
-"""Splitting a model over ranks by a plan of names and styles, and laying out what it is given."""
+"""Splitting a model over ranks by a plan of names and styles, and converting activations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Cross = Callable[[Array, ProcessGroup], Array]
 
 
 class _Crossing(NamedTuple):
-    """What is made of an array in forward, and of its gradient in backward."""
+    """A conversion of an array in forward, and the conversion of its gradient in backward."""
 
     forward: Cross
     backward: Cross
@@ -36,14 +36,14 @@ def _same(x: Array, group: ProcessGroup) -> Array:
 
 
 def _reduced(x: Array, group: ProcessGroup) -> Array:
-    # A copy: what a module returned, it may have been given.
+    # A copy: a module may return its own argument.
     return reduce(namespace(x).array(x, order="C"), group)
 
 
 def _into(given: Placement, wanted: Placement) -> _Crossing:
-    """Return how an activation enters a region in which each rank computes its part of a layer.
+    """Return the crossing into a region in which each rank computes its part of a layer.
 
-    The gradients that come back are to be summed over the ranks.
+    Backward sums the ranks' gradients.
     """
     match given, wanted:
         case Shard(dim), Replicate():
@@ -57,7 +57,7 @@ def _into(given: Placement, wanted: Placement) -> _Crossing:
 
 
 def _out_of(given: Placement, wanted: Placement) -> _Crossing:
-    """Return how an activation leaves such a region: what comes back is its gradient already."""
+    """Return the crossing out of such a region. Backward sums nothing: gradients are whole."""
     match given, wanted:
         case Shard(dim), Replicate():
             return _Crossing(partial(gather, dim=dim), partial(split, dim=dim))
@@ -108,7 +108,7 @@ def _crossings(
 
 
 class PreparedModule(Module):
-    """What a plan makes of a module whose input or output it prepares: of its class besides."""
+    """A module with prepared inputs or outputs: it also stays an instance of its own class."""
 
     _inputs: tuple[_Crossing | None, ...] = ()
     _outputs: tuple[_Crossing | None, ...] = ()
@@ -157,7 +157,7 @@ def _prepared_class(kind: type[Module]) -> type[Module]:
 
 class _Prepare(ParallelStyle):
     crossed: ClassVar[str]
-    """Which attribute of a ``PreparedModule`` says what is done."""
+    """The attribute of a ``PreparedModule`` that holds the crossings."""
 
     def __post_init__(self) -> None:
         self.crossings()
@@ -186,12 +186,12 @@ class PrepareModuleInput(_Prepare):
     attention, need one gather (forward) and one reduce-scatter (backward) together.
 
     Args:
-        input_layouts: How the inputs come: ``Shard(1)``, this rank's part of the sequence, or
-            ``Replicate()``; a tuple for several, with None for those that stay as they are.
-        desired_input_layouts: How the module wants them, likewise. ``Shard(dim)`` to
-            ``Replicate()`` costs an all-gather forward and a reduce-scatter backward,
-            ``Replicate()`` to ``Replicate()`` an all-reduce backward, ``Replicate()`` to
-            ``Shard(dim)`` an all-gather backward.
+        input_layouts: The layouts of the inputs: ``Shard(1)``, this rank's part of the sequence, or
+            ``Replicate()``; a tuple for several, with None for those to leave alone.
+        desired_input_layouts: The layouts that the module needs, likewise. ``Shard(dim)`` to
+            ``Replicate()`` costs an all-gather forward and a reduce-scatter backward.
+            ``Replicate()`` to ``Replicate()`` costs an all-reduce backward, and to ``Shard(dim)``
+            an all-gather backward.
 
     Raises ValueError for layouts that do not match, TypeError for what is none.
     """
@@ -206,20 +206,20 @@ class PrepareModuleInput(_Prepare):
 
 @dataclass(frozen=True)
 class PrepareModuleOutput(_Prepare):
-    """Lay out the outputs of a module anew, whatever it is, after it has run.
+    """Convert the outputs of any module to other layouts.
 
-    It leaves the region in which each rank computes a part: what comes after it is the same on all
-    ranks, or goes on with parts of the sequence.
+    Here the region ends in which each rank computes its part. The layers after it compute the same
+    on all ranks, or work on parts of the sequence.
 
     Args:
-        output_layouts: How the outputs come: ``Shard(dim)``, ``Replicate()`` or ``Partial()``, a
-            summand of each rank; a tuple for several, with None for those that stay as they are.
-        desired_output_layouts: How they are wanted, likewise. ``Shard(dim)`` to ``Replicate()``
-            costs an all-gather forward, ``Replicate()`` to ``Shard(dim)`` one backward,
-            ``Partial()`` to ``Replicate()`` an all-reduce forward, and to ``Shard(dim)`` a
-            reduce-scatter forward and an all-gather backward.
+        output_layouts: The layouts of the outputs: ``Shard(dim)``, ``Replicate()`` or ``Partial()``
+            (each rank has a summand); a tuple for several, with None for those to leave alone.
+        desired_output_layouts: The layouts to convert to, likewise. ``Shard(dim)`` to
+            ``Replicate()`` costs an all-gather forward, and ``Replicate()`` to ``Shard(dim)`` one
+            backward. ``Partial()`` to ``Replicate()`` costs an all-reduce forward. ``Partial()`` to
+            ``Shard(dim)`` costs a reduce-scatter forward and an all-gather backward.
 
-    Raises ValueError for layouts that do not match, TypeError for what is none.
+    Raises ValueError for layouts that do not match, TypeError for objects that are not layouts.
     """
 
     crossed = "_outputs"
@@ -231,7 +231,7 @@ class PrepareModuleOutput(_Prepare):
 
 
 def prepares_whole_input(styles: Iterable[ParallelStyle]) -> bool:
-    """Return whether one of ``styles`` gives a module its whole input, to be summed up after."""
+    """Return whether one of ``styles`` gives a module its whole input, and sums the gradients."""
     return any(
         isinstance(style, PrepareModuleInput)
         and any(isinstance(x, Replicate) for x in _tuple(style.desired_input_layouts))
@@ -249,9 +249,9 @@ _M = TypeVar("_M", bound=Module)
 def parallelize(module: _M, mesh: Ranks | None, plan: Mapping[str, ParallelStyle]) -> _M:
     """Split ``module`` over the ranks of ``mesh`` as ``plan`` says, and return it.
 
-    The modules are changed in place, parameters keep their names, and each rank keeps its part of
-    those that are split; what modules share stays shared. All ranks pass the same samples. Apply it
-    to a whole model whose values are the same on all ranks, before ``fully_shard`` and
+    The modules are changed in place. Each rank keeps its part of the split parameters, under the
+    same names; shared parameters stay shared. All ranks must pass the same samples. Apply it to a
+    whole model with the same values on all ranks, before ``fully_shard`` and
     ``DistributedDataParallel``, which take the other dims of the mesh::
 
         parallelize(model, mesh["tp"], {
@@ -265,20 +265,19 @@ def parallelize(module: _M, mesh: Ranks | None, plan: Mapping[str, ParallelStyle
     Args:
         module: A ``parallel.nn.Module``.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        plan: For names of modules below ``module``, "" being itself, how each is split. In a name,
-            ``*``, ``?`` and ``[...]`` stand for what they do in file names, within one part between
+        plan: A style for each name of a module below ``module``; "" is the module itself. The
+            patterns ``*``, ``?`` and ``[...]`` match as in file names, within one part between
             dots.
 
     Returns:
         The ``module``.
 
     Raises:
-        ValueError: For a name that no module has, with the nearest that one has, or a module that
-            two names mean; for sizes, and numbers of heads, that do not divide by the number of
-            ranks; for attention of which only some projections are split; for parameters that are
+        ValueError: For a name that no module has (the error suggests the nearest), or two names
+            that match one module. For a size or number of heads that the number of ranks does not
+            divide. For attention with only some projections split, and for parameters that are
             split already. Nothing was changed or sent then.
-        TypeError: For what is no module, mesh, plan or style, and for a module that a style is not
-            for.
+        TypeError: For an argument of the wrong type, or a style that does not support its module.
     """
     check_instance(module, Module, "module")
     parts = Parts(mesh)

@@ -1,11 +1,10 @@
 """Crossing between whole activations and split ones, and this rank's parts of parameters.
 
-The crossings are the conjugate operators f and g of Shoeybi et al., "Megatron-LM",
-arXiv:1909.08053, section 3 (f is the identity forward and an all-reduce backward, g the reverse),
-and those of Korthikanti et al., arXiv:2205.05198, section 4.2.2, which gather and reduce-scatter
-along the sequence in their place. Parts are equal, by group rank, along ``dim`` (by default the
-last). ``reduce`` takes its array over and works in place. How activations lie before and after a
-module is said by torch's placements.
+The crossings are the operators f and g of Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
+section 3: f is the identity forward and an all-reduce backward, g the reverse. With sequences
+split, they gather and reduce-scatter instead: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
+Parts are equal, by group rank, along ``dim`` (by default the last). ``reduce`` works in place and
+owns its array. The layouts of activations before and after a module are torch's placements.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def reduce(x: Array, group: ProcessGroup, dim: int | None = None) -> Array:
 def start_reduce(
     x: Array, group: ProcessGroup, dim: int | None = None, *, async_op: bool = True
 ) -> Pending:
-    """Begin ``reduce`` and let the caller compute meanwhile; ``x`` must not change until then.
+    """Begin ``reduce``, so that the caller can compute until it waits; ``x`` must not change.
 
     Without ``async_op`` all of it is done at once, in the caller's thread.
     """

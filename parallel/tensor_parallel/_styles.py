@@ -1,4 +1,4 @@
-"""How ``parallelize`` splits one module: the styles that a plan names."""
+"""The styles that a plan of ``parallelize`` names: each splits one module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel.tensor_parallel._vocab import VocabParallelEmbedding
 
 
 class ParallelStyle(ABC):
-    """What a plan of ``parallelize`` says of a module: how it is split over the ranks."""
+    """The way in which ``parallelize`` splits one module over the ranks."""
 
     @abstractmethod
     def check(self, module: Module, path: str, parts: Parts) -> None:

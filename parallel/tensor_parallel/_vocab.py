@@ -28,7 +28,7 @@ class VocabParallelEmbedding(Embedding):
     al., "Megatron-LM", arXiv:1909.08053, section 3. All ranks pass the same indices.
 
     Args:
-        num_embeddings: How many rows there are over all ranks; must divide by their number.
+        num_embeddings: The number of rows on all ranks; the number of ranks must divide it.
         embedding_dim: The size of the last dimension of the output, whole on every rank.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
         output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
@@ -67,7 +67,7 @@ class VocabParallelEmbedding(Embedding):
 
     @property
     def num_embeddings(self) -> int:
-        """How many rows there are over all ranks."""
+        """The number of rows on all ranks."""
         return self.weight.shape[0] * self.parts.group.size()
 
     def forward(self, indices: Array) -> Array:
@@ -101,10 +101,10 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
 
     Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a
-    ``ColumnParallelLinear``. They are never gathered: two all-reduces, of one number a sample (the
-    largest logit) and of two (the sum of exponentials and the target's logit; a third with label
-    smoothing), give the same loss on every rank, and backward needs none. Shoeybi et al.,
-    "Megatron-LM", arXiv:1909.08053, section 3.
+    ``ColumnParallelLinear``; they are never gathered. Forward makes two all-reduces: one number a
+    sample (the largest logit), then two (the sum of exponentials and the target's logit; a third
+    with label smoothing). Every rank gets the same loss, and backward makes no call. Shoeybi et
+    al., "Megatron-LM", arXiv:1909.08053, section 3.
 
     Args:
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.

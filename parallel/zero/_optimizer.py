@@ -164,9 +164,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
 
         A collective. The state is valid until the next step. Raises ValueError for a rank that is
-        not in the group, TypeError for one that is no whole number; and ValueError, there, for a
-        state of optax that looks at several parameters at once, and so has become another one on
-        each rank.
+        not in the group, and TypeError unless it is an integer. On rank ``to``, raises ValueError
+        if an optax state depends on several parameters at once: the ranks' states differ then.
         """
         check_group_rank(to, self._group)
         mine = self._own_state()

@@ -1,4 +1,4 @@
-"""Who owns which parameter: where its states lie, and handing out what the owner has updated."""
+"""The owner of each parameter, which keeps its states, and the exchange of updated parameters."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _is_array(value: Any) -> bool:
 
 
 _COPIED_BYTES = 64 * MIB
-"""What one exchange may copy: it takes so much memory, or as much as the largest parameter."""
+"""The limit of an exchange's copies, in bytes; the largest parameter may exceed it."""
 
 
 def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:

@@ -33,16 +33,16 @@ class ZeroRedundancyOptax:
         state = tx.init(params)
         updates, state = tx.update(grads, state, params)      # also inside jax.jit
 
-    Each leaf of the parameters is owned by one rank, which keeps its state and computes its update;
-    then updates are exchanged, one all-gather for each dtype. ``transformation`` must treat each
-    leaf by itself: what looks at all gradients, such as clipping by the global norm, comes before
-    it in the chain, as above. All ranks call ``update`` together, with equal trees.
+    One rank owns each leaf of the parameters: it keeps the leaf's state and computes its update.
+    Then the ranks exchange updates, by one all-gather for each dtype. ``transformation`` must treat
+    each leaf by itself. Put a transformation of all gradients, such as clipping by the global norm,
+    before it in the chain, as above. All ranks call ``update`` together, with equal trees.
 
     Args:
         transformation: An ``optax.GradientTransformation``.
         process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
 
-    Raises TypeError for what is no transformation, or no set of ranks.
+    Raises TypeError for an argument that is not a transformation, or not a set of ranks.
     """
 
     def __init__(self, transformation: Any, process_group: Ranks | None = None) -> None:
@@ -64,12 +64,13 @@ class ZeroRedundancyOptax:
         return shares.exchange(own), state
 
     def consolidate(self, state: Any, params: Tree, to: int | None = None) -> Any:
-        """Return the state that ``transformation.init(params)`` would have grown to.
+        """Return the whole state, as if ``transformation`` had run on one process.
 
-        A collective. Leaves are NumPy arrays. ``to`` is the group rank that gets it, the others
-        get None; by default all do. Not inside ``jax.jit``. Raises ValueError for a rank that is
-        not in the group, TypeError for one that is no whole number; and ValueError, there, when the
-        transformation looks at several leaves at once, and so has another state on each rank.
+        A collective. Leaves are NumPy arrays. Group rank ``to`` gets the state, the others get
+        None; by default all get it. Not inside ``jax.jit``. Raises ValueError for a rank that is
+        not in the group, and TypeError unless it is an integer. On the ranks that get the state,
+        raises ValueError if the transformation depends on several leaves at once: the ranks'
+        states differ then.
         """
         import jax
 
@@ -115,7 +116,7 @@ class ZeroRedundancyOptax:
 
 
 class _Shares:
-    """Which leaves of a tree are whose."""
+    """The owners of a tree's leaves."""
 
     def __init__(self, tree: Tree, group: ProcessGroup) -> None:
         import jax

@@ -35,7 +35,7 @@ class LinkCollectives(Collectives, Team):
     """
 
     compression: Compression | None = None
-    """How large reductions travel; None: as they are."""
+    """The format of large reductions; None: uncompressed."""
     _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod

@@ -93,7 +93,7 @@ def reduce_scatter(
 
 
 class _Work:
-    """What one reduction works with: ``peers`` are the other members, in the order in which their
+    """The state of one reduction. ``peers`` are the other members, in the order in which their
     contributions are added.
     """
 

@@ -29,7 +29,7 @@ from transport._operands.order import Fold, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 AWAITED = 2
-"""How many inputs of a member may be on their way into scratch memory: one is reduced meanwhile."""
+"""The inputs of a member that may be arriving in scratch memory, while one is reduced."""
 
 Part = tuple[Flat, int, int]
 """Elements ``[1]`` to ``[2]`` of a buffer."""

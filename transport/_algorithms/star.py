@@ -1,4 +1,4 @@
-"""Stars: everything meets at rank 0, which answers. The fewest frames: 2 (n - 1), in two phases.
+"""Stars: all ranks send to rank 0, which answers. The fewest frames: 2 (n - 1), in two phases.
 
 Where ranks outnumber the processors, each frame costs a switch between ranks. The algorithm with
 the fewest frames then beats the one with the fewest steps. With few ranks on processors of their

@@ -1,4 +1,4 @@
-"""What an algorithm sees of the communicator that runs it."""
+"""An algorithm's view of the communicator that runs it."""
 
 from __future__ import annotations
 

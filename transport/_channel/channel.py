@@ -322,7 +322,7 @@ class Channel:
                 one.shut(error)
 
     def is_drained(self, rank: int) -> bool:
-        """Whether all is read of the connections that ``rank`` has given up."""
+        """True if all is read of the connections that ``rank`` has given up."""
         latest = self._peers[rank].latest
         return all(
             one.peer != rank or number >= latest for one, number in list(self._incoming.items())

@@ -41,7 +41,7 @@ WAIT_SECONDS = 0.02
 _PARTS_AT_ONCE = 64
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _TIMEVAL = struct.Struct("@ll")
-# Who reads: no thread until the next send, the pool, one thread right now, or none until resumed.
+# The reader: no thread until the next send, the pool, one thread now, or none until resumed.
 _NOBODY, _POLL, _TURN, _PAUSED = range(4)
 
 
@@ -79,11 +79,11 @@ class Connection:
         self.memory: ProcessMemory | None = None
         """The peer's memory, if this side can read it."""
         self.lends = False
-        """Whether the peer can read this side's memory."""
+        """True if the peer can read this side's memory."""
         self._lent: dict[int, Sequence[memoryview]] = {}
         self.error: Exception | None = None
         self.pending: dict[int, Any] = {}
-        """What the owner awaits on it, by number. While it has entries, the pool reads."""
+        """The owner's pending replies on it, by number. While it has entries, the pool reads."""
         self._sock = sock
         self._receiver = receiver
         self._threads = threads
@@ -243,7 +243,7 @@ class Connection:
 
     @property
     def is_choked(self) -> bool:
-        """Whether more than ``QUEUE_BYTES`` are queued."""
+        """True if more than ``QUEUE_BYTES`` are queued."""
         return self.queued > QUEUE_BYTES
 
     def read_until(self, done: Callable[[], bool]) -> None:

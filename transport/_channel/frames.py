@@ -111,12 +111,12 @@ class FrameReader:
 
     @property
     def may_have_more(self) -> bool:
-        """Whether the last receive filled its room: the socket may hold more."""
+        """True if the last receive filled its room: the socket may hold more."""
         return self._filled or self._rest is not None
 
     @property
     def in_a_frame(self) -> bool:
-        """Whether a frame has begun and not ended."""
+        """True if a frame has begun and not ended."""
         return self._header is not None or self._begin != self._end
 
     def receive(self, sock: socket.socket, flags: int = 0) -> list[Frame]:

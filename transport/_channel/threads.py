@@ -40,7 +40,7 @@ class Polled(Protocol):
 
 
 class _Here(threading.local):
-    """Whether the calling thread runs a job, how often it has released its slot, and the connection
+    """True if the calling thread runs a job, how often it has released its slot, and the connection
     from which its last job came.
     """
 
@@ -148,7 +148,7 @@ class ThreadPool:
 
     @property
     def in_a_job(self) -> bool:
-        """Whether the calling thread runs a job of this pool."""
+        """True if the calling thread runs a job of this pool."""
         return self._here.running
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Who exchanges what in recursive halving among any number of ranks (``algorithms/halving.py``).
+"""The exchanges of recursive halving among any number of ranks (``algorithms/halving.py``).
 
 Ranks are cut into blocks of falling powers of two: 13 = 8 + 4 + 1. Data is cut into chunks, one for
 each rank of the first block. The ranks of a block share all chunks: the fewer they are, the more
@@ -28,7 +28,7 @@ class Exchange(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What one rank exchanges inside its block, in this order. Then it takes its ``own`` chunks
+    """One rank's exchanges ``inside`` its block, in order. Then the rank takes its ``own`` chunks
     ``over`` from a rank of the next block, and hands chunks ``up`` to the block before.
     """
 

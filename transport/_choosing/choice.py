@@ -32,7 +32,7 @@ class Algorithm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Where one algorithm gives way to another. Sizes in bytes, equal on every member.
+    """The sizes at which one algorithm gives way to another, in bytes, equal on every member.
 
     The defaults are for loopback TCP with about one core for each rank. With more ranks than cores,
     algorithms with fewer frames pay off up to larger sizes. ``meshlib tune`` measures these sizes.
@@ -87,7 +87,7 @@ class Thresholds:
     """The most that is reduced or passed on at a time; bounds scratch memory."""
 
     piece: int = 64 << 10
-    """How much of an arriving segment is reduced at a time: small enough to be still in cache."""
+    """The bytes of an arriving segment that are reduced at a time, while they are in the cache."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -148,7 +148,7 @@ class Thresholds:
         return 2 < size <= self.star_ranks and nbytes <= self.star
 
     def _whole_pays(self, nbytes: int, size: int, passes: int, narrow: bool) -> bool:
-        """Whether a large group reduces ``nbytes`` sooner all at once than in parts, where they
+        """True if a large group reduces ``nbytes`` sooner all at once than in parts, where they
         pass ``passes`` times.
         """
         if not self._may_double(nbytes, size):
@@ -167,7 +167,7 @@ class Thresholds:
         return Algorithm.PAIRWISE if pairs else Algorithm.HALVING
 
     def chain_pays(self, nbytes: int, size: int) -> bool:
-        """Whether a pipelined chain of ``size`` ranks beats a binomial tree for ``nbytes``.
+        """True if a pipelined chain of ``size`` ranks beats a binomial tree for ``nbytes``.
 
         In a chain, one link passes all the data and ``size - 2`` more segments before the last
         rank has everything. In a tree, all the data passes once on each level.

@@ -1,1 +1,1 @@
-"""What every communicator is and has: the interface, what a rank's share, their registry."""
+"""The base of all communicators: their interface, the state that a rank's share, a registry."""

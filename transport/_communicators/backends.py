@@ -42,7 +42,7 @@ class BackendEntry:
 
     @property
     def installed(self) -> bool:
-        """Whether the modules that it needs can be found."""
+        """True if the modules that it needs can be found."""
         return all(find_spec(module) is not None for module in self.requires)
 
     def load(self) -> CommunicatorFactory:

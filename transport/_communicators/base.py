@@ -94,12 +94,12 @@ class Collectives(ABC, Generic[Buffer]):
 
 
 class Communicator(Collectives[Buffer], Generic[Buffer]):
-    """What a transport provides. ``LinkCollectives`` implements the collectives over links."""
+    """The interface of a transport. ``LinkCollectives`` implements the collectives over links."""
 
     abort_reason: str | None = None
     """Why it was aborted, as far as it keeps that."""
     takes_gaps: bool = False
-    """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too. Such
+    """True if ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too. Such
     an array has two dims or more; its elements count in C order.
     """
 
@@ -170,7 +170,7 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """
 
     def takes_at_once(self, dst: int, nbytes: int) -> bool:
-        """Whether a ``send`` of ``nbytes`` to ``dst`` would return now, without waiting for a peer.
+        """True if a ``send`` of ``nbytes`` to ``dst`` would return now, without waiting for a peer.
 
         A caller that would start a thread to avoid waiting can then send itself. True holds until
         the next message to ``dst``.
@@ -225,7 +225,7 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
 
     @property
     def receiving(self) -> bool:
-        """Whether a receive is under way whose message has begun to arrive."""
+        """True if the message of a pending receive has begun to arrive."""
         return False
 
     def left_over(self) -> list[str]:

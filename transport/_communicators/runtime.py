@@ -1,4 +1,4 @@
-"""What all communicators of one rank share: how to reach it, and resources made once."""
+"""The state that all communicators of one rank share: names, addresses, and common resources."""
 
 from __future__ import annotations
 

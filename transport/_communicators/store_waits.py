@@ -106,7 +106,7 @@ class PeerKeys:
 
 
 def _lacks(error: StoreTimeoutError, key: str) -> bool:
-    """Whether ``error`` names ``key``, with or without a prefix, among the missing keys."""
+    """True if ``error`` names ``key``, with or without a prefix, among the missing keys."""
     return any(name == key or name.endswith(f"/{key}") for name in error.missing)
 
 

@@ -90,7 +90,7 @@ class Completion:
             self._driver.wait_event(stream, self._event)
 
     def done(self) -> bool:
-        """Whether the device has completed the call. Raises DistBackendError if it failed."""
+        """True if the device has completed the call. Raises DistBackendError if it failed."""
         self._raise_failure()
         if not self.ended():
             return False
@@ -98,11 +98,11 @@ class Completion:
         return True
 
     def ended(self) -> bool:
-        """Whether the call is settled and its device work is over, successful or not."""
+        """True if the call is settled and its device work is over, successful or not."""
         return self.over() and self.settled()
 
     def over(self) -> bool:
-        """Whether the device work is over, successful or not."""
+        """True if the device work is over, successful or not."""
         with self._lock:
             if not self._event.query():
                 return False
@@ -125,7 +125,7 @@ class Completion:
             self._failure = found
         if self._failure is not None:
             if self._explain is not None:
-                # What this thread noticed says less than the report; it stays in __context__.
+                # The report says more than this thread's own error, which stays in __context__.
                 raise self._explain(self._failure, self._at_fault) from None
             raise self._failure
 

@@ -17,7 +17,7 @@ from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._errors import CommunicatorAbortedError
 
 CLOSE_SECONDS = 5.0
-"""How long ``close`` waits for calls under way on the device, in seconds."""
+"""The time that ``close`` waits for the device's running calls, in seconds."""
 
 
 class DeviceCommunicator(Communicator[DeviceFlat]):

@@ -31,7 +31,7 @@ class Event(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether the moment has come. Raises DistBackendError when the device failed."""
+        """True if the moment has come. Raises DistBackendError when the device failed."""
         ...
 
 
@@ -132,7 +132,7 @@ class Driver(Protocol):
         ...
 
     def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
-        """Whether ``fold`` and ``scale`` take ``dtype``, and that many inputs."""
+        """True if ``fold`` and ``scale`` take ``dtype``, and that many inputs."""
         ...
 
     def fold(

@@ -211,7 +211,7 @@ FLAGS = _with_inputs(_FLAGS)
 
 
 def knows(dtype: np.dtype[Any]) -> bool:
-    """Whether there are kernels for ``dtype``."""
+    """True if there are kernels for ``dtype``."""
     return dtype.name in TYPES
 
 

@@ -210,7 +210,7 @@ class StagedCommunicator(DeviceCommunicator):
         self._inner.close()
         self._streams.close()
 
-    # How it is done.
+    # The implementation.
 
     def _chunks(self, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the steps over ``count`` elements; one, empty, when there are none:

@@ -259,10 +259,10 @@ class CudaIpcCommunicator(StagedCommunicator):
             device.release_waits()
             device.close()
 
-    # How it is done.
+    # The implementation.
 
     def _can_fold(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
-        """Whether a kernel exists. All members return the same."""
+        """True if a kernel exists. All members return the same."""
         if op.kind is RedOpType.PREMUL_SUM:
             # Scaled in its own memory, a small float would be rounded twice.
             rounds_once = reduction_dtype(flat.dtype) == flat.dtype

@@ -173,7 +173,7 @@ class Offers:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many mappings are open that ``trim`` is due."""
+        """True if so many mappings are open that ``trim`` is due."""
         return len(self._opened) > _OPEN_AT_MOST
 
     def trim(self) -> None:

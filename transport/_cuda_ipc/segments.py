@@ -110,7 +110,7 @@ class Segments:
         for base in opened:
             self._driver.close(base, self._device)
 
-    # How it is done.
+    # The implementation.
 
     def _free(self) -> list[int]:
         with self._lock:

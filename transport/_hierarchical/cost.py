@@ -1,4 +1,4 @@
-"""How long collectives take over several hosts: on two levels, and on one."""
+"""Predicted times of collectives over several hosts: on two levels, and on one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.hosts * self.ranks_per_host
 
 
@@ -93,7 +93,7 @@ def phases(kind: Kind, nbytes: int, shape: Shape) -> list[Phase]:
 
 @dataclass(frozen=True, slots=True)
 class HostsCost:
-    """What it costs inside a host, and between hosts, each of which has one network card."""
+    """The costs inside a host, and between hosts, each of which has one network card."""
 
     inside: Cost
     across: Cost

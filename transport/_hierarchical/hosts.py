@@ -1,4 +1,4 @@
-"""Which members of a group share a host, and which hosts a site."""
+"""The hosts of a group's members, and the sites of the hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transport._place import Place
 
 
 class Spread(enum.Enum):
-    """How a group's members lie on hosts, which decides whether it has levels."""
+    """The distribution of a group's members over hosts. It decides whether there are levels."""
 
     TOGETHER = "all on one host"
     APART = "each on a host of its own"
@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def spread(self) -> Spread:
-        """How the members lie on the hosts."""
+        """The distribution of the members over the hosts."""
         if len(self.hosts) == 1:
             return Spread.TOGETHER
         return Spread.APART if all(len(r) == 1 for r in self.hosts) else Spread.LEVELS

@@ -87,10 +87,10 @@ class Levels(Collectives):
         """The subtrees of the order of addition that this host's members are."""
         self.all_blocks = sorted(block for blocks in self.blocks_by_host for block in blocks)
         self.one_tree: bool = are_one_tree(self.hosts)
-        """Whether the sums of hosts are added as those of a group of one rank each are."""
+        """True if the sums of hosts are added as those of a group of one rank each are."""
         segments = _CHUNK_SEGMENTS_BETWEEN_SITES if between_sites else _CHUNK_SEGMENTS
         self.chunk_bytes: int = segments * self.table.segment
-        """How much is worked on at a time where that takes scratch memory."""
+        """The bytes that an operation in scratch memory works on at a time."""
         self._most_slices = min(len(ranks) for ranks in self.hosts)
         self._tables = tables
         self._selections: dict[tuple[int, ...], Selection] = {}

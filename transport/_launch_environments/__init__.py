@@ -1,4 +1,4 @@
-"""Which engine started this process, and what place it gave it: a rank's, or a node's.
+"""The engine that started this process, and the place that it assigned: a rank's, or a node's.
 
 One file an engine; each is asked two questions (``LaunchEnvironment.place`` and ``.node``) about
 the environment's variables. Nothing of an engine's is imported, and none is spoken to.

@@ -1,4 +1,4 @@
-"""What an engine can say of a process, and how its variables are read."""
+"""The interface to an engine that starts processes, and the reading of its variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LaunchEnvironmentError(DistError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What an engine tells a process that is a rank. None: it does not say.
+    """A rank's place, as its engine tells it. None: the engine does not say.
 
     ``launcher`` is its name, for messages.
     """
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """What an engine tells a node's agent (``meshrun``, once on each node). None: it does not say.
+    """The place of a node's agent (``meshrun``, once a node), as its engine tells it, or None.
 
     ``nodes`` is ``"4"`` or ``"2:4"``, ``ranks`` what ``--nproc-per-node`` takes.
     """

@@ -22,7 +22,7 @@ from transport._launch_environments.slurm import Slurm
 from transport._launch_environments.torchrun import Torchrun
 
 NONE = "none"
-"""What ``MESHLIB_LAUNCHER`` says for a process that is meant to be alone."""
+"""The value of ``MESHLIB_LAUNCHER`` for a process that is meant to be alone."""
 
 # A rank's nearest launcher comes first: MPI's daemons in a Slurm job are tasks of its, and hand
 # their own variables on to the ranks.

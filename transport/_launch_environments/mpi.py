@@ -21,7 +21,7 @@ from transport._net import LOOPBACK
 
 
 class _Mpi(LaunchEnvironment):
-    """What both kinds have in common: a place as a rank, from which a node's follows."""
+    """The base of both MPI launchers: it reads a rank's place, from which a node's follows."""
 
     def node(self, variables: Variables) -> NodePlace | None:
         """Return the place of a node whose one process is an agent."""

@@ -11,7 +11,7 @@ _SEGMENT = 256 << 10
 
 
 class AloneCommunicator(MessagingCommunicator, Alone):
-    """What transports hand out to the only member of a group (``BackendEntry.make``).
+    """The communicator of a group's only member, on any transport (``BackendEntry.make``).
 
     Its calls, errors and messages to itself are those of any transport; it needs no peer, hence no
     thread, no socket and no segment.

@@ -59,7 +59,7 @@ class Receive:
     code: int
     """``dtype_code`` of the buffer's."""
     wake: Condition | None = None
-    """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
+    """The condition of its sleeping thread, made when needed. Under the mailbox's lock."""
     incoming: Incoming | None = None
     error: Exception | None = None
 
@@ -69,11 +69,11 @@ class Receive:
             self.wake.notify_all()
 
     def is_settled(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """True if all waits for it are over."""
         return self.error is not None or (self.incoming is not None and self.incoming.done)
 
     def mismatch(self, incoming_header: CallHeader, nbytes: int) -> bool:
-        """Whether a message is not what this receive has room for."""
+        """True if a message does not fit this receive's buffer."""
         return (
             incoming_header.dtype != self.code
             or incoming_header.elements != self.buffer.size

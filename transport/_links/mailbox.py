@@ -57,7 +57,7 @@ class Mailbox:
         self._lock = threading.RLock()
         self._room = Condition(self._lock)
         self._blocked = 0
-        # How many wait, or are about to look whether they must, for a message or room for one.
+        # Threads that wait for a message or room for one, or are about to check whether they must.
         self._waiters = 0
         self._waiting: set[Mailbox] = set() if waiting is None else waiting
         self._serials = itertools.count()
@@ -75,7 +75,7 @@ class Mailbox:
 
     @property
     def receiving(self) -> bool:
-        """Whether a receive has its message, and waits for the rest of it."""
+        """True if a receive has its message, and waits for the rest of it."""
         return self._arriving > 0
 
     def left_over(self) -> list[str]:
@@ -86,7 +86,7 @@ class Mailbox:
                 for (tag, src), queue in self._unclaimed.items()
             ]
 
-    # What transports call.
+    # Called by transports.
 
     def begin(
         self, src: int, header: CallHeader, nbytes: int, deadline: Deadline | None = None
@@ -161,11 +161,11 @@ class Mailbox:
             self._room.notify_all()
 
     def awaits(self, src: int) -> bool:
-        """Whether a receive waits for a message that ``src`` may send."""
+        """True if a receive waits for a message that ``src`` may send."""
         with self._lock:
             return any(receive.src is None or receive.src == src for receive in self._receives)
 
-    # What ranks call.
+    # Called by ranks.
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         """Receive as ``Communicator.recv`` does. Any number of threads at once.
@@ -266,7 +266,7 @@ class Mailbox:
         return incoming
 
     def _has_room(self, src: int, nbytes: int) -> bool:
-        """Whether a message that nobody waits for may be stored.
+        """True if a message without a receive may be stored.
 
         A receiver that waits for ``src`` waits for another tag, which may be behind this one.
         """
@@ -360,7 +360,7 @@ class Mailbox:
         if incoming.stored:
             self._release(incoming)
             return
-        # Who holds the guard may be about to take the lock.
+        # The thread with the guard may be about to take the lock.
         self._lock.release()
         try:
             with incoming.guard:

@@ -133,7 +133,7 @@ class MpiProcess:
 
 
 class _Joined:
-    """Where the process' part in MPI is kept: MPI itself has one world a process."""
+    """The holder of the process's part in MPI: MPI itself has one world a process."""
 
     process: MpiProcess | None = None
 

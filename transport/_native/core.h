@@ -23,7 +23,7 @@ static inline int PyDict_GetItemRef(PyObject *dict, PyObject *key, PyObject **fo
 }
 #endif
 
-/* Whether the engine's errno is one: then with an OSError. */
+/* True if the engine's errno is one: then with an OSError. */
 static inline int refused(int error) {
     errno = error;
     if (error) PyErr_SetFromErrno(PyExc_OSError);

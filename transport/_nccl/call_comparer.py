@@ -51,7 +51,7 @@ class PostedCall:
     completion: Completion | None = None
     """The call's completion on the device, once it exists."""
     compared: bool = False
-    """Whether all members have made this call, and it was the same one."""
+    """True if all members have made this call, and it was the same one."""
 
 
 OnMismatch = Callable[[PostedCall, DistError], None]
@@ -123,7 +123,7 @@ class CallComparer:
             thread.join(_IDLE_SECONDS)
         self._channel.close()
 
-    # How it is done.
+    # The implementation.
 
     def _run(self) -> None:
         while True:

@@ -276,7 +276,7 @@ class NcclCommunicator(DeviceCommunicator):
         if entry.completion is not None:
             entry.completion.tell()
 
-    # How it is done.
+    # The implementation.
 
     def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> PostedCall:
         """Have ``call`` compared with the other members'; see ``CallComparer.post``."""

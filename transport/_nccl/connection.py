@@ -144,7 +144,7 @@ class Connection:
 
     @property
     def can_split(self) -> bool:
-        """Whether it is there, and all members' NCCL can split it."""
+        """True if it is there, and all members' NCCL can split it."""
         return self._comm is not None and self._stream is not None and self._can_split
 
     @contextmanager

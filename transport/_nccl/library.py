@@ -102,7 +102,7 @@ class NcclLibrary(Protocol):
     name: str
     can_split: bool
     errors: tuple[type[Exception], ...]
-    """What its functions raise when NCCL reports an error."""
+    """The exceptions that its functions raise when NCCL reports an error."""
 
     def version(self) -> int:
         """Return the version of NCCL, as NCCL writes it."""
@@ -175,7 +175,7 @@ class CupyNccl:
 
 
 class _Nccl4PyComm:
-    # What ncclCommGetAsyncError says while all is well, or while a start is still under way.
+    # Results of ncclCommGetAsyncError without an error: success, and a start in progress.
     _FINE = (0, 7)
 
     def __init__(self, bindings: Any, comm: Any) -> None:
@@ -239,7 +239,7 @@ class Nccl4Py:
 
 
 def has_provider() -> bool:
-    """Whether a package is installed that brings NCCL."""
+    """True if a package is installed that brings NCCL."""
     return find_spec("nccl") is not None or find_spec("cupy") is not None
 
 

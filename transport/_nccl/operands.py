@@ -87,12 +87,12 @@ def codes_for_reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclCodes | None:
 
 
 def have_one_size(flats: Sequence[DeviceFlat]) -> bool:
-    """Whether the buffers have one size. All members know the sizes, so they agree."""
+    """True if the buffers have one size. All members know the sizes, so they agree."""
     return len({flat.size for flat in flats}) == 1
 
 
 def are_one_block(flats: Sequence[DeviceFlat]) -> bool:
-    """Whether the buffers are contiguous here. Another member's may not be."""
+    """True if the buffers are contiguous here. Another member's may not be."""
     return all(one.pointer + one.nbytes == other.pointer for one, other in pairwise(flats))
 
 

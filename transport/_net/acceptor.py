@@ -88,7 +88,7 @@ class Acceptor:
 
     @property
     def pending(self) -> int:
-        """How many connections have not proved themselves yet."""
+        """The number of connections that have not authenticated yet."""
         return len(self._silent) + len(self._greeted)
 
     def seconds_to_wait(self) -> float | None:

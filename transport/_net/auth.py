@@ -33,7 +33,7 @@ from transport._net.sockets import recv_exact, send_all
 from transport._net.tls_choice import is_tls
 
 HANDSHAKE_SECONDS = 20.0
-"""What an acceptor grants a connection that has not proved anything."""
+"""The time that an acceptor grants a connection to authenticate."""
 
 _MAGIC = b"meshlib\x00"
 _VERSION = 1
@@ -92,7 +92,7 @@ class Handshake:
 
     @property
     def answered(self) -> bool:
-        """Whether the other end has said hello."""
+        """True if the other end has said hello."""
         return bool(self._their_hello)
 
     def start(self) -> bytes:

@@ -16,7 +16,7 @@ _LOGGER = logging.getLogger("meshlib.transport")
 _PAUSE_SECONDS = 0.1
 
 OnEvent = Callable[[int], None]
-"""What the ``data`` of a key in the selector is: called with the event mask."""
+"""The ``data`` of a key in the selector: called with the event mask."""
 
 
 class EventLoop:
@@ -38,7 +38,7 @@ class EventLoop:
         self._turn = turn
         self._end = end
         self.stopping = False
-        """Whether ``stop`` was called."""
+        """True if ``stop`` was called."""
         self._wakeup: Wakeup | None = (wakeup := Wakeup())
         on_wakeup: OnEvent = lambda _events: wakeup.clear()  # noqa: E731
         self.selector.register(wakeup.fd, selectors.EVENT_READ, on_wakeup)

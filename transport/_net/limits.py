@@ -1,4 +1,4 @@
-"""What the system refuses this process, in words that name the limit."""
+"""Error texts that name the system's limit that this process has reached."""
 
 from __future__ import annotations
 

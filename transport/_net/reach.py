@@ -1,4 +1,4 @@
-"""Whether the other end has ended a connection, or can only not be reached."""
+"""Telling a connection that the other end has closed from one that cannot be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long it takes to another host and back, as the kernel knows it."""
+"""The round-trip time to another host, as the kernel measures it."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def connect(
 
 
 def is_in_use(error: BaseException | None) -> bool:
-    """Whether ``error``, or its cause, says that somebody else has the address."""
+    """True if ``error``, or its cause, says that the address is in use."""
     if isinstance(error, DistNetworkError):
         error = error.__cause__
     return isinstance(error, OSError) and error.errno == errno.EADDRINUSE

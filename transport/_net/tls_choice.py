@@ -1,6 +1,6 @@
-"""Whether connections are TLS's, for those who do not know: without it, it need not be loaded.
+"""The choice of TLS for connections, without importing it: a job without TLS need not load it.
 
-OpenSSL's Python side takes as long as a good part of this package to import.
+Python's OpenSSL module takes as long to import as a good part of this package.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What goes into a reduction and comes out of it: staged, scaled, widened, folded, rounded."""
+"""The operands of a reduction: staged, scaled, widened, reduced, rounded."""

@@ -15,7 +15,7 @@ FORMATS = ("bf16", "fp8", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What the large reductions along a mesh dim send: ``bf16``, or blocks of ``fp8`` or ``int8``.
+    """The format of large reductions along a mesh dim: ``bf16``, or blocks of ``fp8`` or ``int8``.
 
     Args:
         format: ``"bf16"`` (half of float32's bytes), ``"fp8"`` or ``"int8"`` (a quarter, and a

@@ -25,7 +25,7 @@ from transport._operands.operand import CODED, WIDENED
 from transport._operands.reduce_op import Flat
 
 BLOCK = 256
-"""How many numbers share a scale."""
+"""The count of numbers that share a scale."""
 
 Floats = npt.NDArray[np.float32]
 _Bits = npt.NDArray[np.uint32]

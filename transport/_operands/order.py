@@ -26,7 +26,7 @@ _PENDING = 32
 _ARRIVING = _PENDING - 1
 
 PIECE = 64 << 10
-"""How many bytes are worked on at a time, unless it is said otherwise."""
+"""The default size of a piece of work, in bytes."""
 
 
 Merges = tuple[tuple[bool, ...], ...]
@@ -210,7 +210,7 @@ class Fold:
         self._waiting.append(waiting)
         self._arriving = arriving
         self._done = 0
-        # What each merge is written to: the result, or the memory of the place where it waits.
+        # The target of each merge: the result, or the memory of the place where it waits.
         merges = self._merges = self._plan[self._next]
         self._outs = [
             self._scratch.flat(_PENDING + place, total.dtype, total.size) if place else total

@@ -76,9 +76,9 @@ class ReduceOp:
     kind: RedOpType
     factor: Any
     residual: npt.NDArray[np.float32] | None
-    """What earlier calls rounded away, flat: the next one adds it, and leaves its own there."""
+    """The rounding error of earlier calls, flat. The next call adds it, and stores its own here."""
     ufunc: np.ufunc
-    """What combines two contributions, for those who call it very often; see ``combine``."""
+    """The function that combines two contributions, for frequent callers; see ``combine``."""
     code: int
     """The op's number on the wire."""
     codes: dict[np.dtype[np.generic], int]

@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other: a URL in; a store, a rank and a world size out."""
+"""Rendezvous: from a URL to a store, a rank and a world size."""
 
 from transport._rendezvous.foreign import ForeignStore, foreign_rendezvous
 from transport._rendezvous.registry import (

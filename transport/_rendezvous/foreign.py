@@ -61,7 +61,7 @@ def foreign_rendezvous(
         foreign: The store that the ranks share; the n-th call of each rank in it is one job.
         rank: This process' rank; rank 0 serves the store as long as that is open.
         world_size: The number of ranks.
-        timeout: How long to wait for rank 0, and the store's timeout; seconds or a timedelta. The
+        timeout: The time to wait for rank 0, and the store's timeout; seconds or a timedelta. The
             wait in the foreign store ends by that store's own timeout.
         group_name: Tells apart jobs that meet at the same place.
         secret: The job's secret, the same on all ranks; default: the environment's, else rank 0

@@ -73,11 +73,12 @@ def rendezvous(
     """Return an iterator over (store, rank, world size); use its first item.
 
     Args:
-        url: How the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``,
+        url: The meeting point of the ranks: ``env://``, ``tcp://host:port``, ``file:///path``,
             ``solo://`` (alone), or a registered scheme.
         rank: This process' rank; -1: from the URL, the environment, or assigned.
         world_size: The number of ranks; -1: from the URL or the environment.
-        timeout: How long to wait for the others, and the store's timeout; seconds or a timedelta.
+        timeout: The time to wait for the other ranks, and the store's timeout; seconds or a
+            timedelta.
         group_name: Tells apart jobs that meet at the same place.
         secret: The job's secret; default: from the environment.
         others: Handed to the handler of a registered scheme.

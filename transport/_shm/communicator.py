@@ -43,7 +43,7 @@ _REDUCE, _REDUCE_SCATTER = Kind.REDUCE, Kind.REDUCE_SCATTER
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """What there is once all members have found each other."""
+    """The result of the meeting of all members."""
 
     calls: Calls
     arena: Arena

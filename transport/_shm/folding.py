@@ -1,4 +1,4 @@
-"""What the engine leaves to NumPy of a reduction: whatever it has no loops for."""
+"""Reductions that the engine leaves to NumPy: those for which it has no loops."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Messages(Mailbox):
             turn.release()
 
     def has_room(self, dst: int, nbytes: int) -> bool:
-        """Whether a message fits into this rank's ring at ``dst`` as it is now."""
+        """True if a message fits into this rank's ring at ``dst`` as it is now."""
         ring = self._writers.get(dst)
         if ring is None or dst in self._gone:
             return False
@@ -106,7 +106,7 @@ class Messages(Mailbox):
         if ring.peer in self._gone or end.broken:
             self._check_receiver(call, ring)
         try:
-            # What compiled code has begun goes on here.
+            # A message that compiled code has begun goes on here.
             begun = end.left > 0
             first = core.SPIN if call.sync else core.LOOK
             status = core.AGAIN if begun else end.begin(call.packed, data, first)
@@ -182,9 +182,11 @@ class Messages(Mailbox):
         return super().recv(call, buffer, src, tag)
 
     def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
-        """Wait a moment for the ring's next message, for the only receive that there is, or go on
-        with one that compiled code has begun in this buffer; return whether that was it. If not,
-        nothing has happened.
+        """Try to receive the ring's next message straight into ``buffer``, without a mailbox.
+
+        Waits a moment for it, if this is the only receive. A message that compiled code has begun
+        in this buffer is completed. Returns whether the message was received; if not, nothing has
+        happened.
         """
         src = ring.peer
         receive: Receive | None = None

@@ -25,8 +25,8 @@ _PAGE_BITS = PAGE - 1
 _CLOSE = 32
 """Targets that begin fewer bytes (but some) further into a page than their source are slow."""
 _BOUNCED = 256 << 10
-"""What is copied to a better place at a time: less than a core's cache, but every call of the
-kernel takes some 20 microseconds before it copies.
+"""The bytes copied to a better place at a time: less than a core's cache, but enough that the
+20 microseconds before each kernel call do not count.
 """
 
 
@@ -77,5 +77,5 @@ class ProcessMemory:
 
 
 def is_possible() -> bool:
-    """Whether this process may try: the C library knows the call."""
+    """True if this process may try: the C library knows the call."""
     return hasattr(ctypes.CDLL(None), "process_vm_readv")

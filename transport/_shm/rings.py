@@ -43,11 +43,11 @@ class RingReader:
     _incoming: Incoming | None = None
     _closed = False
     stalled: bool = False
-    """Whether the mailbox has no room for the next message."""
+    """True if the mailbox has no room for the next message."""
     given_up: bool = False
-    """Whether it is known that nothing more comes, since the sender broke a message off."""
+    """True if the sender broke a message off, so that no more can come."""
     damaged: bool = False
-    """Whether the sender wrote what cannot be; nothing more is taken then."""
+    """True if the sender wrote impossible values; no more is taken then."""
 
     def __init__(self, inbox: Segment, member: tuple[int, int], peer: int) -> None:
         rank, size = member
@@ -57,17 +57,17 @@ class RingReader:
 
     @property
     def breaks(self) -> bool:
-        """Whether the sender has given up, and this end does not know it yet."""
+        """True if the sender has given up, and this end does not know it yet."""
         return not self.given_up and (self.damaged or self.end.broken)
 
     @property
     def listens(self) -> bool:
-        """Whether it is worth to ``pull`` when something comes."""
+        """True if it is worth calling ``pull`` when data comes."""
         return not (self.stalled or self._closed)
 
     @property
     def between(self) -> bool:
-        """Whether no message is under way, and the next one may be begun."""
+        """True if no message is under way, and the next one may be begun."""
         return self._incoming is None and not (self.stalled or self._closed or self.end.in_use)
 
     def adopt(self, incoming: Incoming) -> None:

@@ -19,5 +19,5 @@ def the_core() -> Any:
 
 
 def may_spin(ranks: int) -> bool:
-    """Whether each of so many ranks on this host may have a core of its own."""
+    """True if each of so many ranks on this host may have a core of its own."""
     return ranks <= available_cores()

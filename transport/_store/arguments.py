@@ -1,4 +1,4 @@
-"""What stores are asked in, checked and brought into the form in which commands have it."""
+"""Checks of the arguments of stores, and their conversion to the form of commands."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class Store(ABC):
 
     @property
     def serves(self) -> bool:
-        """Whether other ranks' stores end when this one is closed."""
+        """True if other ranks' stores end when this one is closed."""
         return False
 
     def set_will(self, key: str, value: Value) -> bool:
@@ -299,7 +299,7 @@ class Store(ABC):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether all users of the data are threads of this process: ``in_process`` is for them."""
+        """True if all users of the data are threads of this process: ``in_process`` is for them."""
         return False
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:

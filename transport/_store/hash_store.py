@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Shared:
-    """What all clones of a HashStore share."""
+    """The state that all clones of a HashStore share."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -98,12 +98,12 @@ class PrefixStore(Store):
 
     @property
     def serves(self) -> bool:
-        """Whether other ranks' stores end when the wrapped store is closed."""
+        """True if other ranks' stores end when the wrapped store is closed."""
         return self._store.serves
 
     @property
     def in_one_process(self) -> bool:
-        """Whether all users of the wrapped store's data are threads of this process."""
+        """True if all users of the wrapped store's data are threads of this process."""
         return self._store.in_one_process
 
     @property

@@ -52,8 +52,9 @@ def _round_trip(sock: socket.socket) -> float:
 
 
 class Distance:
-    """How far the peer at the other end of ``sock`` is, the first of a link's ``connections``.
-    ``name`` is what messages call the peer.
+    """The distance to the peer at the other end of ``sock``, the first of a link's ``connections``.
+
+    ``name`` is the peer's name in messages.
     """
 
     _said = False
@@ -64,7 +65,7 @@ class Distance:
         self._round_trip = _round_trip(sock)
         far = connections > 1 or self._round_trip >= FAR_SECONDS
         self.window: int = connections * _send_limit() if far else 0
-        """How many bytes are to be under way on the link; 0: no more than one frame."""
+        """The bytes to keep in flight on the link; 0: no more than one frame."""
 
     def note_sent(self, nbytes: int, seconds: float) -> None:
         """Be told how long a payload took to leave; say once in a process which settings of the

@@ -1,4 +1,4 @@
-"""Who reads the messages that come by TCP.
+"""The threads that read messages from TCP connections.
 
 A receiver or a stalled sender reads all connections while it waits, which spares two switches of
 threads a message. While nobody waits, the endpoint's thread reads, which also notices when a peer
@@ -33,7 +33,7 @@ from transport._tcp.messages import MessageLink
 from transport._tcp.worker import Sockets, Worker
 from transport._waiting import LookOut
 
-# How long the endpoint's thread leaves the connections alone after a waiting thread has read.
+# The pause of the endpoint's thread after a waiting thread has read the connections.
 _AWAY_SECONDS = 0.01
 _LEAVE_SECONDS = 5.0
 
@@ -72,9 +72,9 @@ class MessageWorker(Worker):
         self._held: set[MessageLink] = set()
         self._released: set[MessageLink] = set()
         self.asleep: bool = False
-        """Whether a waiting thread sleeps, or is about to."""
+        """True if a waiting thread sleeps, or is about to."""
         self.stopped: bool = False
-        """Whether nobody is to wait any more."""
+        """True if no thread may wait any more."""
         # For the endpoint's thread.
         self._attended = False  # by a waiting thread, since the endpoint's last looked
         self._look_at = 0.0

@@ -282,7 +282,7 @@ class FrameWorker(Worker):
             ready = moved or self._poll(request.call, link, awaited)
 
     def _need_read_no_other(self, link: TcpLink) -> bool:
-        """Whether the kernel has room for whatever comes on other links meanwhile."""
+        """True if the kernel has room for whatever comes on other links meanwhile."""
         return len(self.coming) == 1 or all(
             other is link or other.coming[0].into.nbytes <= SMALL_BYTES for other in self.coming
         )

@@ -41,9 +41,9 @@ class MessageLink(Connection):
         super().__init__((sock,), peer, name, worker)
         self.descriptor: int = sock.fileno()
         self.full: bool = False
-        """Whether the mailbox had no room for the next message."""
+        """True if the mailbox had no room for the next message."""
         self.watched: bool = True
-        """Whether the worker's epoll has it."""
+        """True if the worker's epoll has it."""
         self._mailbox = mailbox
         self._filled = 0
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)  # TLS has one
@@ -97,7 +97,7 @@ class MessageLink(Connection):
 
     @property
     def staged(self) -> bool:
-        """Whether something was read that the kernel will not tell of again."""
+        """True if something was read that the kernel will not tell of again."""
         if self._target is None and self._end - self._begin >= PREFIX_BYTES:
             return True
         return self._pending is not None and self._pending() > 0
@@ -157,4 +157,4 @@ class MessageLink(Connection):
 
 
 class _ProtocolError(Exception):
-    """What came is not what a member sends."""
+    """The peer sent bytes that no member sends."""

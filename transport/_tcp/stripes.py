@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 BLOCK_BYTES = 128 << 10
-"""What is on one connection before the next one has its turn."""
+"""The bytes on one connection before the next one's turn."""
 
 STRIPED_BYTES = 2 * BLOCK_BYTES
 """Payloads from here on are striped, where there are several connections."""
@@ -24,7 +24,7 @@ class Stripes:
         self._data = data
         self.there = len(data)
         self._sockets = sockets
-        # Where each socket is; at or behind the end of the data when it has no more.
+        # The position of each socket; at or behind the end of the data when it is done.
         self._at = [number * BLOCK_BYTES for number in range(len(sockets))]
 
     def move(self, step: _Step, most: int) -> int:
@@ -48,7 +48,7 @@ class Stripes:
 
     @property
     def contiguous(self) -> int:
-        """How many bytes from the first on have been moved."""
+        """The number of bytes moved so far without a gap, from the first on."""
         return min(*self._at, len(self._data))
 
     @property

@@ -56,7 +56,7 @@ class Block:
     """Seconds that the block took in all."""
 
     counted: Counter[str]
-    """What the ranks have counted since they began, all together, where they count."""
+    """The counts of all ranks since they began, if they count."""
 
 
 class Job:

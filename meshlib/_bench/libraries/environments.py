@@ -1,11 +1,11 @@
-"""Where the interpreters of the other libraries are: each has an environment of its own."""
+"""The interpreters of the other libraries: each has an environment of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 FOLDER = Path(".bench")
-"""Where the environments are, seen from the folder in which the benchmark is run."""
+"""The folder of the environments, relative to the benchmark's working folder."""
 
 ENVIRONMENTS = {"gloo": "torch", "openmpi": "openmpi", "mpich": "mpich", "jax": "jax"}
 """By peer: its environment's name."""

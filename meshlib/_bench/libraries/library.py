@@ -1,4 +1,4 @@
-"""What a library must offer to be measured."""
+"""The interface of a library to be measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Library(ABC):
     started by itself."""
 
     rank_variable: ClassVar[str] = ""
-    """Where the launcher leaves a rank's number."""
+    """The variable in which the launcher passes a rank's number."""
 
     cases: ClassVar[frozenset[str] | None] = None
     """The cases that it has; None for all."""

@@ -32,7 +32,7 @@ from transport._errors import (
 )
 from transport._header import ONE_SIDED, CallHeader, Kind
 
-# What a call can see of other ranks, which does not tell why they have lost this one.
+# Errors about other ranks: they do not tell why those ranks have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
 _MESSAGES = (Kind.SEND, Kind.RECV)
 # Calls that can end at their deadline while the group stays usable.

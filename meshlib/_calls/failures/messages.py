@@ -1,4 +1,4 @@
-"""What users read when a call of a group has failed: one text, which all its members raise."""
+"""The text of a failed group call. All members raise the same one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transport._header import CallHeader
 from transport._net.reach import is_out_of_reach
 
 ANSWER_SECONDS = 0.5
-"""How long a reporter waits for statements: a rank that computes answers from its watcher thread
-within milliseconds; only a stopped, dead or wedged one stays silent."""
+"""The time that a reporter waits for statements. A computing rank answers from its watcher
+thread within milliseconds; only a stopped, dead or wedged one stays silent."""
 STACK_LINES = 12
 
 

@@ -51,7 +51,7 @@ from transport._store.base import Store
 DOUBTFUL_SECONDS = 0.15
 # A connection can break a moment before the news of why arrives.
 NEWS_SECONDS = 0.4
-# What the others grant the reporter, beyond which they raise what they saw themselves.
+# The time that other members grant the reporter before they raise their own view.
 REPORT_SECONDS = 3.0
 # A rank that has not come to the call gets this long, so that the table has its call too.
 ARRIVAL_SECONDS = 0.25

@@ -1,4 +1,4 @@
-"""What a rank says about itself when a call of a group has failed and its members are asked."""
+"""A rank's statement about itself, when a call of a group has failed and members are asked."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from transport._store.base import Store
 
 CALLS_IN_STATEMENT = 3
 CALLS_BEFORE = 16
-"""How far back a statement goes from the call that was asked about: an earlier one may differ."""
+"""The calls that a statement lists before the failed one: an earlier one may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement(JsonRecord):
-    """What a rank says: its last ``calls`` on the group, and where it is ``elsewhere``.
+    """A rank's last ``calls`` on the group, and its place ``elsewhere`` in the program.
 
     ``reached`` is the number of the last collective that it has issued in the group, ``stack`` the
     Python stack of its main thread.
@@ -71,7 +71,7 @@ class Statement(JsonRecord):
         )
 
     def has_come(self, sequence: int) -> bool:
-        """Whether the rank has issued the collective ``sequence``."""
+        """True if the rank has issued the collective ``sequence``."""
         return self.reached >= sequence
 
     def call_at(self, sequence: int) -> CallReport | None:

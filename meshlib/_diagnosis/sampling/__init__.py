@@ -1,1 +1,1 @@
-"""What a rank tells of its calls while somebody watches the job: a small summary a second."""
+"""Samples of a rank's calls for a monitor: a small summary each second, while one watches."""

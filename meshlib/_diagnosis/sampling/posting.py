@@ -25,7 +25,7 @@ class Posting:
         self.rank = rank
         self.sampler = sampler
         self.known: bool = False
-        """Whether the rank is in the log of those that post."""
+        """True if the rank is in the log of those that post."""
         self._store = store
         self._wishes: dict[str, float] = {}
         self._poster: SharedThread[Posting] | None = None

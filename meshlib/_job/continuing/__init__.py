@@ -1,1 +1,1 @@
-"""How a job goes on with other ranks: agreement, epochs, places that are waited for."""
+"""Continuing a job with other ranks: agreement, epochs, waiting for places."""

@@ -35,11 +35,11 @@ from transport._errors import CollectiveTimeoutError, StoreTimeoutError
 from transport._store.base import Store
 
 PATIENCE_SECONDS = 0.5
-"""How long a rank may keep the others waiting before it is asked for a sign of life."""
+"""The delay after which a rank that others wait for is asked for a sign of life."""
 LIFE_SECONDS = 2.0
-"""How long it has to answer: its watcher does so in milliseconds, unless the machine is busy."""
+"""The time that it has to answer: its watcher needs milliseconds, unless the machine is busy."""
 LEASE_SECONDS = 2.0
-"""How long the coordinator may go without renewing its lease."""
+"""The longest time between two renewals of the coordinator's lease."""
 _LOOK_SECONDS = 0.02
 
 Said = Mapping[int, Any]

@@ -45,7 +45,7 @@ _MOMENT_SECONDS = 0.3
 _PAUSE_SECONDS = 0.1
 _CLOSE_SECONDS = 2.0
 _FAREWELL_SECONDS = 10.0
-"""What the leader waits, when it has ended, for the others to read how the job did."""
+"""The time that a finished leader leaves the other agents to read the job's result."""
 _FIRST_NOTE_SECONDS = 5.0
 """After how long the user is told that this node waits: nodes that start together need no word."""
 _NEXT_NOTE_SECONDS = 30.0
@@ -242,13 +242,13 @@ class Leading:
         self._agent = agent
         self._silence = silence
         self.beat: float = silence / 5
-        """How often ``tick`` is to be called, in seconds."""
+        """The seconds between two calls of ``tick``."""
         self._next_look = 0.0
         self._heard: dict[str, tuple[bytes, float]] = {}
 
     @property
     def alone(self) -> bool:
-        """Whether no other agent is there, or none any more."""
+        """True if no other agent is there, or none any more."""
         return self._leader.present <= {self._agent}
 
     def take(self, record: Record) -> None:

@@ -78,7 +78,7 @@ class ContinuingLeader(Leader):
         return [agent for agent in attempt.members if agent not in gone]
 
     def _is_ending(self, attempt: Attempt) -> bool:
-        """Whether ranks have come to the end of their program."""
+        """True if ranks have come to the end of their program."""
         return any(one.well for one in attempt.ended.values())
 
     def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:

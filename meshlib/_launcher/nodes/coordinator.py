@@ -73,12 +73,12 @@ class Verdict:
 
 
 Decision = Placement | Come | Stop | Verdict
-"""What an agent is told: a ``Placement`` is to start its ranks there."""
+"""The leader's order to an agent; a ``Placement`` tells it to start its ranks."""
 News = Callable[[Store], None]
 
 
 class Log(ABC):
-    """What carries records between agents, and news to their ranks. All methods return soon.
+    """Carries records between agents, and news to their ranks. No method blocks for long.
 
     ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store.
     """
@@ -91,7 +91,7 @@ class Log(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this node serves the store, and its agent leads."""
+        """True if this node serves the store, and its agent leads."""
         return self._server is not None
 
     @abstractmethod
@@ -205,7 +205,7 @@ class Coordinator:
 
     @property
     def alone(self) -> bool:
-        """Whether there are no ranks but this node's."""
+        """True if all ranks are this node's."""
         return self._log.alone
 
     @property

@@ -63,12 +63,12 @@ class Attempt:
 
     @property
     def over(self) -> bool:
-        """Whether no member is left that has ranks running."""
+        """True if no member is left that has ranks running."""
         return all(agent in self.ended or agent in self.lost for agent in self.members)
 
     @property
     def exits(self) -> list[RankExit]:
-        """How ranks failed or were stopped, on the nodes that have ended."""
+        """The exits of all ranks, on the nodes that have ended."""
         return [item for ended in self.ended.values() for item in ended.exits]
 
 

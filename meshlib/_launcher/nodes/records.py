@@ -1,4 +1,4 @@
-"""What the agents of several nodes say to each other: lines of one log in the store.
+"""The records that the agents of several nodes exchange: lines of one log in the store.
 
 Every agent reads the whole log, so all see the same things in the same order; the agent that
 serves the store leads, by adding decisions. A record names the agent (its launch's name) or, for

@@ -1,1 +1,1 @@
-"""What a launch is asked to do: by the command line, the engine and the node."""
+"""A launch's options: from the command line, the engine and the node."""

@@ -1,4 +1,4 @@
-"""What a launch is asked to do, checked. ``arguments`` makes it from a command line."""
+"""A launch's options, checked. ``arguments`` makes them from a command line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SLURM_GRACE_SECONDS = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What each rank runs: a Python script, a module (``-m``), anything executable; or, for
-    ``spawn``, a function.
+    """The program of each rank: a Python script, a module (``-m``) or an executable. For
+    ``spawn`` it is a function.
     """
 
     kind: Literal["script", "module", "program", "function"]
@@ -29,7 +29,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """How many nodes there are, and where they meet. Times are in seconds.
+    """The number of nodes, and their meeting point. Times are in seconds.
 
     ``rank`` is None where it is assigned by arrival; ``is_host``: whether this node serves the
     store, 1 or 0, -1 where its address tells.
@@ -50,7 +50,7 @@ class NodeOptions:
 
     @property
     def many(self) -> bool:
-        """Whether there may be more than one node."""
+        """True if the job may have more than one node."""
         return self.most > 1
 
 
@@ -131,5 +131,5 @@ class LaunchOptions:
 
     @property
     def continues(self) -> bool:
-        """Whether ranks go on when others are lost."""
+        """True if ranks go on when others are lost."""
         return self.on_failure == "continue"

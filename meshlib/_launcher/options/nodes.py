@@ -29,7 +29,7 @@ from transport._net.secret_file import read_secret, secret_from_environment
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")
 _CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
-"""What ``--rdzv-conf`` may set of ``NodeOptions``."""
+"""The fields of ``NodeOptions`` that ``--rdzv-conf`` may set."""
 
 
 def node_options(given: argparse.Namespace) -> NodeOptions:
@@ -175,7 +175,7 @@ def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple
                 if _complete(given):
                     break
     given.nnodes = given.nnodes or "1"
-    # Where ranks go on without a lost node, the node that the engine starts again comes to them.
+    # If ranks continue without a lost node, the restarted node joins them again.
     alone = inside or given.on_failure == "continue" or given.replace or given.spares
     restarts = 0 if alone else engine_restarts(variables)
     given.rdzv_id = given.rdzv_id or NO_JOB

@@ -1,4 +1,4 @@
-"""Where the user wants the ranks' output to go."""
+"""The destinations of the ranks' output, as the user chose them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PerRank = dict[int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one stream of one rank goes; ``inherited``: it is the launcher's own."""
+    """The destination of one stream of one rank; ``inherited``: the launcher's own stream."""
 
     console: bool
     file: bool
@@ -23,7 +23,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the user asked for.
+    """The user's options for the ranks' output.
 
     ``redirects`` and ``tee`` map local ranks (None: all that are not named) to bits of
     ``STREAMS``; ``shown`` are the local ranks whose output reaches the console (None: all).

@@ -1,4 +1,4 @@
-"""How ranks ended, the rank that failed first, and the report of it.
+"""The ranks' exits, the first failed rank, and the report of it.
 
 Every launcher asks ``first_failure``: meshrun, ``spawn``, ``run_ranks`` and the engines.
 """
@@ -69,7 +69,7 @@ class RaisedError:
 
 
 _LINE_WIDTH = 160
-# What the wall clock and the steady clock of this machine differed by when this process began.
+# The difference of this machine's wall clock and monotonic clock when this process began.
 _TURNED = time.time() - time.monotonic()
 
 
@@ -119,7 +119,7 @@ class ErrorRecord:
 
     @property
     def is_of_calls(self) -> bool:
-        """Whether a call or a group of the rank failed: its flight record has more."""
+        """True if a call or a group of the rank failed: its flight record has more."""
         return "DistError" in self.types
 
     def summary(self) -> str:
@@ -131,7 +131,7 @@ class ErrorRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended. ``code`` is negative for a signal, as ``Popen.returncode`` is.
+    """The exit of one rank. ``code`` is negative for a signal, as ``Popen.returncode`` is.
 
     ``time`` is the ``wall_time`` of the failure: the error file's, else that of the noticed exit.
     ``stopped``: the launcher had sent the rank a signal by then.
@@ -151,7 +151,7 @@ class RankExit:
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended without a failure."""
+        """True if the program ended without a failure."""
         return self.code == 0 and self.error is None
 
     @property
@@ -165,12 +165,12 @@ class RankExit:
 
     @property
     def is_cause(self) -> bool:
-        """Whether this may be the first failure."""
+        """True if this may be the first failure."""
         return not self.ok and self.blame < Blame.ECHO
 
     @property
     def wrote_in_vain(self) -> bool:
-        """Whether it failed because its output has no reader any more."""
+        """True if it failed because its output has no reader any more."""
         said = self.error is not None and self.error.type == BrokenPipeError.__name__
         return said or self.code == -signal.SIGPIPE
 

@@ -35,7 +35,7 @@ PRELOADED = (
     "faulthandler",
     "traceback",
 )
-"""What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
+"""Modules that ranks find imported. None starts a thread or reads state that differs by rank."""
 _NOT_SHARED = ("__main__", "builtins", "sys")
 
 

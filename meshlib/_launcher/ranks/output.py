@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: straight through, by whole lines with a prefix, into files.
+"""Forwarding of the ranks' output: straight through, line by line with a prefix, into files.
 
 A rank that is alone, and the first one of several on a terminal, write to the launcher's own
 standard output, so that progress bars and prompts work. Everything else comes through a pipe to
@@ -201,7 +201,7 @@ class OutputPump:
 
 @dataclass(frozen=True, slots=True)
 class RankStreams:
-    """What one rank gets as standard output and error; None: the launcher's own.
+    """One rank's standard output and error; None: the launcher's own.
 
     ``logged``: standard error is kept in a file.
     """
@@ -212,7 +212,7 @@ class RankStreams:
 
     @property
     def inherited(self) -> bool:
-        """Whether both are the launcher's own."""
+        """True if both are the launcher's own."""
         return self.stdout is None and self.stderr is None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks are told: a node's place in an attempt to run the job, and a rank's own.
+"""The placement of ranks: a node's place in an attempt to run the job, and a rank's own.
 
 meshrun, spawn and the adapters of engines tell a rank its place in the same variables, by which
 ``init_process_group()`` finds the job.

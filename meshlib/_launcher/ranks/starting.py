@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshlib._launcher.ranks.output import RankStreams
 
 _ANSWER_SECONDS = 20.0
-"""How long imports may hang: after that ranks begin by themselves, and show the place."""
+"""The time that imports may hang; then ranks start anyway, and show the place."""
 
 
 class ForkedRank:

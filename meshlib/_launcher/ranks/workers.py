@@ -22,7 +22,7 @@ from transport import _environment as environment
 from transport._platform import ended_child
 
 SETTLE_SECONDS = 0.8
-"""What the others get, when a rank has failed, to notice it and end by themselves."""
+"""The time that the other ranks get, after a failure, to notice it and end by themselves."""
 SETTLE_AFTER_ECHO_SECONDS = 1.0
 """The same when the first to end did so because of another, which has yet to say why."""
 _A_MOMENT = 1.0
@@ -74,7 +74,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not been collected yet."""
+        """True if the process has not been collected yet."""
         return self.process.returncode is None
 
     def collect(self) -> bool:
@@ -88,7 +88,7 @@ class Worker:
         return True
 
     def has_failed(self) -> bool:
-        """Whether the rank has ended badly, or has said why it is about to."""
+        """True if the rank has ended badly, or has said why it is about to."""
         return self.process.returncode not in (None, 0) or self._error() is not None
 
     def signal(self, number: signal.Signals, *, stop: bool = True) -> None:

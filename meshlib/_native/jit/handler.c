@@ -1,4 +1,4 @@
-/* What XLA calls: a handler by the C interface of its FFI, whose header comes with jaxlib. */
+/* The handler that XLA calls, by the C interface of its FFI, whose header comes with jaxlib. */
 #include "program_calls.h"
 
 #if __has_include("xla/ffi/api/c_api.h")

@@ -2,7 +2,7 @@
 #pragma once
 #include "../calls.h"
 
-/* Where an array of a call lies: in which of the program's buffers, operands first, and where there. */
+/* The place of a call's array: the number of the program's buffer, operands first, and the offset there. */
 typedef struct {
     int buffer;
     uint64_t offset, nbytes;

@@ -1,1 +1,1 @@
-"""Where a checkpoint lies, and how: storages, folders, documents of Zarr, chunks."""
+"""A checkpoint's files: storages, folders, documents of Zarr, chunks."""

@@ -114,7 +114,7 @@ def sweep(storage: Storage, unfinished: Iterable[Entry]) -> None:
 
 @dataclass(frozen=True)
 class Description:
-    """What the ``zarr.json`` at the top of a checkpoint says."""
+    """The content of the ``zarr.json`` at the top of a checkpoint."""
 
     storage: Storage
     """The checkpoint's folder."""
@@ -128,12 +128,12 @@ class Description:
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """The checkpoint's path or URL."""
         return self.storage.location
 
     @cached_property
     def grids(self) -> dict[str, ChunkGrid]:
-        """How the arrays are cut, by name. Raises CheckpointError for what is not known here."""
+        """The arrays' chunk grids, by name. Raises CheckpointError for an unknown form."""
         grids = {name: grid_of(document, name) for name, document in self.arrays.items()}
         for name, grid in grids.items():
             if len(self.checksums[name]) != grid.chunk_count:

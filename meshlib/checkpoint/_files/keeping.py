@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder are kept, and the removal of the others."""
+"""The choice of the checkpoints to keep in a folder, and the removal of the others."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from transport._interrupts import join
 from transport._place import this_machine
 
 _SYNCING = 8
-"""How many files are synced at once: a disk takes several at one turn."""
+"""The number of files synced at once: a disk takes several at one turn."""
 
 
 class LocalStorage(Storage):
@@ -31,7 +31,7 @@ class LocalStorage(Storage):
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        # Where something is being written: a Storage travels between ranks.
+        # Made where files are written, because a Storage travels between ranks.
         self._syncing: _Syncing | None = None
         self._folders: set[Path] = set()
 

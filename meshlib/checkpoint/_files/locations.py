@@ -1,4 +1,4 @@
-"""Which storage a path or URL stands for."""
+"""The storage of a path or URL."""
 
 from __future__ import annotations
 

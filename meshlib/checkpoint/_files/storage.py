@@ -17,10 +17,10 @@ from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.zarr import DOCUMENT
 
 BLOCK = 1 << 20
-"""What is read or written at once: small enough that a checksum finds it in the cache."""
+"""The size of one read or write: small enough that a checksum finds it in the cache."""
 
 CLAIM = "__claim-"
-"""How the name of a claim begins. Names of arrays do not begin with two underscores."""
+"""The prefix of a claim's name. Names of arrays do not begin with two underscores."""
 
 
 class Reader(Protocol):
@@ -76,7 +76,7 @@ class Storage(ABC):
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """True if there is a file of this name."""
 
     @abstractmethod
     def folders(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a checkpoint has of Zarr, version 3: the documents of groups and arrays, and their files.
+"""The parts of Zarr version 3 that checkpoints use: documents of groups and arrays, and files.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/core/: an array is a regular grid of chunks, a file
 each (``c.0.1``), of which the last along a dim is as large as the others. Here a chunk is its
@@ -80,13 +80,13 @@ class ChunkGrid:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many chunks there are along each dim."""
+        """The number of chunks along each dim."""
         pairs = zip(self.shape, self.chunk_shape, strict=True)
         return tuple(-(-length // chunk) for length, chunk in pairs)
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return math.prod(self.counts)
 
     @property

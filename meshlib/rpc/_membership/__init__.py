@@ -1,1 +1,1 @@
-"""Which workers there are, and how they leave."""
+"""The workers, their arrival and their leaving."""

@@ -20,7 +20,7 @@ class WorkerInfo(NamedTuple):
 
 
 class WorkerDirectory:
-    """What the worker ``rank``, called ``name``, knows of all ``size`` workers. Any thread.
+    """The knowledge of worker ``rank``, called ``name``, about all ``size`` workers. Any thread.
 
     ``find`` waits at most ``timeout`` seconds for their names.
     """
@@ -31,7 +31,7 @@ class WorkerDirectory:
         self.infos: tuple[WorkerInfo, ...] = ()
         """All workers, by rank; empty until ``meet``."""
         self.lost: dict[int, str] = {}
-        """How the lost workers ended, by rank."""
+        """The reason of each loss, by the lost worker's rank."""
         self._name = name
         self._timeout = timeout
         self._by_name: dict[str, int] = {}

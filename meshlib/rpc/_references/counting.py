@@ -41,7 +41,7 @@ class OwnedObject:
     def __init__(self, value: Future[Any]) -> None:
         self.value = value
         self.created = False
-        """Whether its creator's request has arrived."""
+        """True if its creator's request has arrived."""
         self.counts: Counter[tuple[int, int]] = Counter()
         """The number of references, by giver and holder."""
         self.asked: set[int] = set()

@@ -181,14 +181,14 @@ class References:
             self._channel.post(owner, pickling.dump(notice).data)
 
     def _is_over(self, rank: int) -> bool:
-        """Whether a worker is dead, and all that came from it was unpickled."""
+        """True if a worker is dead, and all that came from it was unpickled."""
         if rank not in self._directory.lost:
             return False
         connected = any(one.peer == rank for one in self._channel.connections())
         return not connected and self._execution.has_begun_all_of(rank)
 
     def _is_settled(self, rank: int, number: int) -> bool:
-        """Whether a request whose connection broke was unpickled, or never will be."""
+        """True if a request whose connection broke was unpickled, or never will be."""
         drained = self._channel.is_drained(rank)
         return drained and self._execution.has_begun((rank, number))
 

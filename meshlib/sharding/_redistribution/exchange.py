@@ -32,8 +32,8 @@ from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat, ReduceOp
 
 ROUND_BYTES = 4 << 20
-"""What a rank sends to all others in a round, about. In smaller ones the ranks wait for each other
-more often, which takes longer than the caches save.
+"""The approximate bytes that a rank sends to all others in a round. In smaller rounds the
+ranks wait for each other more often, which takes longer than the caches save.
 """
 
 MOST_MEMBERS_IN_ROUNDS = 64
@@ -44,7 +44,7 @@ class Part(Protocol):
     """This rank's part in one collective, or in several that make up one."""
 
     elements: int
-    """How many elements the call is over, the same on all members (0: each has others)."""
+    """The call's number of elements, the same on all members (0: members differ)."""
 
     def prepare(self, local: Array, *, gaps: bool) -> int:
         """Take this rank's array; return the number of rounds, the same on all members.
@@ -67,7 +67,7 @@ class Part(Protocol):
 
 
 class Members:
-    """Which parts of the global array the members of a step's group have before and after it.
+    """The parts of the global array that a step's members have before and after it.
 
     What ``sender`` has for ``receiver`` (group ranks) is ``sends[sender][receiver]``.
     """
@@ -187,7 +187,7 @@ class Exchange:
 
 
 class _Message:
-    """What one member sends another: a part of an array, in rounds of ``rows``, or whole (0).
+    """One member's message to another: a part of an array, in rounds of ``rows``, or whole (0).
 
     ``gaps``: it is for a communicator that takes it as it lies.
     """
@@ -273,7 +273,7 @@ class Reduction:
 
 
 def _leads(box: Box, within: Box) -> bool:
-    """Whether ``box`` lies in one piece in a C-ordered array that is ``within``."""
+    """True if ``box`` lies in one piece in a C-ordered array that is ``within``."""
     inner, outer = shape_of(box), shape_of(within)
     split = [d for d in range(len(inner)) if inner[d] != outer[d]]
     return not split or prod(inner[: split[-1]]) == 1

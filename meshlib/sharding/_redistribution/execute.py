@@ -242,7 +242,7 @@ class _Run:
 
 
 def _alone(step: Step) -> bool:
-    """Whether a collective is over one rank: the part and the value stay what they are."""
+    """True if a collective is over one rank: the part and the value stay what they are."""
     if step.is_local or step.kind == POINT_TO_POINT:
         return False
     return prod(step.source.mesh.shape[i] for i in step.mesh_dims) == 1

@@ -51,7 +51,7 @@ def steps_within(
         done.add(at)
         for step, own in search.edges(at):
             ahead = search.missing(step.target)
-            # Where an exchange alone would do, nothing that needs more bytes can be the answer.
+            # A path with more bytes than a single exchange cannot be the best.
             if limit is not None and ahead is not None and cost[0] + own[0] + ahead > limit:
                 continue
             total = (cost[0] + own[0], cost[1] + own[1], cost[2] + own[2], cost[3] + own[3])
@@ -83,7 +83,7 @@ class _Search:
         missing = self.missing(at)
         if missing is not None and at != self.target:
             dims = changed_dims(at, self.target)
-            # Where nobody keeps a part to itself all get the same, whatever dims it lies along.
+            # If no changed dim splits the target, all its members get the same: an all-gather.
             split = {i for dim in self.target.dims for i in dim}
             kind = ALL_TO_ALL if split & set(dims) else ALL_GATHER
             step, cost = self._step(kind, at, self.target, dims, wire_bytes=missing)

@@ -1,4 +1,4 @@
-"""What a redistribution does: ``Plan``, a list of steps with their bytes on the wire."""
+"""The plan of a redistribution: ``Plan``, a list of steps with their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def is_local(self) -> bool:
-        """Whether it sends nothing."""
+        """True if it sends nothing."""
         return self.kind in LOCAL
 
     @property
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an array of ``shape`` gets from ``source`` to ``target``: ``steps``, in order.
+    """A redistribution of an array of ``shape`` from ``source`` to ``target``, in ``steps``.
 
     Of the sensible ways it is the one with the fewest bytes on the wire, then the fewest
     collectives, then the fewest messages. It is arithmetic: the same on each rank, without a job.
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def wire_bytes(self) -> int:
-        """What all ranks together receive from others, in bytes."""
+        """The bytes that all ranks together receive from others."""
         return sum(step.wire_bytes for step in self.steps)
 
     def __str__(self) -> str:

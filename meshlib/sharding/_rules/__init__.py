@@ -1,1 +1,1 @@
-"""What NumPy's functions do with DArrays; ``table`` has the list."""
+"""NumPy's functions on DArrays; ``table`` has the list."""

@@ -94,7 +94,7 @@ def one_mesh(name: str, operands: Sequence[GlobalArray]) -> DeviceMesh:
 
 
 def stays_partial(x: GlobalArray, op: str, dtype: np.dtype[Any]) -> bool:
-    """Whether the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
+    """True if the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
 
     That holds for the same op and dtype: in a wider one, integers that wrapped around would differ.
     Bools are no sums, and 16-bit floats overflow in parts of which the sum does not.

@@ -37,7 +37,7 @@ def elementwise(
     for x in inputs:
         if not isinstance(x, GlobalArray):
             check_plain(name, x, mesh)
-    # What NumPy refuses of one element it refuses on all ranks, also on those that have none.
+    # All ranks must raise if NumPy refuses one element, also ranks without elements.
     ones = (_one(x) if isinstance(x, GlobalArray) else x for x in inputs)
     with np.errstate(all="ignore"):
         made = function(*ones, **options)
@@ -76,7 +76,7 @@ def _of_parts(
     made: Any,
     out: Sequence[Any] | None,
 ) -> bool:
-    """Whether ``function`` of the parts of sums gives the parts of the sum, but for rounding.
+    """True if ``function`` of the parts of sums gives the parts of the sum, but for rounding.
 
     The result has the dtype of ``made``. Integers wrap around in parts as in sums. A float's part
     may be infinite or overflow where the sum does not, and zeros have signs: only sums stay in

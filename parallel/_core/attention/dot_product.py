@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from parallel._arrays import Array, Namespace, added_at
 
 ROWS = 128
-"""How many queries are computed at a time: scores take this many rows, not the sequence's."""
+"""The number of queries computed at a time: scores take this many rows, not the sequence's."""
 
 
 def attend(
@@ -93,7 +93,7 @@ def merge(
 ) -> tuple[Array, Array]:
     """Return the result over all keys of results over two parts of them, and its logarithms."""
     together = xp.logaddexp(logs, part_logs)
-    # What each part counts, (batch, length, heads, 1).
+    # The weight of each part, (batch, length, heads, 1).
     first, second = (_from_heads(xp.exp(one - together)) for one in (logs, part_logs))
     return out * first + part * second, together
 

@@ -41,7 +41,7 @@ def sequence_positions(
     Args:
         length: The number of places on each rank; even for a zig-zag.
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        zigzag: Whether the order is a zig-zag, or a row.
+        zigzag: Use the zig-zag order, not consecutive places.
 
     Returns:
         Whole numbers in [0, length * n), ascending.
@@ -113,7 +113,7 @@ _BEGUN = 2  # and, added to these, that it has begun with the step
 
 
 class Block(NamedTuple):
-    """Which of the queries here see which of the keys that came, and whether causally."""
+    """Queries here that attend to a part of the keys that came, causally or to all of them."""
 
     queries: slice
     keys: slice
@@ -226,7 +226,7 @@ class Ring:
                 q_grad = of_queries if step == 0 else added_at(q_grad, own, of_queries)
             if step == 0:
                 own_keys = xp.stack(part)
-                # What the others add to the gradients of these keys comes with the last step.
+                # The last step brings other ranks' contributions to the gradients of these keys.
                 travelling = xp.zeros_like(own_keys)
                 continue
             if gradients_passing is not None:

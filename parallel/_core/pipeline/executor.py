@@ -64,7 +64,7 @@ def cut_target(target: Any, count: int) -> list[Any]:
 
 @dataclass
 class Microbatches:
-    """What a rank brings to a step, cut into microbatches, and what it gets out of it.
+    """A rank's inputs to a step, cut into microbatches, and its results.
 
     ``args`` on the rank with the first stage, ``targets`` on that with the last.
     """

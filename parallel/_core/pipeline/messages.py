@@ -35,7 +35,7 @@ SMALL = 256 << 10
 
 
 class StageMessage(NamedTuple):
-    """What stage ``stage`` needs for a microbatch: its input, or its output's gradient."""
+    """The message to stage ``stage`` for a microbatch: its input, or its output's gradient."""
 
     stage: int
     is_gradient: bool

@@ -63,7 +63,7 @@ class NamedSchedule(PipelineSchedule):
         super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
 
     stages_per_rank: ClassVar[int | None]
-    """How many stages each rank has; None: any number."""
+    """The number of stages on each rank; None: any number."""
     _make: ClassVar[Callable[..., Table]]
 
     def __init_subclass__(

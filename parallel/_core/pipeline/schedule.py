@@ -98,12 +98,12 @@ class PipelineSchedule:
 
     @property
     def n_microbatches(self) -> int:
-        """Into how many parts a batch is cut."""
+        """The number of microbatches in a batch."""
         return self.table.microbatches
 
     @property
     def pipeline_order(self) -> dict[int, list[Action]]:
-        """For each rank its actions, in their order."""
+        """The actions of each rank, in order."""
         return {rank: list(actions) for rank, actions in enumerate(self.table.ranks)}
 
     # ------------------------------------------------------------------ the ranks agree
@@ -137,9 +137,9 @@ class PipelineSchedule:
     ) -> Any:
         """Run one batch through the pipeline, forward and (with a loss) backward.
 
-        The gradients are added to those that there are, as ``backward`` does; over other dims (DDP,
-        ``fully_shard``) they are averaged once. Every rank of the pipeline calls it; those without
-        the first or last stage need no arguments, and pass over what they are given.
+        It adds to existing gradients, as ``backward`` does. Over other dims (DDP, ``fully_shard``)
+        gradients are averaged once. Every rank of the pipeline must call. Ranks without the first
+        or last stage need no arguments, and ignore them.
 
         Args:
             args: The batch: arrays whose first dim is cut into microbatches, the arguments of the

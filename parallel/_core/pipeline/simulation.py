@@ -9,7 +9,7 @@ from itertools import accumulate
 from parallel._core.pipeline.table import Action, Kind, Table
 
 Costs = Mapping[Kind, float] | Callable[[Action], float]
-"""What an action takes: by its kind, or by itself."""
+"""The time of an action: by its kind, or a function of the action."""
 
 USUAL_COSTS: dict[Kind, float] = {
     Kind.FORWARD: 1.0,

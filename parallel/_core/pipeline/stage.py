@@ -39,7 +39,7 @@ class SharedParameter(Protocol):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained."""
+        """True if it is trained."""
         ...
 
 
@@ -176,7 +176,7 @@ class Spec(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has a gradient: integers and booleans have none."""
+        """True if it has a gradient: integers and booleans have none."""
         return is_floating(self.dtype)
 
 
@@ -232,12 +232,12 @@ class Stage(ABC):
 
     @property
     def is_first(self) -> bool:
-        """Whether it takes the batch."""
+        """True if it takes the batch."""
         return self.stage_index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its output is the model's."""
+        """True if its output is the model's."""
         return self.stage_index == self.num_stages - 1
 
     def __repr__(self) -> str:

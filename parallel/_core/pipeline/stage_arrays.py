@@ -24,7 +24,7 @@ _Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class _Leaf:
-    """What other ranks need to know of an array: how its dims are split, by names of mesh dims."""
+    """An array's description for other ranks: the split of its dims, by names of mesh dims."""
 
     dims: _Dims
     shape: tuple[int, ...]

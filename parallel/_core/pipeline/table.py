@@ -32,7 +32,7 @@ class Kind(enum.StrEnum):
 
     @property
     def sends_back(self) -> bool:
-        """Whether it gives the stage before its gradient."""
+        """True if it gives the stage before its gradient."""
         return self is Kind.BACKWARD or self is Kind.INPUT
 
 

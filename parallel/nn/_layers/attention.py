@@ -154,18 +154,18 @@ class DotProductAttention(Module):
 class MultiHeadAttention(Module):
     """Self-attention of several heads, (batch, length, features) to the same shape.
 
-    The children ``query``, ``key``, ``value`` and ``output`` are ``Linear``, ``core`` is a
-    ``DotProductAttention``. A head's features are neighbours, so who splits the outputs of the
-    first three over ranks, and the inputs of ``output``, splits the heads; and who splits the
-    sequence gives ``core`` another one (``parallel.context``).
+    The children ``query``, ``key``, ``value`` and ``output`` are ``Linear``; ``core`` is a
+    ``DotProductAttention``. A head's features are adjacent. To split the heads over ranks, split
+    the outputs of the first three and the inputs of ``output``. To split the sequence, replace
+    ``core`` (``parallel.context``).
 
     Args:
         features: The size of the last dimension of input and output.
-        heads: How many; must divide ``features``.
-        kv_heads: How many heads of keys and values there are, must divide ``heads``; None: as many.
-        causal: Whether each place attends to those before it and itself alone, or to all.
-        rotary_base: The base of the rotary embedding of queries and keys; None: there is none.
-        bias: Whether the projections have one.
+        heads: The number of heads; must divide ``features``.
+        kv_heads: The number of heads of keys and values; must divide ``heads``. None: ``heads``.
+        causal: Each place attends only to itself and those before it (True), or to all (False).
+        rotary_base: The base of the rotary embedding of queries and keys; None for no embedding.
+        bias: Give the projections a bias.
         rng: Draws the values of the projections. None: from NumPy's global random state, which
             ``np.random.seed`` sets. Ranks on which the layer must begin alike (``fully_shard``,
             ``parallelize``) need equal generators or seeds.

@@ -30,7 +30,7 @@ class Linear(Module):
     Args:
         in_features: The size of the last dimension of the input, (..., in_features).
         out_features: The size of the last dimension of the output.
-        bias: Whether there is one.
+        bias: Add a bias to the outputs.
         rng: Draws the initial values: both weight, (out_features, in_features), and bias,
             (out_features,), uniformly within 1/sqrt(in_features). None: from NumPy's global random
             state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike
@@ -44,7 +44,7 @@ class Linear(Module):
 
     bias: Parameter | None
     input_grad: bool = True
-    """Whether backward returns the gradient of the input, half of its work. False suits a model's
+    """True if backward returns the gradient of the input, half of its work. False suits a model's
     first layer: nobody learns from its batch. A layer that is split over ranks has it regardless.
     """
 
@@ -192,7 +192,7 @@ class Embedding(Module):
 
     @property
     def num_embeddings(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.weight.shape[0]
 
     def check(self, indices: Array) -> None:

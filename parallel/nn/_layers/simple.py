@@ -182,7 +182,7 @@ class Dropout(Module):
 
 
 class _Norm(Module):
-    """What both have alike: a factor for each feature, and the division by the root mean square."""
+    """The base of both norms: a factor for each feature, and division by the root mean square."""
 
     def __init__(
         self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32

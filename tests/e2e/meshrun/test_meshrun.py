@@ -8,10 +8,13 @@ import re
 import socket
 import sys
 import zipapp
+from pathlib import Path
 
 import pytest
 
 from meshlib import MeshConfig
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 pytestmark = pytest.mark.processes
 
@@ -85,36 +88,7 @@ def test_a_launch_inside_a_rank_starts_afresh(meshrun):
     assert seen["MESHLIB_MESH"] is None
 
 
-SHOW_INTERPRETER = """
-    import json, multiprocessing, pickle, sys, threading
-
-    class Local:
-        pass
-
-    def work(number):
-        return [number, __name__]
-
-    if __name__ == "__main__":
-        main = sys.modules["__main__"]
-        answer = None
-        if not __file__.endswith("__main__.py"):  # Python itself cannot, for a package
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                answer = pool.map(work, [5])
-        late = threading.Timer(0.05, lambda: print(pickle.dumps(Local()) and "late and alive"))
-        late.start()
-        names = ["__name__", "__doc__", "__package__", "__file__", "__builtins__"]
-        print(json.dumps({
-            "argv": sys.argv,
-            "path": sys.path,
-            "same": main.__dict__ is globals(),
-            "names": {name: str(globals()[name]) for name in names},
-            "loader": type(__loader__).__name__,
-            "spec": __spec__ and __spec__.name,
-            "extra": sorted(set(globals()) - {"__warningregistry__"}),
-            "pickled": pickle.loads(pickle.dumps(Local())).__class__ is Local,
-            "child": answer,
-        }))
-"""
+SHOW_INTERPRETER = (PROGRAMS / "show_interpreter.py").read_text()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = pytest.mark.processes
 
 SOON = 30.0
@@ -326,37 +328,7 @@ def test_the_children_of_a_shell_that_became_the_launcher_are_spared(meshrun):
     os.kill(int(pid), signal.SIGKILL)
 
 
-HANDLERS_THAT_CALL = """
-    import os, signal, time
-    import numpy as np
-    import meshlib as dist
-
-    def handler(*_):
-        try:
-            dist.barrier()
-        except dist.DistBackendError as error:
-            said.append(str(error))
-
-    said = []
-    dist.init_process_group()
-    x = np.ones(4)
-    for _ in range(3):
-        dist.all_reduce(x)  # from the second on in compiled code
-    if dist.get_rank() == 0:
-        signal.signal(signal.SIGUSR1, handler)
-        open(f"pid-{os.getpid()}", "w").close()
-        dist.all_reduce(x)
-        assert len(said) == 1, said
-        assert "barrier on" in said[0] and "all_reduce" in said[0], said
-    else:
-        while not (pids := [name for name in os.listdir() if name.startswith("pid-")]):
-            time.sleep(0.01)
-        time.sleep(0.2)
-        os.kill(int(pids[0][4:]), signal.SIGUSR1)
-        time.sleep(0.2)
-        dist.all_reduce(x)
-    assert x.tolist() == [16.0] * 4
-"""
+HANDLERS_THAT_CALL = (PROGRAMS / "handlers_that_call.py").read_text()
 
 
 def test_a_call_of_a_signal_handler_in_the_middle_of_another_is_refused(meshrun):

@@ -1,4 +1,4 @@
-/* What the C of the floors above has of this module: the capsule `api`. Both are built together. */
+/* The interface of this module for C above it: the capsule `api`. Both are built together. */
 #pragma once
 #include "binding/group.h"
 #include "binding/ring.h"

@@ -51,7 +51,7 @@ static int find_strides(const Py_buffer *view, Strides *s) {
     return s->dims > 0;
 }
 
-/* Where a private array lies in this member's symmetric memory: a place; 0: it does not. */
+/* The place of a private array in this member's symmetric memory; 0: it is not there. */
 static uint64_t place_of(const Group *g, const Py_buffer *view) {
     for (int i = 0; i < g->arena_count; i++) {
         const Arena *a = &g->arenas[i];
@@ -158,7 +158,7 @@ Status carry_on(GroupObject *o) {
     return carry_on_free(o);
 }
 
-/* What a method returns: a call that is over lets go of its arrays. After AGAIN Python looks for news. */
+/* A method's result: a finished call releases its arrays. After AGAIN Python looks for news. */
 static PyObject *say(GroupObject *o, Status status) {
     if (status == DONE_ALL) release_arrays(o);
     if (status == AGAIN) o->group.news = 0;

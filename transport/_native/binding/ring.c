@@ -214,7 +214,7 @@ static PyObject *end_has_begun(RingObject *o, PyObject *into) {
     return PyBool_FromLong(begun);
 }
 
-/* Whether this is still in use after Python has taken back what it lent. */
+/* True if this is still in use after Python has taken back what it lent. */
 static int is_in_use(RingObject *o) {
     int lent = LENT;
     atomic_compare_exchange_strong(&o->lent, &lent, KEPT);

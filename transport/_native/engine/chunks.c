@@ -16,7 +16,7 @@ static int has_many_inputs(const Call *c) {
 static int has_many_outputs(const Call *c) {
     return c->kind == ALL_TO_ALL || c->kind == ALL_GATHER || c->kind == GATHER;
 }
-/* Whether all members know all sizes before they meet: they are in the header. */
+/* True if all members know all sizes before they meet: they are in the header. */
 static int sizes_are_known(const Call *c) {
     return c->kind == BROADCAST || c->kind == REDUCE || c->kind == ALL_REDUCE;
 }
@@ -197,7 +197,7 @@ static void stage_for(Group *g, const Array *array, int reader, uint64_t chunk) 
     uint64_t size = piece.high - piece.low;
     if (!size) return;
     char *into = in_block(g, g->rank, reader, chunk, piece.low);
-    /* What all get is near now: no better time to copy it for oneself. */
+    /* Data that all members get is in the cache now: the best time to copy it for oneself. */
     char *own = c->along ? g->arrays[c->inputs + g->rank].data : NULL;
     Also also = {own && own != array->data ? own + piece.low : NULL, c->copy};
     Source source = {array->strides ? array->data : array->data + piece.low, array->strides, piece.low};

@@ -2,7 +2,7 @@
 #pragma once
 #include "engine/engine.h"
 
-/* Which piece of a chunk: members' shares of it are equal, of whole cache lines. */
+/* The piece of a chunk: members' shares of it are equal, of whole cache lines. */
 typedef enum { WHOLE, BEFORE, OWN, AFTER } Cut;
 
 Array *sent_to(Group *g, int peer);       /* what goes to a member in the call: NULL: nothing */
@@ -13,7 +13,7 @@ void note_sizes(Group *g);  /* write behind the header what is sent, and where t
 uint64_t staged_bytes(Group *g); /* of each of this member's blocks, in that call */
 int compare_sizes(Group *g); /* with what the senders have noted: 1, or 0 with a problem */
 
-/* What lies `low` bytes into an array that goes from `owner` to `reader`, where the owner stages it. */
+/* The address of byte `low` of an array from `owner` to `reader`, in the owner's staging block. */
 char *in_block(const Group *g, int owner, int reader, uint64_t chunk, uint64_t low);
 
 void stage(Group *g, uint64_t chunk);        /* into this member's block, for its readers */

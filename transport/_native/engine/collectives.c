@@ -236,7 +236,7 @@ Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
     } else if (c->function != barrier) {
         uint64_t written = 0;
         for (int i = c->inputs; i < c->count; i++) written += g->arrays[i].nbytes;
-        /* What a reduction writes was near a moment ago. */
+        /* A reduction's results are still in the cache: don't write past it. */
         if (!c->reduces && written >= STREAMED_BYTES) c->copy = stream_past;
         size_chunks(g);
         staged = staged_bytes(g);

@@ -28,11 +28,11 @@ typedef enum {
     DAMAGED      /* a member wrote what cannot be, or has no memory left: `problem` says who */
 } Status;
 
-/* The kinds of calls: transport/call.py. */
+/* The kinds of calls: transport/_header.py. */
 enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL, SEND, RECV };
 
 #pragma pack(push, 1)
-/* What must be equal on all members: transport/call.py. */
+/* The fields that must be equal on all members: transport/_header.py. */
 typedef struct {
     uint64_t sequence, elements;
     int32_t root;
@@ -174,7 +174,7 @@ typedef struct {
     Staging staging;
 } Ring;
 
-/* What stands before a message. */
+/* The header of a message in the ring. */
 typedef struct {
     Header header;
     uint64_t size;
@@ -201,7 +201,7 @@ Status ring_peek(const Ring *r, Head *head);
 void ring_accept(Ring *r, uint64_t size);
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode);
 int ring_has_more(const Ring *r);
-/* Whether a whole message of `size` bytes is there, or comes as far as `mode` lets this wait. */
+/* True if a whole message of `size` bytes is there, or comes as far as `mode` lets this wait. */
 int ring_await_whole(Ring *r, uint64_t size, Mode mode);
 
 /* Wait until one of some rings of an inbox has more, or is broken, or its bell has rung since `rung`: 1 or 0. */
@@ -235,7 +235,7 @@ static inline char *header_at(const Group *g, int member, int slot) {
 static inline char *block_at(const Group *g, int member, int slot) {
     return g->memory + g->blocks_at + (uint64_t)(member * SLOTS + slot) * g->sizes.block;
 }
-/* What a member says about the call behind its header. */
+/* A member's notes about the call, behind its header. */
 static inline uint64_t *notes_of(const Group *g, int member) {
     return (uint64_t *)(void *)(header_at(g, member, (int)(g->number % SLOTS)) + HEADER_BYTES);
 }

@@ -107,7 +107,7 @@ typedef struct {
     uint64_t nbytes;
 } Room;
 
-/* What the receiver has taken is between what it had room for and what was written; else it is damaged. */
+/* Damaged memory may show more untaken bytes than the ring holds: then there is no room. */
 static uint64_t room_of(const Ring *r) {
     uint64_t untaken = r->position - look_at(r->taken);
     return untaken <= r->capacity ? r->capacity - untaken : 0;
@@ -138,7 +138,7 @@ static int await_room(Ring *r, uint64_t nbytes, Mode mode) {
     return has_room(&room);
 }
 
-/* How much of what is there can be taken: DAMAGED where that cannot be. */
+/* The number of available bytes; DAMAGED if it is impossible. */
 static Status available(const Ring *r, uint64_t *nbytes) {
     *nbytes = look_at(r->written) - r->position;
     if (*nbytes > r->capacity || *nbytes % LINE) return DAMAGED;

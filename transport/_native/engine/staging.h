@@ -15,14 +15,14 @@ void end_stream(void);
 /* From how many bytes of results on they are written so: the caches would not keep them anyway. */
 #define STREAMED_BYTES (8 << 20)
 
-/* How the pieces that others read next are best written; starts as zeros. */
+/* The measured best way to write pieces that others read next; starts as zeros. */
 typedef struct {
     float gain; /* how often as long a plain copy takes as one past the caches; 0: not known */
     unsigned tries;
     size_t until; /* so many bytes the next try */
 } Staging;
 
-/* Where else to copy, and how; `into` NULL: nowhere. */
+/* A second target of a copy, and its copy function; `into` NULL: none. */
 typedef struct {
     char *into;
     Copy way;
@@ -40,5 +40,5 @@ typedef struct {
 /* Copy a part of `whole` bytes to where another core reads them next, and elsewhere. */
 void stage_bytes(Staging *staging, char *into, Source from, size_t size, size_t whole, Also also);
 
-/* How parts of so many bytes are best written there; after stream_past comes end_stream. */
+/* The best copy function for parts of so many bytes; after stream_past comes end_stream. */
 Copy way_to_stage(const Staging *staging, size_t whole);

@@ -1,10 +1,10 @@
-/* How a member waits for what others write. */
+/* Waiting for other members' writes. */
 #pragma once
 #include "engine/words.h"
 
 #define SLICE_SECONDS 0.05 /* the longest sleep: then the caller looks at signals and deadlines */
 
-/* What a wait may do. The interpreter's lock may be held up to GLANCE only. */
+/* The limits of a wait. The interpreter's lock may be held up to GLANCE only. */
 typedef enum {
     LOOK,   /* look once */
     GLANCE, /* look for a few microseconds */
@@ -13,7 +13,7 @@ typedef enum {
     NAP     /* sleep at once: looking would take the processor from a thread that computes */
 } Mode;
 
-/* What a member has learnt about waiting. */
+/* A member's statistics of waiting. */
 typedef struct {
     int spins, most_spins; /* looks before the processor is first offered to others */
     int strangers;         /* so many waits sleep without offering it: others would keep it */
@@ -23,7 +23,7 @@ void be_patient(Patience *p, int may_spin);
 
 typedef int (*Ready)(const void *what);
 
-/* Whether it is ready, or becomes so while this member is awake. */
+/* True if it is ready, or becomes so while this member is awake. */
 int await_awake(Patience *p, Mode mode, Ready ready, const void *what);
 
 /* Sleep while the lower half of *word is that of `seen`, for so many seconds at most; it may be shorter. */

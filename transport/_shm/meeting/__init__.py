@@ -1,1 +1,1 @@
-"""How processes of one host find each other and hand over segments."""
+"""Processes of one host find each other and hand over segments."""

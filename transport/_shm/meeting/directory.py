@@ -1,4 +1,4 @@
-"""Where the members of a group are, as they say in the group's store, and what memory they give."""
+"""The places of a group's members, from the group's store, and the memory that they share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Neighbourhood(PeerKeys):
             self._places[peer] = Place.decode(data)
 
     def is_known(self, peer: int) -> bool:
-        """Whether ``peer`` has said where it is."""
+        """True if ``peer`` has said where it is."""
         return peer in self._places or self._store.check([_place_key(peer)])
 
     def watch(self, peer: int, call: Call) -> None:

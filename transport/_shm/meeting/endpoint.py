@@ -1,4 +1,4 @@
-"""Where a rank hands out descriptors of its memory, and learns that a peer has gone.
+"""A rank's endpoint: it hands out descriptors of memory, and notices that a peer has gone.
 
 One listening Unix socket for each rank, in the abstract namespace: the name is the kernel's, lives
 in no file system and ends with the process. Both ends of a connection prove that they know the
@@ -40,7 +40,7 @@ _LOGGER = logging.getLogger("meshlib.transport")
 _BACKLOG = 4096
 # A peer whose queue of newcomers is full is asked again so soon.
 _RETRY_SECONDS = 0.02
-# What the kernel says where nobody listens.
+# The kernel's errors if no process listens.
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.EPIPE, errno.ECONNRESET}
 
 LEFT = "has closed its communicator"
@@ -69,8 +69,9 @@ class Service(Protocol):
 
 
 class Request:
-    """What a thread asks member ``peer`` of ``group``, called ``name`` in messages, and the answer
-    that it waits for.
+    """A thread's request to member ``peer`` of ``group``, called ``name`` in messages.
+
+    The thread waits for the answer.
     """
 
     connection: Connection | None = None
@@ -311,7 +312,7 @@ class Endpoint:
                 found.complete(fd)
                 return
             if found is not None:
-                # What the kernel does with a descriptor for which there is no room.
+                # The kernel drops a descriptor if the process may not open more.
                 why = explain(OSError(errno.EMFILE, ""))
                 text = f"cannot take the memory of {found.name}: {why}"
                 found.complete(error=DistBackendError(text))

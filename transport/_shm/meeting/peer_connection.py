@@ -20,7 +20,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Operation(enum.IntEnum):
-    """What a packet is about."""
+    """The purpose of a packet."""
 
     ASK = 1
     GIVE = 2
@@ -173,7 +173,7 @@ class Connection:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this process's user, or to root."""
+    """True if the process at the other end belongs to this process's user, or to root."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(data)
     return user in (os.geteuid(), 0)

@@ -66,7 +66,7 @@ class FileLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether this user has neither left nor closed the file."""
+        """True if this user has neither left nor closed the file."""
         return self._fd >= 0
 
     @contextlib.contextmanager

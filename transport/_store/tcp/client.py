@@ -32,7 +32,7 @@ from transport._store.commands import Op
 from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
 from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
 
-# What a server may be late with the answer that it owes at a wait's end.
+# The delay allowed for the server's answer at a wait's end.
 GRACE_SECONDS = 5.0
 # A server that takes nothing for so long is lost.
 _SEND_SECONDS = 60.0

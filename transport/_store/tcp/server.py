@@ -107,7 +107,7 @@ class TCPStoreServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where this process reaches the server."""
+        """The server's address for this process."""
         return self._reached_at, self.port
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a master serves a store, and servers that masters of one process share."""
+"""The address at which a master serves a store, and servers shared by masters of one process."""
 
 from __future__ import annotations
 

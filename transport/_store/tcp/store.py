@@ -50,9 +50,9 @@ class TCPStore(Store):
             the loopback's, and there is a secret, the master listens on all interfaces.
         port: The server's port; 0, for the master only, lets the kernel choose (see ``port``).
         world_size: The number of stores that will connect, including the master; None: unknown.
-        is_master: Whether to serve.
+        is_master: Serve the store.
         timeout: The limit for the connection and for every later wait; seconds or a timedelta.
-        wait_for_workers: Whether the master waits until ``world_size`` stores have connected.
+        wait_for_workers: The master waits until ``world_size`` stores have connected.
         multi_tenant: Masters of this process with the same port share one server.
         master_listen_fd: A listening socket's descriptor for the master to serve and own; the port
             is the socket's.
@@ -123,7 +123,7 @@ class TCPStore(Store):
 
     @property
     def serves(self) -> bool:
-        """Whether this is the master: other ranks' stores end with it."""
+        """True if this is the master: other ranks' stores end with it."""
         return self._lease is not None
 
     @property

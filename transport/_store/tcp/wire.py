@@ -21,7 +21,7 @@ MAX_FRAME = 1 << 30
 
 
 class Status(enum.IntEnum):
-    """How a request ended."""
+    """The outcome of a request."""
 
     OK = 0
     TIMEOUT = 1

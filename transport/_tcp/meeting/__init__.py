@@ -1,1 +1,1 @@
-"""How members find and connect to each other."""
+"""Members find and connect to each other."""

@@ -1,4 +1,4 @@
-"""Where a rank listens, and how it tells the others."""
+"""A rank's listening address, and its publication to the other ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` (a name or an address) is reached from its own machine only."""
+    """True if ``host`` (a name or an address) is reached from its own machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -64,7 +64,7 @@ class Endpoint:
         self.address = Address(host, listener.getsockname()[1], token.hex(), this_machine())
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_held = max(8, min(max_held, files // 4))
-        # What other threads use too is under the lock; everything else is the loop's own.
+        # The lock guards state that other threads use as well; only the loop uses the rest.
         self._lock = threading.Lock()
         self._groups: dict[bytes, Deliver] = {}
         self._held: OrderedDict[socket.socket, Hello] = OrderedDict()

@@ -1,4 +1,4 @@
-"""What the side that connects says first, once both sides have proved themselves."""
+"""The first message of the connecting side, once both sides have authenticated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WELCOME = b"\x01"
 
 
 class Channel(enum.IntEnum):
-    """What a connection carries."""
+    """The traffic of a connection."""
 
     COLLECTIVE = 1
     POINT_TO_POINT = 2
