@@ -26,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from meshlib._launcher.options.arguments import parse
 
         options = parse(argv)
+        if options.hosts is not None:
+            from meshlib._launcher.nodes.over_ssh import launch_on_hosts
+
+            return launch_on_hosts(options)
         from meshlib._launcher.launch import launch
 
         return launch(options)

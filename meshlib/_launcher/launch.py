@@ -27,14 +27,6 @@ def launch(options: LaunchOptions, control: int | None = None) -> int:
     """
     for note in options.warnings:
         say("meshrun", note)
-    if options.hosts is not None:
-        from meshlib._launcher.nodes.over_ssh import launch_on_hosts
-
-        try:
-            return launch_on_hosts(options.hosts)
-        except (ValueError, OSError) as error:
-            say("meshrun", str(error))
-            return 1
     # From here on Ctrl-C is the agent's, who ends what was begun.
     with SignalPipe(control) as signals:
         try:

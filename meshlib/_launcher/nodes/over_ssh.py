@@ -16,7 +16,7 @@ import time
 
 from meshlib._command_line import say
 from meshlib._launcher import controlled
-from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, HostOptions
+from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, HostOptions, LaunchOptions
 from meshlib._launcher.options.nodes import is_loopback
 from meshlib._launcher.ranks.output import OutputPump
 from meshlib._launcher.signals import SignalPipe
@@ -55,12 +55,21 @@ class _Host:
         controlled.send(self.process, number)
 
 
-def launch_on_hosts(options: HostOptions) -> int:
+def launch_on_hosts(options: LaunchOptions) -> int:
     """Run the job on all hosts; return the exit code for the shell: that of the first host, but
     one's that failed by itself.
-
-    Raises ValueError when the hosts would not find the first one.
     """
+    for note in options.warnings:
+        say("meshrun", note)
+    assert options.hosts is not None
+    try:
+        return _launch(options.hosts)
+    except (ValueError, OSError) as error:
+        say("meshrun", str(error))
+        return 1
+
+
+def _launch(options: HostOptions) -> int:
     address = options.address or _address_of(options)
     if options.address is None and len(options.hosts) > 1 and is_loopback(address):
         raise ValueError(
