@@ -300,5 +300,6 @@ class Settings: pass
     )
     last = ended.stderr.splitlines()[-1]
     assert last.startswith(f"_pickle.PicklingError: {name} is defined in a notebook's cell")
-    assert "Write it into a module" in last
+    assert "write it into a module" in last
+    assert "local_ranks" in last
     assert "run_ranks" in last
