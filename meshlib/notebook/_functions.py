@@ -92,7 +92,7 @@ def cells(known: Collection[str] = ()) -> dict[str, list[str]]:
     """Return the lines of this process's cells, by the name that tracebacks show, but ``known``."""
     return {
         name: lines
-        for name, entry in linecache.cache.items()
+        for name, entry in linecache.cache.copy().items()  # other threads load files meanwhile
         if len(entry) == 4 and entry[1] is None and name not in known
         for lines in [entry[2]]
         if not os.path.exists(name)

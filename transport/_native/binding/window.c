@@ -21,14 +21,14 @@ PyObject *update_window(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "w*Kiiiy*y*p", &memory, &offset, &itemsize, &dtype, &op, &values, &expected, &wakes))
         return NULL;
     PyObject *before = NULL;
-    uint64_t nbytes = (uint64_t)values.len, whole = (uint64_t)memory.len;
-    int sized = itemsize > 0 && itemsize <= MOST_ITEMSIZE && nbytes % (uint64_t)itemsize == 0;
-    if (!sized || offset > whole || nbytes > whole - offset || ((uintptr_t)memory.buf + offset) % (uintptr_t)itemsize ||
+    uint64_t nbytes = (uint64_t)values.len, whole = (uint64_t)memory.len, width = itemsize > 0 ? (uint64_t)itemsize : 1;
+    int sized = itemsize > 0 && itemsize <= MOST_ITEMSIZE && nbytes % width == 0;
+    if (!sized || offset > whole || nbytes > whole - offset || ((uint64_t)(uintptr_t)memory.buf + offset) % width ||
         (op == REPLACE_IF && expected.len != values.len)) {
         PyErr_Format(PyExc_ValueError, "%zd bytes at %llu are no elements of %zd bytes", values.len, offset, memory.len);
     } else if ((before = PyBytes_FromStringAndSize(NULL, values.len))) {
         char *at = (char *)memory.buf + offset, *into = PyBytes_AS_STRING(before);
-        uint64_t count = nbytes / (uint64_t)itemsize;
+        uint64_t count = nbytes / width;
         int failed;
         if (nbytes <= HELD_BYTES) {
             failed = update(dtype, op, at, values.buf, expected.buf, into, count);
