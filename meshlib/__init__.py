@@ -65,11 +65,11 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from meshlib._c10d.functions.coalesced import (
         reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced,
     )
+    from meshlib._c10d.functions.gather_single import gather_into_tensor as gather_into_tensor
+    from meshlib._c10d.functions.gather_single import gather_single as gather_single
     from meshlib._c10d.functions.gathered import all_gather as all_gather
     from meshlib._c10d.functions.gathered import all_gather_into_tensor as all_gather_into_tensor
     from meshlib._c10d.functions.gathered import all_gather_single as all_gather_single
-    from meshlib._c10d.functions.gathered import gather_into_tensor as gather_into_tensor
-    from meshlib._c10d.functions.gathered import gather_single as gather_single
     from meshlib._c10d.functions.gathered import reduce_scatter as reduce_scatter
     from meshlib._c10d.functions.gathered import reduce_scatter_single as reduce_scatter_single
     from meshlib._c10d.functions.gathered import reduce_scatter_tensor as reduce_scatter_tensor
@@ -180,9 +180,9 @@ _HOMES = {
         "all_gather_coalesced all_gather_into_tensor_coalesced all_reduce_coalesced "
         "reduce_scatter_tensor_coalesced"
     ),
+    "meshlib._c10d.functions.gather_single": "gather_into_tensor gather_single",
     "meshlib._c10d.functions.gathered": (
-        "all_gather all_gather_into_tensor all_gather_single gather_into_tensor gather_single "
-        "reduce_scatter reduce_scatter_single "
+        "all_gather all_gather_into_tensor all_gather_single reduce_scatter reduce_scatter_single "
         "reduce_scatter_tensor"
     ),
     "meshlib._c10d.functions.messages": "irecv isend recv send",

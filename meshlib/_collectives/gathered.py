@@ -28,7 +28,7 @@ from meshlib._arrays.checks import (
 )
 from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
-from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, resolve_rank, spec_of
+from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, spec_of
 from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._deadline import Timeout
@@ -42,7 +42,7 @@ _ALL_GATHER, _REDUCE_SCATTER = Kind.ALL_GATHER, Kind.REDUCE_SCATTER
 
 
 class GatheringCollectives(GroupOfRanks):
-    """The gathers into one array or more, and the reduce_scatters, of one group of ranks."""
+    """The all_gathers and reduce_scatters of one group of ranks."""
 
     @overload
     def all_gather(
@@ -384,107 +384,8 @@ class GatheringCollectives(GroupOfRanks):
             check_no_overlap(out, "output", x, "input")
         return _reduce_scatter(out, flats, op, code)
 
-    # The names that c10d gives to these two since it has others with "tensor" in them.
-    @overload
-    def gather_single(
-        self,
-        tensor: A,
-        gather_tensor: A | None = ...,
-        dst: int | None = ...,
-        async_op: Literal[False] = ...,
-        group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> A | None: ...
-
-    @overload
-    def gather_single(
-        self,
-        tensor: A,
-        gather_tensor: A | None = ...,
-        dst: int | None = ...,
-        async_op: Literal[True] = ...,
-        group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> Work[A | None]: ...
-
-    @overload
-    def gather_single(
-        self,
-        tensor: A,
-        gather_tensor: A | None = ...,
-        dst: int | None = ...,
-        async_op: bool = ...,
-        group_dst: int | None = ...,
-        timeout: Timeout | None = ...,
-    ) -> A | Work[A | None] | None: ...
-
-    def gather_single(
-        self,
-        tensor: Any,
-        gather_tensor: Any = None,
-        dst: int | None = None,
-        async_op: bool = False,
-        group_dst: int | None = None,
-        timeout: Timeout | None = None,
-    ) -> Any:
-        """Gather the members' ``tensor`` into one array of one member.
-
-        Args:
-            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. Size and dtype are the same on every member.
-            gather_tensor: On the destination an array of ``size()`` times its elements and its
-                dtype: the members' one behind the other, or stacked. None elsewhere.
-            dst: The global rank of the destination; by default that of group rank 0.
-            async_op: Return a ``Work`` at once, not the result.
-            group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-        Returns:
-            On the destination ``gather_tensor``, or a new array if that cannot be written to (JAX);
-            None elsewhere. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank
-            that is no member.
-
-        Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-            RankFailedError: On every member, if one dies or leaves. These three break the group.
-        """
-        arguments = tensor, gather_tensor, dst, group_dst
-        return self._issue(Kind.GATHER, self._prepare_gather_single, arguments, async_op, timeout)
-
-    def _prepare_gather_single(
-        self, tensor: Any, gather_tensor: Any, dst: int | None, group_dst: int | None
-    ) -> CallSpec:
-        call_queue = self._call_queue
-        root, size = resolve_rank(self, dst, group_dst, "dst", default=0), len(call_queue.ranks)
-        x = arrays.source(tensor, "tensor")
-        code = check_dtype(x, "tensor")
-        out = flats = None
-        if root == call_queue.rank:
-            given = self._given(gather_tensor, "gather_tensor", "destination")
-            out = arrays.target(given, "gather_tensor")
-            check_same_dtype(out, "gather_tensor", x, "tensor")
-            why = f"{size} members times the size of tensor"
-            check_size(out, "gather_tensor", size * x.flat.size, why)
-            flats = split_evenly(out.flat, size)
-            if not same_start(x.flat, flats[root]):
-                check_no_overlap(out, "gather_tensor", x, "tensor")
-        elif gather_tensor is not None:
-            raise ValueError(
-                f"gather_tensor was given on rank {call_queue.ranks[call_queue.rank]}, which is not"
-                f" the destination, {call_queue.ranks[root]}; expected None"
-            )
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.gather(call, flats, x.flat, root)
-            return None if out is None else out.finish()
-
-        return spec_of(Kind.GATHER, run, x, code, elements=x.flat.size, root=root)
-
+    # c10d has these names beside the others since PyTorch 2.14.
     all_gather_single = all_gather_into_tensor
-    gather_into_tensor = gather_single
     reduce_scatter_single = reduce_scatter_tensor
 
 

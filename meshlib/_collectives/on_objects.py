@@ -18,6 +18,7 @@ import numpy as np
 
 from meshlib._arrays import pickling
 from meshlib._arrays.checks import check_fillable, check_list, check_sequence
+from meshlib._collectives.gather_single import GatherSingle
 from meshlib._collectives.gathered import GatheringCollectives
 from meshlib._collectives.group_of_ranks import NO_MEMBER, resolve_rank
 from meshlib._collectives.on_arrays import ArrayCollectives
@@ -70,7 +71,7 @@ def _shared_out(timeout: Timeout | None) -> Left:
 
 
 class ObjectCollectives(
-    PointToPoint, ArrayCollectives, GatheringCollectives, PersonalizedCollectives
+    PointToPoint, ArrayCollectives, GatheringCollectives, GatherSingle, PersonalizedCollectives
 ):
     """The object forms; each is made of calls on arrays of bytes.
 

@@ -19,6 +19,7 @@ FILES = {
     "arrays": "on_arrays",
     "barriers": "collectives",
     "coalesced": "coalesced",
+    "gather_single": "gather_single",
     "gathered": "gathered",
     "messages": "point_to_point",
     "objects": "on_objects",
@@ -58,8 +59,9 @@ def written(name: str) -> str:
         f"{NOTE if any(first.values()) else ''}\n"
         "from __future__ import annotations\n"
     )
-    typevar = 'A = TypeVar("A")\n' if "[A]" in body else ""
-    used = {node.id for node in ast.walk(ast.parse(typevar + body)) if isinstance(node, ast.Name)}
+    used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+    typevar = 'A = TypeVar("A")\n' if "A" in used else ""
+    used |= {"TypeVar"} if typevar else set()
     imports = ["from meshlib._job.current import Group, resolve_group"]
     for node in source.body:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():

@@ -1,0 +1,86 @@
+"""Written by tests/docs/functions.py from meshlib/_collectives/gather_single.py."""
+
+# A call without async_op fits the first two overloads of a function: the first one counts.
+# pyright: reportOverlappingOverload=false
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+from meshlib._calls.work import Work
+from meshlib._job.current import Group, resolve_group
+from transport._deadline import Timeout
+
+A = TypeVar("A")
+
+
+@overload
+def gather_single(
+    tensor: A,
+    gather_tensor: A | None = ...,
+    dst: int | None = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A | None: ...
+@overload
+def gather_single(
+    tensor: A,
+    gather_tensor: A | None = ...,
+    dst: int | None = ...,
+    group: Group = ...,
+    async_op: Literal[True] = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A | None]: ...
+@overload
+def gather_single(
+    tensor: A,
+    gather_tensor: A | None = ...,
+    dst: int | None = ...,
+    group: Group = ...,
+    async_op: bool = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A | Work[A | None] | None: ...
+def gather_single(
+    tensor: Any,
+    gather_tensor: Any = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Gather the members' ``tensor`` into one array of one member.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Size and dtype are the same on every member.
+        gather_tensor: On the destination an array of ``size()`` times its elements and its
+            dtype: the members' one behind the other, or stacked. None elsewhere.
+        dst: The global rank of the destination; by default that of group rank 0.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+    Returns:
+        On the destination ``gather_tensor``, or a new array if that cannot be written to (JAX);
+        None elsewhere. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank
+        that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
+            no member can make the call; else the others raise CollectiveMismatchError.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).gather_single(
+        tensor, gather_tensor, dst, async_op, group_dst, timeout
+    )
+
+
+gather_into_tensor = gather_single
