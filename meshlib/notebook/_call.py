@@ -25,8 +25,8 @@ STOP_SECONDS = 5.0
 class CallLink(Protocol):
     """What a call uses of the notebook's link to its ranks."""
 
-    def start(self, tasks: Mapping[int, Task]) -> dict[int, Future[Reply]]:
-        """Begin ``tasks``, by rank; ``Answered`` will follow for each."""
+    def start(self, tasks: Mapping[int, Task], calls: dict[int, Future[Reply]]) -> None:
+        """Begin ``tasks``, by rank, and put them into ``calls``; ``Answered`` follows for each."""
         ...
 
     def interrupt(self, ranks: Sequence[int], number: int) -> None:
@@ -77,7 +77,7 @@ class RankCall:
     def results(self) -> dict[int, Any]:
         """Run it; return its results by rank, or raise."""
         try:
-            self._calls = self._link.start(self._tasks)
+            self._link.start(self._tasks, self._calls)
             self._wait()
             self._link.await_marks(list(self._replies), self._number, self._marks)
             error = self._error()
@@ -86,7 +86,7 @@ class RankCall:
         except WorkerLostError as lost:
             raise self._link.lose(lost) from lost
         except KeyboardInterrupt:
-            self._stop(list(self._calls))
+            self._stop(list(self._tasks))  # one may have begun that is not among the calls yet
             raise
         finally:
             self._settle()

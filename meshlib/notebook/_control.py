@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from meshlib._calls.future import Future
 from meshlib._job.current import current_world, install
+from meshlib._job.interrupts import defer_interrupts
 from meshlib._job.world import World
 from meshlib.notebook._functions import Packed
 from meshlib.rpc import functions
@@ -72,7 +73,7 @@ class Rank(Protocol):
         ...
 
     def interrupt(self, number: int) -> None:
-        """Raise KeyboardInterrupt in the task ``number``, if it runs."""
+        """Raise KeyboardInterrupt in the task ``number``, also if it has yet to begin."""
         ...
 
     def stack(self) -> str:
@@ -125,8 +126,11 @@ def join(
         store, rank, ranks + 1, runtime=runtime, backends={"cpu": "tcp"}, timeout=MEETING_SECONDS
     )
     world.host = host
-    world.join()
     with ExitStack() as undo:
+        interrupts = defer_interrupts()  # or Ctrl-C could leave a message to a rank half sent
+        undo.callback(interrupts)
+        world.join()
+        world.on_close(interrupts)
         undo.callback(world.leave)
         install(world, thread_only=True)
         try:

@@ -161,13 +161,11 @@ class Link:
                 f" Wait for it, or close() these ranks and start others.\n{where}"
             )
 
-    def start(self, tasks: Mapping[int, Task]) -> dict[int, Future[Reply]]:
-        """Begin ``tasks``, by rank; ``Answered`` will follow for each."""
-        calls: dict[int, Future[Reply]] = {}
+    def start(self, tasks: Mapping[int, Task], calls: dict[int, Future[Reply]]) -> None:
+        """Begin ``tasks``, by rank, and put them into ``calls``; ``Answered`` follows for each."""
         for rank, task in tasks.items():
             call = calls[rank] = self._world.call(rank, _control.run, task)
             call.add_done_callback(partial(self._answered, rank))
-        return calls
 
     def _answered(self, rank: int, _: object) -> None:
         self._news.put(Answered(rank))

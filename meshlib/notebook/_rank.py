@@ -52,7 +52,10 @@ class RankServer:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._namespace = new_main()
+        self._lock = threading.Lock()
         self._running: int | None = None
+        self._interrupted = 0
+        """The last task of which a notebook has said that it must not go on."""
 
     def run(self, task: Task) -> Reply:
         """Run ``task`` after those that came before, and return what came of it."""
@@ -62,10 +65,15 @@ class RankServer:
         return job.reply
 
     def interrupt(self, number: int | None = None) -> None:
-        """Raise KeyboardInterrupt in the task ``number`` (None: any), if it runs."""
-        running = self._running
-        if running is not None and number in (None, running):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        """Raise KeyboardInterrupt in the task ``number`` (None: the one that runs).
+
+        A task that has not begun is interrupted when it begins.
+        """
+        with self._lock:
+            if number is not None:
+                self._interrupted = number
+            if self._running is not None and number in (None, self._running):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def stack(self) -> str:
         """Return where the main thread is, below this file."""
@@ -81,11 +89,9 @@ class RankServer:
     def serve(self) -> None:
         """Run tasks until ``end``. Main thread only."""
         while (job := self._jobs.get()) is not None:
-            _forget_interrupts()  # of a task that has ended
             try:
                 job.reply = self._reply(job.task)
             finally:
-                _forget_interrupts()
                 mark(job.task.number)
                 job.ended.set()
 
@@ -94,8 +100,11 @@ class RankServer:
             remember_cell(name, lines)
         sys.path += [folder for folder in task.path if folder not in sys.path]
         before = _last_call()
-        self._running = task.number
+        with self._lock:
+            self._running = task.number
         try:
+            if self._interrupted == task.number:
+                raise KeyboardInterrupt
             if task.what is None:
                 _join_anew()
                 return Reply()
@@ -103,7 +112,7 @@ class RankServer:
             value = run_outside(function, *args)
             return Reply(_pack_result(value, function))
         except BaseException as error:  # noqa: BLE001 (the notebook raises it)
-            self._running = None
+            self._end_task()
             _drop_own_frames(error)
             packed: Packed | None = None
             with suppress(Exception):
@@ -113,7 +122,14 @@ class RankServer:
             made_calls = _last_call() is not before
             return Reply(None, describe_error(error, rank, __file__), packed, made_calls)
         finally:
+            self._end_task()
+
+    def _end_task(self) -> None:
+        """Let no interrupt of the task that ran reach what comes next."""
+        with self._lock:
             self._running = None
+        with suppress(KeyboardInterrupt):
+            look()
 
 
 def _pack_result(value: object, function: object) -> Packed:
@@ -132,11 +148,6 @@ def _drop_own_frames(error: BaseException) -> None:
     while trace is not None and trace.tb_frame.f_code in (run_outside.__code__, execute.__code__):
         trace = trace.tb_next
     error.__traceback__ = trace or error.__traceback__
-
-
-def _forget_interrupts() -> None:
-    with suppress(KeyboardInterrupt):
-        look()
 
 
 def _last_call() -> object:

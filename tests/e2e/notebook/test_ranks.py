@@ -13,9 +13,11 @@ import pytest
 from cells import Cells
 
 import meshlib as dist
-from meshlib.notebook import _call, local_ranks
+from meshlib.notebook import _call, _control, local_ranks
+from meshlib.notebook._link import Link
 from meshlib.rpc import RpcTimeoutError
 from meshlib.testing import RankError
+from transport._interrupts import InterruptHandler
 
 pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -237,24 +239,48 @@ def test_wrong_arguments(all_ranks):
 
 @pytest.mark.parametrize("where", ["a collective", "Python"])
 def test_ctrl_c_stops_the_call_and_keeps_the_ranks(cell, ctrl_c, tmp_path, where):
+    """Ranks other than 0 may be in the function by then, or not have begun it yet."""
     cell.names["sign"] = str(tmp_path / "sign")
+    pids = cell("ranks.run(os.getpid)")
     waits = "dist.all_reduce(np.ones(1))" if where == "a collective" else "time.sleep(100)"
     ctrl_c(tmp_path / "sign")
     with pytest.raises(KeyboardInterrupt):
         cell(
             f"""
 def program():
-    global reached
-    reached = os.getpid()
     if dist.get_rank() == 0:
         open(sign, "w").close()
         time.sleep(100)
     {waits}
 ranks.run(program)"""
         )
-    pids = cell("ranks.run(lambda: (reached, os.getpid()))")
-    assert all(before == now for before, now in pids.values())
+    assert cell("ranks.run(os.getpid)") == pids
     assert cell("ranks.run(lambda: float(dist.all_reduce(np.ones(1))[0]))")[0] == 4.0
+
+
+def test_an_interrupt_that_comes_before_its_task(cell, monkeypatch):
+    start = Link.start
+
+    def interrupt_first(link, tasks, calls):
+        for rank, task in tasks.items():
+            link._world.call(rank, _control.interrupt, task.number).wait()
+        start(link, tasks, calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "start", interrupt_first)
+        with pytest.raises(RankError, match=r"rank \d raised KeyboardInterrupt"):
+            cell("ranks.run(time.sleep, 100)")
+    assert cell("ranks.run(dist.get_rank)") == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_ctrl_c_waits_until_the_library_is_whole():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with local_ranks(1):
+            assert isinstance(signal.getsignal(signal.SIGINT), InterruptHandler)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_deadline_names_the_ranks_and_their_lines(cell):
