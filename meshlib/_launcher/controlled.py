@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meshlib._command_line import say
+from transport._net.fork import close_in_forked_children
 
 LENGTH = struct.Struct("!I")
 MODULE = "meshlib._launcher.controlled"
@@ -56,6 +57,7 @@ def start(words: Sequence[str], order: Order, stdout: int, stderr: int) -> subpr
     )
     body = json.dumps(asdict(order)).encode()
     assert process.stdin is not None
+    close_in_forked_children(process.stdin)  # or the ranks would outlive this process with a fork
     with contextlib.suppress(OSError):  # it has ended: its exit code says why
         os.write(process.stdin.fileno(), LENGTH.pack(len(body)) + body)
     return process

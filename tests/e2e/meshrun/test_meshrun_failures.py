@@ -277,7 +277,8 @@ def test_what_ranks_leave_behind_is_ended(meshrun):
 
 def test_nothing_survives_a_launcher_that_is_killed(meshrun):
     process = start_and_wait(meshrun, LEAVE_BEHIND + "    time.sleep(60)\n")
-    assert len(meshrun.processes()) >= 8  # launcher, guardian, ranks, their strays
+    # launcher, guardian, ranks, their strays
+    assert meshrun.wait_for(lambda: len(meshrun.processes()) >= 8)
     process.kill()
     process.wait(60)
     assert meshrun.wait_until_gone() == []

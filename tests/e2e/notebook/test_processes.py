@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -11,7 +12,7 @@ pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 LOCAL = """
-    import sys, time
+    import os, sys, time
     import meshlib as dist
     ranks = dist.local_ranks(2)
     print(ranks.run(lambda: dist.get_rank()), flush=True)
@@ -44,12 +45,15 @@ def test_ranks_end_with_a_notebook_that_ends(meshrun):
 
 
 def test_ranks_end_with_a_notebook_that_is_killed(meshrun):
-    notebook = start(meshrun, LOCAL.format(then=HOLD))
-    lines = [notebook.stdout.readline() for _ in range(2)]
-    assert lines[1].endswith("busy\n")
-    assert len(meshrun.processes()) >= 4
+    """A fork of the notebook, as a data loader makes, does not keep them alive."""
+    fork = "fork = os.fork() or time.sleep(100); print(fork, flush=True); "
+    notebook = start(meshrun, LOCAL.format(then=fork + HOLD))
+    _, fork, busy = (notebook.stdout.readline() for _ in range(3))
+    assert busy.endswith("busy\n")
+    assert meshrun.wait_for(lambda: len(meshrun.processes()) >= 5)
     notebook.send_signal(signal.SIGKILL)
-    assert meshrun.wait_until_gone() == []
+    assert meshrun.wait_for(lambda: meshrun.processes() == [int(fork)])
+    os.kill(int(fork), signal.SIGKILL)
 
 
 def test_ranks_that_do_not_begin_say_why(meshrun):
