@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from ports import reserved_port
+
+from tests.support.net.ports import reserved_port
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have
 # to be more than ranks. XLA reads this when JAX is first used; ranks that are processes need none.
@@ -86,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def double_precision() -> Iterator[None]:
     """Have JAX compute in the dtypes that it is given, as NumPy does."""
-    from jax_settings import jax_settings
+    from tests.support.parallel.jax_settings import jax_settings
 
     with jax_settings(jax_enable_x64=True):
         yield

@@ -9,11 +9,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from pages import ROOT
-from ports import reserved_port
-
 from meshlib._cli import COMMANDS
 from meshlib._launcher.options.parser import make_parser as launcher_parser
+from tests.docs.pages import ROOT
+from tests.support.net.ports import reserved_port
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = {

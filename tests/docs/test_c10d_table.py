@@ -7,7 +7,8 @@ import importlib
 import re
 
 import pytest
-from pages import ROOT
+
+from tests.docs.pages import ROOT
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

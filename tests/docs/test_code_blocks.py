@@ -17,11 +17,11 @@ import shutil
 import tomllib
 
 import pytest
-from commands import check, command_lines, run, words_of
-from pages import BLOCKS, LANGUAGES, PAGES, ROOT, without_blocks
 
 from meshlib._mesh.config import MeshConfig
 from meshlib.testing import run_ranks
+from tests.docs.commands import check, command_lines, run, words_of
+from tests.docs.pages import BLOCKS, LANGUAGES, PAGES, ROOT, without_blocks
 
 PREAMBLES = ROOT / "tests" / "docs" / "preambles"
 PYTHON = [block for block in BLOCKS if block.language == "python"]

@@ -7,9 +7,7 @@ import itertools
 import re
 import tomllib
 
-import functions
 import pytest
-from pages import ROOT
 
 import meshlib
 from meshlib import checkpoint, rpc
@@ -27,6 +25,8 @@ from parallel import (
 )
 from parallel import rpc as parallel_rpc
 from parallel.rpc import dist_autograd
+from tests.docs import functions
+from tests.docs.pages import ROOT
 
 PARTS = [comm_hooks, context, ddp, join, nn, optim, samplers, tensor_parallel, zero]
 MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]

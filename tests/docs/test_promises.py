@@ -5,7 +5,8 @@ import re
 from functools import cache
 
 import pytest
-from pages import ROOT
+
+from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "promises.md").read_text()
 EXPERIMENTAL = "xperimental, not run on a GPU"

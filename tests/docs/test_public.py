@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import ROOT
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from tests.docs.pages import ROOT
 
 COLLECTIVES = {
     "all_gather",

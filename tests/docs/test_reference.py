@@ -6,9 +6,9 @@ import re
 
 import pytest
 import yaml
-from pages import PAGES, ROOT
 
 import meshlib
+from tests.docs.pages import PAGES, ROOT
 
 DOCS = ROOT / "docs"
 PACKAGES = [

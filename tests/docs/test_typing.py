@@ -7,15 +7,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import basic_user
-import data_parallel
-import overloads
 import pytest
-import stencil
-import summa
-import typed_user
 
 from meshlib.testing import run_ranks
+from tests.docs import basic_user, typed_user
+from tests.docs.typed import data_parallel, overloads, stencil, summa
 
 MYPY = shutil.which("mypy", path=sysconfig.get_path("scripts"))
 PYRIGHT = shutil.which("pyright", path=sysconfig.get_path("scripts"))

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from networks import Network, can_make_networks
+
+from tests.support.net.networks import Network, can_make_networks
 
 DEADLINE = 100.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiled import JOIN
+from tests.support.meshlib.compiled import JOIN
 
 # Of rank 0's children each prints what it got; what they did must change nothing for the parents.
 FORKS = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from certificates import LONG_AGO, Authority
+
+from tests.support.net.certificates import LONG_AGO, Authority
 
 pytestmark = pytest.mark.processes
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import SlurmCluster, why_not
+
+from tests.engines.slurm_cluster import SlurmCluster, why_not
 
 pytestmark = [
     pytest.mark.processes,

@@ -12,9 +12,9 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 from gpt_config import Config  # noqa: E402
-from gpt_runs import EVERYTHING, name_of, run, some, write_config  # noqa: E402
 
 from meshlib.testing import RankError  # noqa: E402
+from tests.examples.gpt_runs import EVERYTHING, name_of, run, some, write_config  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("double_precision")]
 

@@ -10,9 +10,8 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
-from gpt_runs import EVERYTHING, EXAMPLE, name_of, run, write_config
-
 from meshlib.checkpoint import latest_step
+from tests.examples.gpt_runs import EVERYTHING, EXAMPLE, name_of, run, write_config
 
 MESHRUN = Path(sys.executable).with_name("meshrun")
 DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")

@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 from numpy_gpt.config import Config
-from numpy_gpt_runs import EVERYTHING, name_of, run, some, write_config
 
 from meshlib.testing import RankError
+from tests.examples.numpy_gpt_runs import EVERYTHING, name_of, run, some, write_config
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from counting import Count, counting
 from numpy_gpt.config import Config
 from numpy_gpt.dims import Sizes
 from numpy_gpt.estimate import Estimate, explain
 from numpy_gpt.trainer import Trainer
-from numpy_gpt_runs import EVERYTHING, FOLDER, some, write_config
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._mesh.config import MeshConfig
 from meshlib.testing import run_ranks
+from tests.examples.numpy_gpt_runs import EVERYTHING, FOLDER, some, write_config
+from tests.support.transport.counting import Count, counting
 from transport._choosing.choice import DEFAULT
 from transport._communicators import backends
 

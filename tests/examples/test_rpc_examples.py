@@ -4,9 +4,9 @@ import ddp_embedding_server
 import parameter_server
 import pipeline
 import split_rnn
-from jax_settings import jax_settings
 
 from meshlib.testing import run_ranks
+from tests.support.parallel.jax_settings import jax_settings
 
 
 def test_a_parameter_server_averages_its_trainers():

@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from targets import TARGETS
 
+from tests.fuzz.targets import TARGETS
 from transport._channel.frames import pack
 from transport._store.commands import Op
 from transport._store.tcp.wire import pack_request

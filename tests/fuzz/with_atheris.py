@@ -11,7 +11,7 @@ import sys
 import atheris  # pyright: ignore[reportMissingImports]
 
 with atheris.instrument_imports(include=["transport", "meshlib"]):
-    from targets import TARGETS
+    from tests.fuzz.targets import TARGETS
 
 
 def main() -> None:

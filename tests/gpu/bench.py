@@ -19,9 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import ended
-
 import meshlib as dist
+from tests.support.gpu import ended
 
 _WAY_SECONDS = 60
 LARGE, SMALL = 256 << 20, 4096

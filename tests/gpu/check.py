@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
 
-import ended
+from tests.support.gpu import ended
 
 HERE = Path(__file__).parent
 

@@ -13,21 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "meshlib"))
-sys.path.append(str(Path(__file__).parents[1] / "meshlib/_collectives"))
-sys.path.append(str(Path(__file__).parents[1] / "parallel"))
-import training
-from array_oracle import Spec, expect, perform, same
-from test_oracle import all_cases, large_cases
-
 import meshlib as dist
 from parallel import DistributedDataParallel, nn, optim
+from tests.meshlib.collectives.test_oracle import all_cases, large_cases
+from tests.support.meshlib.array_oracle import Spec, expect, perform, same
+from tests.support.parallel import training
 
 # Long enough that a collective which does not wait for it reads the old values.
 _DELAY_PASSES = 200

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-import ended
+from tests.support.gpu import ended
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from test_launch_environments import (
+
+from meshlib._launcher.options.arguments import parse
+from tests.transport.rendezvous.test_launch_environments import (
     ELASTIC,
     HYDRA_IN_SLURM,
     INDEXED,
@@ -15,8 +17,6 @@ from test_launch_environments import (
     SLURM_NODE,
     TRAINER,
 )
-
-from meshlib._launcher.options.arguments import parse
 from transport._launch_environments import derived_port
 
 SECRET = "ab" * 32

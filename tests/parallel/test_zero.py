@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training import assert_close, batch, make_model, parameters
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, Join, ZeroRedundancyOptimizer, nn, optim
 from parallel.zero._shards import assign_owners
+from tests.support.parallel.training import assert_close, batch, make_model, parameters
 
 
 def train(model, optimizer, rank=0, world=1, steps=50, dtype="f8", first=0):

@@ -9,7 +9,6 @@ the same parameters, in float64, but for rounding.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,9 +18,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 import meshlib as dist
 from parallel import optim
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel" / "fsdp"))
-from fsdp_training import MODELS, VOCABULARY, WIDTH, shard, train, whole
+from tests.support.parallel.fsdp_training import MODELS, VOCABULARY, WIDTH, shard, train, whole
 
 STEPS = 5
 OPTIONS = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}

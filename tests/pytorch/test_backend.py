@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_ranks import run
+
+from tests.pytorch.torch_ranks import run
 
 HERE = Path(__file__).parent
 # Not by an import: PyTorch takes seconds, and each xdist worker would do it to collect.

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_gpt
-from torch_ranks import run
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import VocabParallelCrossEntropyLoss, parallelize
 from parallel.context import RingAttention, UlyssesAttention, split_sequence
 from parallel.state import global_state
+from tests.pytorch.torch_ranks import run
+from tests.support.parallel import small_gpt
 
 pytestmark = [
     pytest.mark.skipif(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from far_links import FarTcpCommunicator
-from host_driver import HostDriver, HostMachine
-from on_device import OnDevice
 from queue_transport import QueueCommunicator
-from rank_threads import TINY, Transport
 
+from tests.support.gpu.host_driver import HostDriver, HostMachine
+from tests.support.gpu.on_device import OnDevice
+from tests.support.net.far_links import FarTcpCommunicator
+from tests.support.transport.rank_threads import TINY, Transport
 from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group, run_threads
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._call import Call
 from transport._communicators.backends import lookup
 from transport._communicators.runtime import Membership, Runtime

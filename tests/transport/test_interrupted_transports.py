@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from interrupts import SOON, at_every_step, at_random, in_thread
-from rank_threads import Member, Transport, run_group
-from tcp_pairs import links
 
+from tests.support.net.tcp_pairs import links
+from tests.support.transport.interrupts import SOON, at_every_step, at_random, in_thread
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport import _interrupts
 from transport._call import Call
 from transport._choosing.choice import DEFAULT

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from interrupts import deferred, in_thread
 
+from tests.support.transport.interrupts import deferred, in_thread
 from transport._deadline import Deadline
 from transport._interrupts import Condition, InterruptHandler, look, next_slice, run_outside, sliced
 

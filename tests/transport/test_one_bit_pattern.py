@@ -13,10 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from far_links import FarInprocCommunicator
-from pretended import pretended
-from rank_threads import TINY, Member, Transport, run_group
 
+from tests.support.net.far_links import FarInprocCommunicator
+from tests.support.transport.pretended import pretended
+from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.runtime import Membership
 from transport._header import Kind

@@ -30,9 +30,8 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "parallel" / "elastic"))
 
-import elastic_ranks as training  # noqa: E402 (beside the tests that share it)
+from tests.support.parallel import elastic_ranks as training  # noqa: E402 (beside the tests that share it)
 
 GIVE_UP = 120.0
 KINDS = {

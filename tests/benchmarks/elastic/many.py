@@ -11,18 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "parallel" / "elastic"))
-
-import elastic_ranks as training
 
 from meshlib._job.continuing import agreement
 from meshlib._job.current import current_world
+from tests.support.parallel import elastic_ranks as training
 from transport._store.commands import Commands, Op
 
 

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "parallel" / "elastic"))
-
-import elastic_ranks as training
-
 import meshlib as dist
 from parallel import optim
 from parallel.elastic import ElasticMesh
+from tests.support.parallel import elastic_ranks as training
 
 DEADLINE = 3.0
 

@@ -21,10 +21,7 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.elastic.chaos import GIVE_UP, HERE, Run, check, main, notes_of, signalled
-
-sys.path.insert(0, str(HERE.parents[1] / "e2e"))
-
-from networks import Network
+from tests.support.net.networks import Network
 
 HOSTS = 3
 KINDS = {"ddp": [(3,), (6,)], "hsdp": [(3, 2)], "jax": [(3,)]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from compiled import JOIN, NEEDS_CORE
+
+from tests.support.meshlib.compiled import JOIN, NEEDS_CORE
 
 pytestmark = NEEDS_CORE
 

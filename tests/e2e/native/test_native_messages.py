@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiled import JOIN, NEEDS_CORE
+from tests.support.meshlib.compiled import JOIN, NEEDS_CORE
 
 pytestmark = NEEDS_CORE
 

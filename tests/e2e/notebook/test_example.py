@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cells import Cells
+
+from tests.support.meshlib.cells import Cells
 
 pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(170)]

@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 import pytest
-from cells import Cells
 
 import meshlib as dist
 from meshlib.notebook import _call, _control, local_ranks
 from meshlib.notebook._link import Link
 from meshlib.rpc import RpcTimeoutError
 from meshlib.testing import RankError
+from tests.support.meshlib.cells import Cells
 from transport._interrupts import InterruptHandler
 
 pytest.importorskip("cloudpickle")

@@ -6,20 +6,16 @@ order: what the library leaves unordered comes out wrong.
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-import fake_gpu
-from host_driver import HostDriver, HostMachine
-
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 
 N = 3
 SEEDS = range(4)

@@ -10,19 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fake_cupy
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-sys.path.append(str(Path(__file__).parents[2] / "gpu"))
-import check
-import ended
-import gpu_ranks
-from fake_nccl import FakeNccl
-from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from tests.gpu import check, gpu_ranks
+from tests.support.gpu import ended, fake_cupy
+from tests.support.gpu.fake_nccl import FakeNccl
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 
 WAYS = [("staged", 2), ("cuda_ipc", 3), ("nccl", 2)]
 FEW = 60
@@ -87,7 +82,7 @@ def test_a_check_that_fails_is_seen(run: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_checks_are_run_by_the_tests() -> None:
-    import test_gpu
+    from tests.gpu import test_gpu
 
     listed = {*test_gpu.CHECKS, *test_gpu.JAX_CHECKS, *test_gpu.LAST, "no_host_block"}
     assert listed == set(gpu_ranks.CHECKS)

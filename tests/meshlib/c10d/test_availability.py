@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_launch_environments import SLURM
 
 import meshlib as dist
 from meshlib._groups.backend import parse_backend
+from tests.transport.rendezvous.test_launch_environments import SLURM
 from transport._communicators import backends
 from transport._errors import DistError
 

@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer, CheckpointError, load
@@ -14,6 +13,7 @@ from meshlib.checkpoint._pieces import Piece, Shares
 from meshlib.checkpoint._saving import detach
 from meshlib.sharding import DArray, P, Sharding, ones
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import named_mesh
 
 
 @pytest.fixture

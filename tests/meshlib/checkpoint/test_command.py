@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from sharding_cases import named_mesh
 
 from meshlib._cli import main
 from meshlib.checkpoint import load, save
 from meshlib.sharding import P, Sharding, distribute_array
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import named_mesh
 
 
 @pytest.fixture

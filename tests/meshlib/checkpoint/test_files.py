@@ -7,12 +7,12 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.checkpoint import CheckpointError, CorruptCheckpointError, latest_step, load, save
 from meshlib.sharding import P, Sharding, distribute_array
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import named_mesh
 from transport._crc32c import crc32c
 
 STATE = {

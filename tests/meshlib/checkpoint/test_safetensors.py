@@ -8,7 +8,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.checkpoint import (
@@ -22,6 +21,7 @@ from meshlib.checkpoint import (
 )
 from meshlib.sharding import P, Sharding
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import named_mesh
 
 MODEL = {
     "embed.weight": np.arange(40, dtype="f4").reshape(10, 4),

@@ -8,7 +8,6 @@ from collections import namedtuple
 import ml_dtypes
 import numpy as np
 import pytest
-from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_hand
 
 import meshlib as dist
 from meshlib.checkpoint import CheckpointError, latest_step, load, save
@@ -20,6 +19,12 @@ from meshlib.checkpoint._files.local import LocalStorage
 from meshlib.checkpoint._loading import ChunkReader
 from meshlib.sharding import DArray, P, Sharding, full, ones, zeros
 from meshlib.testing import RankError, run_ranks
+from tests.support.meshlib.sharding_cases import (
+    draw_sharding,
+    made_by_hand,
+    named_mesh,
+    value_by_hand,
+)
 
 SHAPES = [(), (7,), (8, 6), (5, 1), (3, 4, 5), (0, 4), (2, 3), (13, 9)]
 Point = namedtuple("Point", "x y")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-import fake_gpu
-from host_driver import HostDriver, HostMachine
-
 import meshlib as dist
 from meshlib._collectives import symmetric
 from meshlib.testing import run_ranks
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 
 N = 3
 

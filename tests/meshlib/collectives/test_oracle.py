@@ -6,7 +6,10 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from array_oracle import (
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+from tests.support.meshlib.array_oracle import (
     DTYPES,
     MOVES,
     OPS,
@@ -17,9 +20,6 @@ from array_oracle import (
     perform,
     same,
 )
-
-import meshlib as dist
-from meshlib.testing import run_ranks
 
 SHAPES = [(), (1,), (0,), (7,), (2, 3), (3, 0, 2), (4, 5)]
 LAYOUTS = ["C", "strided", "transposed"]

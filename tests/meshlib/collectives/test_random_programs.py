@@ -10,12 +10,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from array_oracle import DTYPES, MOVES, OPS, REDUCTIONS, Spec, applies, expect, perform, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from tests.support.meshlib.array_oracle import (
+    DTYPES,
+    MOVES,
+    OPS,
+    REDUCTIONS,
+    Spec,
+    applies,
+    expect,
+    perform,
+    same,
+)
 
 
 @dataclass(frozen=True)

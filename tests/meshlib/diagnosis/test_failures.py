@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from growing import with_growing_deadlines
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib._job.world import World
 from meshlib.testing import run_ranks
+from tests.support.transport.growing import with_growing_deadlines
 
 WAIT = 60.0
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from growing import with_growing_deadlines
 
 import meshlib as dist
 from meshlib._c10d.profiler import profile
@@ -20,6 +19,7 @@ from meshlib._trace.command import main
 from meshlib._trace.merge import collectives, verdict
 from meshlib._trace.pictures import page, page_data, trace
 from meshlib.testing import RankError, run_ranks
+from tests.support.transport.growing import with_growing_deadlines
 from transport import _environment as environment
 
 WAIT = 60.0

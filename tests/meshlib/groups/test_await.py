@@ -5,12 +5,12 @@ import threading
 
 import numpy as np
 import pytest
-from rpc_workers import workers
 
 import meshlib as dist
 from meshlib import rpc
 from meshlib._calls.future import Future
 from meshlib.testing import run_ranks
+from tests.support.meshlib.rpc_workers import workers
 
 WAIT = 60.0
 

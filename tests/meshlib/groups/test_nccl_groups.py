@@ -4,29 +4,24 @@ tells why, as NCCL does.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from meshlib._collectives.group_of_ranks import call_queue_of
-
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-import fake_gpu
-from fake_nccl import FakeNccl
-from host_driver import HostDriver, HostMachine
-
 import meshlib as dist
 from meshlib._calls.call_queue import CallQueue
+from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
 from meshlib._mesh import init as init_mesh
 from meshlib.testing import run_ranks
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.fake_nccl import FakeNccl
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 
 N = 3
 

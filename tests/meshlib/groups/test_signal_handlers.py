@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from interrupts import SOON, Interrupter, in_thread
 
 import meshlib as dist
 from meshlib._calls import call_queue, call_stream, call_streams, state
 from meshlib._calls.failures import failure, reporter
 from meshlib.testing import run_ranks
+from tests.support.transport.interrupts import SOON, Interrupter, in_thread
 from transport import _interrupts
 
 CALLS = {module.__file__ for module in (_interrupts, call_queue, call_stream, call_streams, state)}

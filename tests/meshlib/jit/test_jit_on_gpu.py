@@ -5,21 +5,14 @@ side does with XLA's buffers and stream, on a device that is made of host memory
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-import fake_gpu
 import jax
 import jax.numpy as jnp
-from fake_nccl import FakeNccl
-from host_driver import HostDriver, HostMachine
+import numpy as np
+import pytest
 
 import meshlib as dist
 import meshlib.jit as mj
@@ -30,6 +23,9 @@ from meshlib.jit._device_buffers import on_program_stream
 from meshlib.jit._program import Callback, Program
 from meshlib.testing import run_ranks
 from parallel.jax import DistributedDataParallel
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.fake_nccl import FakeNccl
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 
 N = 3
 BACKENDS = ["inproc", "cpu:inproc,cuda:cuda_ipc", "cpu:inproc,cuda:nccl"]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
-from mpi4jax_tests import LIMIT_SECONDS, run_job
+from tests.meshlib.jit.mpi4jax_tests import LIMIT_SECONDS, run_job
 
 SOURCES = os.environ.get("MPI4JAX_SOURCES", "")
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 from meshlib._groups.backend import parse_backend
 from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
 from meshlib.testing import RankError, run_ranks
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, devices: int, local_rank: int, ranks: int):
@@ -98,7 +94,7 @@ def test_one_mesh_takes_both_kinds_of_array() -> None:
         mesh = dist.init_device_mesh("cpu", (2,), backend="cpu:inproc,cuda:staged")
         x = np.ones(3)
         assert (mesh.all_reduce(x) == 2).all()
-        import fake_gpu
+        from tests.support.gpu import fake_gpu
 
         y = fake_gpu.array(HostDriver(), np.ones(3, np.float32))
         mesh.all_reduce(y)

@@ -6,13 +6,13 @@ import time
 
 import numpy as np
 import pytest
-from growing import with_growing_deadlines
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._events.log import announce_ends
 from meshlib._job.world import World
 from meshlib.testing import RankError, run_ranks
+from tests.support.transport.growing import with_growing_deadlines
 from transport import _environment as environment
 from transport._communicators.runtime import Runtime
 from transport._errors import DistStoreError, RankFailedError

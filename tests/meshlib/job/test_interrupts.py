@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from interrupts import SOON, at_random, in_thread
 
 import meshlib as dist
+from tests.support.transport.interrupts import SOON, at_random, in_thread
 from transport._errors import DistStoreError
 from transport._interrupts import InterruptHandler
 from transport._store.hash_store import HashStore

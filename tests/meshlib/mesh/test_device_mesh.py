@@ -8,7 +8,6 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from cube import cube
 
 import meshlib as dist
 from meshlib._job.current import current_world, install, world_of
@@ -16,6 +15,7 @@ from meshlib._job.world import World
 from meshlib._mesh.device_mesh import DeviceMesh, current_mesh
 from meshlib._mesh.init import init_device_mesh
 from meshlib.testing import run_ranks
+from tests.support.meshlib.cube import cube
 from transport._communicators.runtime import Runtime
 from transport._store.hash_store import HashStore
 

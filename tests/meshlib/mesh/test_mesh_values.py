@@ -10,7 +10,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from cube import cube
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from meshlib._job.world import World
 from meshlib._mesh.device_mesh import DeviceMesh
 from meshlib._mesh.init import init_device_mesh
 from meshlib._mesh.spec import MeshDimError
+from tests.support.meshlib.cube import cube
 from transport._communicators.runtime import Runtime
 from transport._store.hash_store import HashStore
 

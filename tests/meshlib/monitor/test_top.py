@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import asdict, replace
 
 import pytest
-from monitor_samples import open_call, sample
 
 from meshlib._diagnosis.sampling.sample import Coordinate
 from meshlib._events.events import RankLost
@@ -17,6 +16,7 @@ from meshlib._monitor.command import main
 from meshlib._monitor.jobs import Job, find, running, write
 from meshlib._monitor.text import lines
 from meshlib._monitor.view import JobView
+from tests.meshlib.monitor.monitor_samples import open_call, sample
 
 NOW = 1000.0
 

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from monitor_samples import open_call, sample
 
 from meshlib._events.events import Abort, Agreed, Leave, RankEnded, RankLost, Ready
 from meshlib._monitor.metrics import metrics
 from meshlib._monitor.shares import Smooth, dim_shares, stragglers
 from meshlib._monitor.view import SILENT_SECONDS, STUCK_SECONDS, JobView
 from meshlib._monitor.words import as_values, duration, headline, named, rate
+from tests.meshlib.monitor.monitor_samples import open_call, sample
 
 NOW = 1000.0
 

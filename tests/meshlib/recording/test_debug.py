@@ -14,11 +14,11 @@ import time
 
 import numpy as np
 import pytest
-from growing import with_growing_deadlines
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import RankError, run_ranks
+from tests.support.transport.growing import with_growing_deadlines
 
 WAIT = 60.0
 

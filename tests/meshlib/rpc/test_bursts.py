@@ -5,10 +5,10 @@ import errno
 import threading
 
 import pytest
-from rpc_workers import workers
 
 from meshlib import rpc
 from meshlib.rpc._worker import current_worker
+from tests.support.meshlib.rpc_workers import workers
 
 CALLS = 1000
 gate = threading.Event()

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from rpc_workers import workers
 
 import meshlib as dist
 from meshlib import rpc
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.testing import RankError, run_ranks
+from tests.support.meshlib.rpc_workers import workers
 
 gate = threading.Event()
 

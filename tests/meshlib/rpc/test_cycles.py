@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from rpc_workers import workers
 
 from meshlib import rpc
+from tests.support.meshlib.rpc_workers import workers
 
 there = threading.Event()
 mine = []

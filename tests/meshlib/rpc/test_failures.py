@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
@@ -16,6 +15,7 @@ from meshlib.rpc import _worker as worker
 from meshlib.rpc._overdue import deadlines
 from meshlib.rpc._worker import BACKLOG_BYTES, BACKLOG_CALLS, LocalWorker, current_worker
 from meshlib.testing import RankError, run_ranks
+from tests.support.meshlib.rpc_workers import agents, expire, start_thread, until, workers
 from transport._channel import channel
 from transport._channel.connection import Connection
 from transport._tcp.meeting.dial import Dial

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-from rpc_workers import agents, until, workers
 
 from meshlib import rpc
 from meshlib.rpc._worker import current_worker
+from tests.support.meshlib.rpc_workers import agents, until, workers
 from transport._channel.threads import ThreadPool
 
 

@@ -5,13 +5,13 @@ import pickle
 import threading
 
 import pytest
-from rpc_workers import agents, start_thread, until, workers
 
 from meshlib import rpc
 from meshlib.rpc._caller import orphan
 from meshlib.rpc._messages import Kind
 from meshlib.rpc._references.references import LostRequests
 from meshlib.rpc._worker import current_worker
+from tests.support.meshlib.rpc_workers import agents, start_thread, until, workers
 from transport._channel.frames import Control, Frame
 from transport._errors import DistNetworkError
 

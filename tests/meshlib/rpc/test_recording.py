@@ -5,7 +5,6 @@ import threading
 import time
 
 import pytest
-from rpc_workers import expire, workers
 
 import meshlib as dist
 from meshlib import rpc
@@ -17,6 +16,7 @@ from meshlib._trace.merge import verdict
 from meshlib._trace.pictures import page_data, trace
 from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
+from tests.support.meshlib.rpc_workers import expire, workers
 from transport import _environment as environment
 
 gate, inside = threading.Event(), threading.Event()

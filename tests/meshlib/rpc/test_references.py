@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from rpc_workers import workers
 
 from meshlib import rpc
 from meshlib.rpc._worker import current_worker
+from tests.support.meshlib.rpc_workers import workers
 
 
 class Counter:

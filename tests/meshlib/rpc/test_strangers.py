@@ -9,7 +9,6 @@ import threading
 
 import numpy as np
 import pytest
-from certificates import LONG_AGO, Authority, tls_of_the_tests
 
 import meshlib as dist
 from meshlib import rpc
@@ -18,6 +17,7 @@ from meshlib._recording.call_report import report_calls
 from meshlib.rpc._messages import Kind
 from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
+from tests.support.net.certificates import LONG_AGO, Authority, tls_of_the_tests
 from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import Connection
 from transport._channel.frames import HEADER_BYTES, Control, pack

@@ -10,9 +10,9 @@ import warnings
 from contextlib import suppress
 
 import numpy as np
-from sharding_cases import draw_sharding
 
 from meshlib.sharding import DArray, Sharding, ShardingError, distribute_array
+from tests.support.meshlib.sharding_cases import draw_sharding
 
 DTYPES = ["?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "F", "D"]
 SCALARS = [

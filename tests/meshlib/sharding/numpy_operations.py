@@ -4,9 +4,9 @@ import contextlib
 import operator
 
 import numpy as np
-from numpy_chains import DTYPES, is_tame
 
 from meshlib.sharding import DArray
+from tests.meshlib.sharding.numpy_chains import DTYPES, is_tame
 
 UNARY = [
     *(np.negative, np.positive, np.conjugate, np.abs, np.square, np.sqrt, np.reciprocal, np.sign),

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.sharding import (
@@ -17,6 +16,7 @@ from meshlib.sharding import (
     zeros,
 )
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import named_mesh
 
 MESH = named_mesh(2, 2)
 WHOLE = np.arange(35.0).reshape(5, 7)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_chains import Chain
-from numpy_operations import OPERATIONS
-from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.sharding import DArray, P, Sharding, ShardingError, distribute_array, full
 from meshlib.testing import run_ranks
+from tests.meshlib.sharding.numpy_chains import Chain
+from tests.meshlib.sharding.numpy_operations import OPERATIONS
+from tests.support.meshlib.sharding_cases import named_mesh
 
 MESH = named_mesh(4)
 MESHES = [named_mesh(4), named_mesh(2, 2), named_mesh(6), named_mesh(2, 3)]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharding_cases import meshes, named_mesh, shardings
 
 import meshlib as dist
 from meshlib import _cli as cli
 from meshlib.sharding import P, Sharding
 from meshlib.sharding._redistribution.across import messages_from, messages_to
+from tests.support.meshlib.sharding_cases import meshes, named_mesh, shardings
 
 MESH = named_mesh(2, 4)
 SHAPE = (64, 32)

@@ -4,12 +4,17 @@ import random
 
 import numpy as np
 import pytest
-from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_hand
 
 import meshlib as dist
 from meshlib.sharding import DArray, P, Sharding, distribute_array
 from meshlib.sharding._redistribution import exchange
 from meshlib.testing import RankError, run_ranks
+from tests.support.meshlib.sharding_cases import (
+    draw_sharding,
+    made_by_hand,
+    named_mesh,
+    value_by_hand,
+)
 
 PAIRS = 40
 SHAPES = [(), (7,), (8, 6), (5, 1), (3, 4, 5), (0, 4), (2, 3)]

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.sharding import DArray, P, Sharding, ShardingError, distribute_array
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import named_mesh
 
 MESH = named_mesh(2, 2)
 CHANCE = np.random.default_rng(0)

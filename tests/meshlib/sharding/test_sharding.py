@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharding_cases import NAMES, meshes, named_mesh, shardings
 
 import meshlib as dist
 from meshlib.sharding import P, Partial, Replicate, Shard, Sharding
 from meshlib.testing import run_ranks
+from tests.support.meshlib.sharding_cases import NAMES, meshes, named_mesh, shardings
 
 MESH = named_mesh(2, 3, 2)
 

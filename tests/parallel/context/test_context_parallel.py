@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from small_gpt import GPT, assert_close, sequence_parallel_plan, tensor_parallel_plan, train
 
 import meshlib as dist
 from meshlib.testing import run_ranks
@@ -14,6 +13,13 @@ from parallel import (
 )
 from parallel.context import context_parallel, split_sequence
 from parallel.state import global_state
+from tests.support.parallel.small_gpt import (
+    GPT,
+    assert_close,
+    sequence_parallel_plan,
+    tensor_parallel_plan,
+    train,
+)
 
 METHODS = {
     "ring": {"method": "ring"},

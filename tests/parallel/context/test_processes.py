@@ -3,16 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 PROGRAM = """
-import sys
-sys.path.insert(0, {here!r})
 import numpy as np
 import meshlib as dist
-from small_gpt import GPT, assert_close, sequence_parallel_plan, train
+from tests.support.parallel.small_gpt import GPT, assert_close, sequence_parallel_plan, train
 from parallel import DistributedDataParallel, VocabParallelCrossEntropyLoss, parallelize
 from parallel.context import context_parallel, split_sequence
 from parallel.state import global_state
@@ -32,9 +29,9 @@ for method in ("ring", "all_to_all"):
     losses = mesh["cp"].all_reduce(np.array(losses), op=dist.ReduceOp.AVG)
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-9)
     state = global_state(model)["model"]
-    whole = {{path: getattr(x, "full_array", lambda x=x: x)() for path, x in state.items()}}
+    whole = {path: getattr(x, "full_array", lambda x=x: x)() for path, x in state.items()}
     assert_close(whole, alone.state_dict())
-print(f"rank {{dist.get_rank()}} agrees")
+print(f"rank {dist.get_rank()} agrees")
 dist.destroy_process_group()
 """
 
@@ -42,7 +39,7 @@ dist.destroy_process_group()
 @pytest.mark.processes
 def test_four_processes(tmp_path):
     script = tmp_path / "program.py"
-    script.write_text(PROGRAM.format(here=str(Path(__file__).parents[1])))
+    script.write_text(PROGRAM)
     command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "4", str(script)]
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)

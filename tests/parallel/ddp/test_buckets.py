@@ -1,13 +1,13 @@
 """Buckets of gradients: how they are assigned, when they leave, and in which order."""
 
 import numpy as np
-from training import make_model, train
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn
 from parallel._core.assignment import assign_buckets
 from parallel._core.comm_hooks import allreduce_hook
+from tests.support.parallel.training import make_model, train
 
 
 def test_buckets_are_closed_at_the_cap():

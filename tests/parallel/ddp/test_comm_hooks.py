@@ -5,7 +5,6 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-from training import assert_close, batch, make_model, parameters, train
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
@@ -27,6 +26,7 @@ from parallel.comm_hooks import (
     post_localSGD_hook,
     powerSGD_hook,
 )
+from tests.support.parallel.training import assert_close, batch, make_model, parameters, train
 
 
 def wrapped(hook, state=None, **options):

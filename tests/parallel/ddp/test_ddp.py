@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from training import assert_close, make_model, parameters, train
 
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, nn, optim
 from parallel._core.comm_hooks import noop_hook
+from tests.support.parallel.training import assert_close, make_model, parameters, train
 
 
 @pytest.mark.parametrize("micro", [1, 3])

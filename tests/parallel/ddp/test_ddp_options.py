@@ -5,7 +5,6 @@ import logging
 import ml_dtypes
 import numpy as np
 import pytest
-from training import assert_close, batch, make_model, parameters, train
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
@@ -13,6 +12,7 @@ from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, MixedPrecision, nn, optim
 from parallel._core.passes import Stopwatch
 from parallel.comm_hooks import allreduce_hook, noop_hook
+from tests.support.parallel.training import assert_close, batch, make_model, parameters, train
 
 TINY = 0.0005  # MiB: several buckets
 

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from training import assert_close, batch, parameters
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn, optim
+from tests.support.parallel.training import assert_close, batch, parameters
 
 STEPS = 50
 UNEVEN = (35, 50)  # steps of the two ranks

@@ -8,7 +8,12 @@ import threading
 
 import numpy as np
 import pytest
-from elastic_ranks import (
+
+import meshlib as dist
+from meshlib._job.current import current_world
+from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard, optim
+from parallel.elastic import ElasticMesh
+from tests.support.parallel.elastic_ranks import (
     WAIT,
     KilledError,
     ThreadJob,
@@ -18,11 +23,6 @@ from elastic_ranks import (
     make_model,
     train,
 )
-
-import meshlib as dist
-from meshlib._job.current import current_world
-from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard, optim
-from parallel.elastic import ElasticMesh
 
 
 def rank():

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
-from elastic_ranks import ThreadJob
-
-sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
-import fake_gpu
-from fake_nccl import FakeNccl
-from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 from meshlib._job.current import current_world
 from parallel.elastic import ElasticMesh
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.fake_nccl import FakeNccl
+from tests.support.gpu.host_driver import HostDriver, HostMachine
+from tests.support.parallel.elastic_ranks import ThreadJob
 
 N, BACKEND = 3, "cpu:inproc,cuda:nccl"
 

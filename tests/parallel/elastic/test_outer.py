@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from elastic_ranks import ThreadJob, backward, make_batches, make_model
 
 import meshlib as dist
 from meshlib._job.current import current_world
 from parallel import optim
 from parallel.elastic import DiLoCo, ElasticMesh
+from tests.support.parallel.elastic_ranks import ThreadJob, backward, make_batches, make_model
 
 ROUNDS, MICRO = 5, 3
 

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from moe_models import DIM, EXPERTS, dense, make_moe, tokens
 
 from parallel import nn
 from parallel.expert import Dispatch, GroupedLinear, MoE, Router, load_balance
+from tests.support.parallel.moe_models import DIM, EXPERTS, dense, make_moe, tokens
 
 KINDS = {
     "softmax": {},

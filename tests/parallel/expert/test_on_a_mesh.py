@@ -5,13 +5,13 @@ import threading
 
 import numpy as np
 import pytest
-from counting import Count, counting
-from moe_models import DIM, EXPERTS, make_moe, tokens
 
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
 from parallel.state import global_state
+from tests.support.parallel.moe_models import DIM, EXPERTS, make_moe, tokens
+from tests.support.transport.counting import Count, counting
 from transport._choosing.choice import DEFAULT
 from transport._communicators import backends
 

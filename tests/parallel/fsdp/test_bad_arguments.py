@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from fsdp_training import (
-    make_mlp,
-    mlp_batch,
-    on_mesh,
-    shard,
-)
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
+from tests.support.parallel.fsdp_training import (
+    make_mlp,
+    mlp_batch,
+    on_mesh,
+    shard,
+)
 
 
 def raised(function):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from fsdp_training import make_transformer, shard, tokens_batch, train
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer
@@ -10,6 +9,7 @@ from meshlib.checkpoint._files import layout
 from meshlib.testing import run_ranks
 from parallel import optim
 from parallel.state import global_layout, global_state, restore
+from tests.support.parallel.fsdp_training import make_transformer, shard, tokens_batch, train
 
 CUT, STEPS = 3, 6
 

@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from fsdp_training import (
+
+from parallel import nn
+from parallel.fsdp import clip_grad_norm_
+from tests.support.parallel.fsdp_training import (
     assert_equal,
     backward,
     gradients,
@@ -14,9 +17,6 @@ from fsdp_training import (
     shard,
     tokens_batch,
 )
-
-from parallel import nn
-from parallel.fsdp import clip_grad_norm_
 
 
 @pytest.mark.parametrize("norm_type", [2, 1, 3.5, math.inf])

@@ -7,13 +7,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from counting import Count, counting
-from fsdp_training import on_mesh, shard
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
+from tests.support.parallel.fsdp_training import on_mesh, shard
+from tests.support.transport.counting import Count, counting
 from transport._choosing.choice import DEFAULT
 from transport._communicators import backends
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from fsdp_training import MODELS, assert_equal, shard, train, whole
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from tests.support.parallel.fsdp_training import MODELS, assert_equal, shard, train, whole
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,12 @@
 
 import numpy as np
 import pytest
-from fsdp_training import (
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+from parallel import nn
+from parallel.fsdp import FSDPModule, fully_shard
+from tests.support.parallel.fsdp_training import (
     MODELS,
     Unembed,
     assert_equal,
@@ -16,11 +21,6 @@ from fsdp_training import (
     train,
     whole,
 )
-
-import meshlib as dist
-from meshlib.testing import run_ranks
-from parallel import nn
-from parallel.fsdp import FSDPModule, fully_shard
 
 
 def test_each_rank_keeps_its_rows_and_nothing_else():

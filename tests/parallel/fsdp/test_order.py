@@ -1,13 +1,13 @@
 """When parameters are gathered and gradients reduced."""
 
 import numpy as np
-from fsdp_training import (
-    on_mesh,
-)
 
 from meshlib import extend
 from parallel import nn
 from parallel.fsdp import fully_shard
+from tests.support.parallel.fsdp_training import (
+    on_mesh,
+)
 
 
 def stack(widths=(3, 5, 7)):

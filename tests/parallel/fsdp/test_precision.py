@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
-from fsdp_training import (
+
+import meshlib as dist
+from parallel import nn
+from parallel.fsdp import MixedPrecisionPolicy, fully_shard
+from tests.support.parallel.fsdp_training import (
     assert_equal,
     backward,
     expected_gradients,
@@ -12,10 +16,6 @@ from fsdp_training import (
     on_mesh,
     shard,
 )
-
-import meshlib as dist
-from parallel import nn
-from parallel.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 def test_mixed_precision():

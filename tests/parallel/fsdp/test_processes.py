@@ -3,16 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 PROGRAM = """
-import sys
-sys.path.insert(0, {here!r})
 import numpy as np
 import meshlib as dist
-from fsdp_training import MODELS, assert_equal, shard, train, whole
+from tests.support.parallel.fsdp_training import MODELS, assert_equal, shard, train, whole
 
 mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
 flat = mesh.flatten("dp_shard")
@@ -35,7 +32,7 @@ model, alone = shard(large(), flat), large()
 train(model, batches, dist.get_rank(), 4, steps=2)
 train(alone, batches, steps=2)
 assert_equal(whole(model.state_dict()), alone.state_dict(), 1e-9)  # rounded in another order
-print(f"rank {{dist.get_rank()}} agrees")
+print(f"rank {dist.get_rank()} agrees")
 dist.destroy_process_group()
 """
 
@@ -44,7 +41,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_four_processes(tmp_path, native):
     script = tmp_path / "train.py"
-    script.write_text(PROGRAM.format(here=str(Path(__file__).parent)))
+    script.write_text(PROGRAM)
     run(tmp_path, script, {"MESHLIB_NATIVE": "0"} if native == "0" else {})
 
 
@@ -60,13 +57,11 @@ def run(tmp_path, script, settings, seconds=55):
 
 
 OF_JAX = """
-import sys
-sys.path[:0] = {here!r}
 import jax
 jax.config.update("jax_enable_x64", True)
 import numpy as np
 import meshlib as dist
-from jit_training import alone, assert_close, train_sharded
+from tests.support.parallel.jit_training import alone, assert_close, train_sharded
 
 mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
 whole = train_sharded("transformer", mesh)
@@ -76,7 +71,7 @@ else:
     expected = jax.tree_util.tree_leaves(whole)
 expected = [dist.broadcast(np.array(x), src=0) for x in expected]
 assert_close(jax.tree_util.tree_leaves(whole), expected)
-print(f"rank {{dist.get_rank()}} agrees")
+print(f"rank {dist.get_rank()} agrees")
 dist.destroy_process_group()
 """
 
@@ -85,7 +80,6 @@ dist.destroy_process_group()
 @pytest.mark.timeout(300)
 def test_four_processes_of_jax(tmp_path):
     pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
-    here = Path(__file__).parent
     script = tmp_path / "train.py"
-    script.write_text(OF_JAX.format(here=[str(here / "in_jit"), str(here.parent)]))
+    script.write_text(OF_JAX)
     run(tmp_path, script, {}, seconds=110)

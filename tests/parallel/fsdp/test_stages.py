@@ -1,11 +1,19 @@
 """ZeRO's stages: one loop, the same result, and what each costs."""
 
 import pytest
-from fsdp_training import MODELS, assert_equal, make_mlp, mlp_batch, on_mesh, train, whole
 
 import meshlib as dist
 from meshlib import extend
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard, optim
+from tests.support.parallel.fsdp_training import (
+    MODELS,
+    assert_equal,
+    make_mlp,
+    mlp_batch,
+    on_mesh,
+    train,
+    whole,
+)
 
 
 def at_stage(stage, module, kind, mesh, **defaults):

@@ -1,7 +1,11 @@
 """States of sharded modules and their optimizers."""
 
 import numpy as np
-from fsdp_training import (
+
+import meshlib as dist
+from parallel import optim
+from parallel.fsdp import fully_shard
+from tests.support.parallel.fsdp_training import (
     MODELS,
     assert_equal,
     backward,
@@ -15,10 +19,6 @@ from fsdp_training import (
     train,
     whole,
 )
-
-import meshlib as dist
-from parallel import optim
-from parallel.fsdp import fully_shard
 
 
 def test_states_are_global_arrays_that_load_on_another_mesh():

@@ -12,13 +12,13 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 import meshlib.jit as mj  # noqa: E402
 from meshlib.extend.jit import host_call  # noqa: E402
 from parallel._core.attention import ring  # noqa: E402
 from parallel.context import sequence_positions  # noqa: E402
 from parallel.jax import ring_attention, ulysses_attention  # noqa: E402
+from tests.support.parallel.jax_settings import jax_settings  # noqa: E402
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 

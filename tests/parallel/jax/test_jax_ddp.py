@@ -22,9 +22,9 @@ from parallel.jax import DistributedDataParallel
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from slow_backward import LAYERS, layers, slow_backward  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
+from tests.support.parallel.slow_backward import LAYERS, layers, slow_backward  # noqa: E402
 
 STEPS = 50
 BATCH = 12

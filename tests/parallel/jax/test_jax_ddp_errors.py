@@ -17,8 +17,14 @@ from parallel.jax import DistributedDataParallel
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
-from slow_backward import LAYERS, layers, slow_backward, user_callback_in_backward  # noqa: E402
+
+from tests.support.parallel.jax_settings import jax_settings  # noqa: E402
+from tests.support.parallel.slow_backward import (  # noqa: E402
+    LAYERS,
+    layers,
+    slow_backward,
+    user_callback_in_backward,
+)
 
 KIB = 1 / 1024  # in MiB
 

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from training import assert_close, make_model, parameters, share
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
@@ -25,6 +24,7 @@ from parallel.comm_hooks import (
     powerSGD_hook,
 )
 from parallel.join import Join, Joinable, JoinHook
+from tests.support.parallel.training import assert_close, make_model, parameters, share
 
 STEPS = (20, 50, 33)  # of the three ranks
 TINY = 0.0005  # MiB: several buckets

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
-from training import make_model, share
 
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import DistributedDataParallel, nn
 from parallel.join._shadow import neutral
+from tests.support.parallel.training import make_model, share
 
 
 def test_the_users_own_collectives():

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from finite_differences import numeric
 
 from parallel import nn
+from tests.support.parallel.finite_differences import numeric
 
 
 def rng(seed=0):

@@ -5,10 +5,10 @@ import weakref
 
 import numpy as np
 import pytest
-from finite_differences import numeric
 
 from parallel import nn
 from parallel.nn import Parameter
+from tests.support.parallel.finite_differences import numeric
 
 
 def rng(seed=0):

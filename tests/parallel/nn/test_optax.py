@@ -4,12 +4,12 @@ import copy
 
 import numpy as np
 import pytest
-from training import assert_close, batch, make_model, parameters
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, nn, optim
 from parallel.zero import ZeroRedundancyOptax
+from tests.support.parallel.training import assert_close, batch, make_model, parameters
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from pipeline_training import make_layers, part
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
@@ -19,6 +18,7 @@ from parallel.pipeline import (
     gpipe,
     one_f_one_b,
 )
+from tests.support.parallel.pipeline_training import make_layers, part
 
 
 def stage(index=None, total=2, **options):

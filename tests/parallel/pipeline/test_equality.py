@@ -3,10 +3,17 @@
 from functools import cache
 
 import pytest
-from pipeline_training import assert_equal, ddp, fsdp, make_mesh, train_pipeline, train_whole
 
 from meshlib.testing import run_ranks
 from parallel.pipeline import get_schedule_class
+from tests.support.parallel.pipeline_training import (
+    assert_equal,
+    ddp,
+    fsdp,
+    make_mesh,
+    train_pipeline,
+    train_whole,
+)
 
 LOOPED = {"GPipe": 1, "1F1B": 1, "Eager1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2}
 SCHEDULES = [*LOOPED, "InterleavedZeroBubble:1", "ZBVZeroBubble", "DualPipeV"]

@@ -3,16 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 PROGRAM = """
-import sys
-sys.path.insert(0, {here!r})
 import numpy as np
 import meshlib as dist
-from pipeline_training import assert_equal, make_mesh, train_pipeline, train_whole
+from tests.support.parallel.pipeline_training import assert_equal, make_mesh
+from tests.support.parallel.pipeline_training import train_pipeline, train_whole
 from parallel.pipeline import Schedule1F1B, ScheduleZBVZeroBubble
 
 dist.init_process_group({backend!r})
@@ -31,7 +29,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_two_processes(tmp_path, backend):
     script = tmp_path / "train.py"
-    script.write_text(PROGRAM.format(here=str(Path(__file__).parent), backend=backend))
+    script.write_text(PROGRAM.format(backend=backend))
     command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "2", str(script)]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     env = dict(os.environ, TMPDIR=str(tmp_path), **threads)

@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-from pipeline_training import BATCH, ddp, fsdp, make_layers, make_mesh, part
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
@@ -21,6 +20,7 @@ from parallel.pipeline import (
     get_schedule_class,
     most_held,
 )
+from tests.support.parallel.pipeline_training import BATCH, ddp, fsdp, make_layers, make_mesh, part
 
 
 def of_two(module=None, kind=Schedule1F1B, microbatches=4, loss=None):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from pipeline_training import ddp, make_mesh
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import fully_shard, nn, optim
 from parallel.pipeline import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+from tests.support.parallel.pipeline_training import ddp, make_mesh
 
 WORDS, WIDTH = 6, 5
 

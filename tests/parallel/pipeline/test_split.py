@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_training import make_layers
 
 from parallel import nn
 from parallel.pipeline import split, split_by_cost
+from tests.support.parallel.pipeline_training import make_layers
 
 
 def model():

@@ -3,12 +3,11 @@
 import threading
 import time
 
-from rpc_workers import workers
-
 from meshlib import rpc
 from meshlib._job.current import current_world
 from parallel.rpc import dist_autograd
 from parallel.rpc._contexts import keeper
+from tests.support.meshlib.rpc_workers import workers
 
 
 def in_thread(fn, *args):

@@ -5,10 +5,16 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_workers import contexts, gradient, in_thread, over_workers, wait_until_forgotten
 
 from meshlib import rpc
 from parallel.rpc import DistributedOptimizer, Recorded, Weights, dist_autograd
+from tests.parallel.rpc.gradient_workers import (
+    contexts,
+    gradient,
+    in_thread,
+    over_workers,
+    wait_until_forgotten,
+)
 
 X = np.arange(1.0, 4.0, dtype=np.float32)
 

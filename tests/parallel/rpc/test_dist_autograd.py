@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gradient_workers import gradient, over_workers
-from jax_settings import jax_settings
 
 from meshlib import rpc
 from parallel.rpc import DistributedOptimizer, Weights, dist_autograd
+from tests.parallel.rpc.gradient_workers import gradient, over_workers
+from tests.support.parallel.jax_settings import jax_settings
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,16 @@
 """Programs of random calls over three workers, against the same program in one process."""
 
-import gradient_workers
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gradient_workers import gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax_settings import jax_settings
 
 from meshlib import rpc
 from parallel.rpc import Weights, dist_autograd
+from tests.parallel.rpc import gradient_workers
+from tests.parallel.rpc.gradient_workers import gradient
+from tests.support.parallel.jax_settings import jax_settings
 
 RANKS = 3
 START = tuple(np.random.default_rng(5).standard_normal((RANKS + 1, 2)))

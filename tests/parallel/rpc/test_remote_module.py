@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from rpc_workers import workers
 
 from meshlib import rpc
 from parallel import nn, optim
 from parallel.rpc import DistributedOptimizer, RemoteModule, dist_autograd
 from parallel.rpc._contexts import keeper
+from tests.support.meshlib.rpc_workers import workers
 
 
 def mlp(sizes, seed):

@@ -2,16 +2,6 @@
 
 import numpy as np
 import pytest
-from small_gpt import (
-    BATCH,
-    GPT,
-    LENGTH,
-    WIDTH,
-    assert_close,
-    sequence_parallel_plan,
-    tensor_parallel_plan,
-    train,
-)
 
 import meshlib as dist
 from meshlib.sharding import Partial, Replicate, Shard
@@ -30,6 +20,16 @@ from parallel import (
     parallelize,
 )
 from parallel.state import global_state
+from tests.support.parallel.small_gpt import (
+    BATCH,
+    GPT,
+    LENGTH,
+    WIDTH,
+    assert_close,
+    sequence_parallel_plan,
+    tensor_parallel_plan,
+    train,
+)
 
 PLANS = {"sequence": sequence_parallel_plan, "tensor": tensor_parallel_plan}
 

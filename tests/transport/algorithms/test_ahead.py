@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from far_links import FarInprocCommunicator
-from rank_threads import Member, Transport, run_group
 
+from tests.support.net.far_links import FarInprocCommunicator
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._choosing.choice import Thresholds
 from transport._header import Kind
 from transport._inproc import InprocCommunicator

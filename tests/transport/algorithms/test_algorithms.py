@@ -13,11 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from counting import Count, counting
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_threads import TINY, Member, Transport, run_group
 
+from tests.support.transport.counting import Count, counting
+from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._header import Kind
 from transport._inproc import InprocCommunicator

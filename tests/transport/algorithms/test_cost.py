@@ -11,11 +11,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from counting import Count, counting
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_threads import LONG, TINY, Member, Transport, run_group
 
+from tests.support.transport.counting import Count, counting
+from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport._choosing.cost import Cost, Work, work_of
 from transport._header import Kind

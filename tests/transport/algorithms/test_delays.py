@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocked_links import KINDS, Clocked, Clocks, delays_of
-from rank_threads import Member, Transport, run_group
 
+from tests.support.net.clocked_links import KINDS, Clocked, Clocks, delays_of
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import work_of
 from transport._header import Kind

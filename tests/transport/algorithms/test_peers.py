@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import Member, Transport, run_group
 
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._choosing.choice import Algorithm, Thresholds
 from transport._choosing.peers import peers_of
 from transport._header import Kind

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_threads import LONG, run_threads
 
+from tests.support.transport.rank_threads import LONG, run_threads
 from transport import _environment as environment
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import Cost

@@ -14,9 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from collective_oracle import reduced
-from rank_threads import TINY, Member, Transport, run_group
 
+from tests.support.transport.collective_oracle import reduced
+from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
 from transport._header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 

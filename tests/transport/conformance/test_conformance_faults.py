@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, TINY, Member, Transport, run_group
 
+from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
 from transport._call import Call
 from transport._choosing.choice import DEFAULT
 from transport._deadline import Deadline

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group, run_threads
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._deadline import Deadline
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
 from transport._header import Kind

@@ -6,10 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from host_driver import HostDriver, HostMachine
-from on_device import OnDevice
-from rank_threads import LONG, Member, Transport, run_group
-from test_conformance import (  # noqa: F401 (collected here, over cuda_ipc)
+
+from tests.support.gpu.host_driver import HostDriver, HostMachine
+from tests.support.gpu.on_device import OnDevice
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
+from tests.transport.conformance.test_conformance import (  # noqa: F401 (collected here, over cuda_ipc)
     test_default_thresholds_on_large_arrays,
     test_every_collective_gives_what_the_oracle_gives,
     test_float_sums_are_as_accurate_as_their_reduction_dtype,
@@ -17,7 +18,7 @@ from test_conformance import (  # noqa: F401 (collected here, over cuda_ipc)
     test_premul_sum_takes_an_array_of_factors,
     test_results_are_the_same_bits_on_every_rank_and_in_a_second_run,
 )
-from test_conformance_faults import (  # noqa: F401
+from tests.transport.conformance.test_conformance_faults import (  # noqa: F401
     test_a_deadline_ends_a_call_that_was_under_way,
     test_a_frame_of_another_length_is_refused,
     test_a_peer_that_closes_is_missed_at_once,
@@ -25,11 +26,10 @@ from test_conformance_faults import (  # noqa: F401
     test_aborting_and_closing_without_a_call_leaves_nothing,
     test_members_that_disagree_both_learn_it_and_keep_their_data,
 )
-from test_conformance_p2p import (  # noqa: F401
+from tests.transport.conformance.test_conformance_p2p import (  # noqa: F401
     test_any_source_returns_the_sender_and_keeps_each_ones_order,
     test_messages_match_by_tag_and_never_overtake,
 )
-
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._cuda_ipc import CudaIpcCommunicator

@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import nvrtc
 import pytest
 
+from tests.transport.gpu import nvrtc
 from transport._cuda.kernel_source import FLAGS, PRELUDE, TYPES, source_of
 from transport._cuda.kernels import OPTIONS
 

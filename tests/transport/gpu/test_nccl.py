@@ -8,21 +8,21 @@ import warnings
 
 import numpy as np
 import pytest
-from fake_nccl import FakeNccl, channel, make_nccl
-from host_driver import HostDriver, HostMachine
-from on_device import OnDevice
-from rank_threads import LONG, TINY, Member, Transport, run_group
-from test_conformance import (  # noqa: F401 (collected here, over NCCL)
+
+from tests.support.gpu.fake_nccl import FakeNccl, channel, make_nccl
+from tests.support.gpu.host_driver import HostDriver, HostMachine
+from tests.support.gpu.on_device import OnDevice
+from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
+from tests.transport.conformance.test_conformance import (  # noqa: F401 (collected here, over NCCL)
     test_default_thresholds_on_large_arrays,
     test_every_collective_gives_what_the_oracle_gives,
     test_no_member_leaves_a_barrier_before_the_last_has_come,
     test_premul_sum_takes_an_array_of_factors,
 )
-from test_conformance_p2p import (  # noqa: F401
+from tests.transport.conformance.test_conformance_p2p import (  # noqa: F401
     test_any_source_returns_the_sender_and_keeps_each_ones_order,
     test_messages_match_by_tag_and_never_overtake,
 )
-
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from pretended import pretended
-from rank_threads import LONG, Member, Transport, run_group, run_threads
 
+from tests.support.transport.pretended import pretended
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup

@@ -15,11 +15,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from counting import Count, counting
-from growing import with_growing_deadlines
-from pretended import Across, pretended
-from rank_threads import LONG, TINY, Member, Transport, run_group
 
+from tests.support.transport.counting import Count, counting
+from tests.support.transport.growing import with_growing_deadlines
+from tests.support.transport.pretended import Across, pretended
+from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

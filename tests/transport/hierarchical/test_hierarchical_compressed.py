@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counting import Count, counting
-from pretended import pretended
-from rank_threads import Member, Transport, run_group
 
+from tests.support.transport.counting import Count, counting
+from tests.support.transport.pretended import pretended
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._choosing.choice import Thresholds
 from transport._header import Kind
 from transport._operands.compression import Compression

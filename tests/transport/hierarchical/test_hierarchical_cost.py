@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from clocked_links import KINDS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.net.clocked_links import KINDS
 from transport._choosing.choice import DEFAULT, Algorithm
 from transport._choosing.cost import Cost, work_of
 from transport._header import Kind

@@ -12,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from counting import Count, counting
-from pretended import Across, pretended
-from rank_threads import TINY, Member, Transport, run_group
 
+from tests.support.transport.counting import Count, counting
+from tests.support.transport.pretended import Across, pretended
+from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
 from transport._choosing.choice import Thresholds
 from transport._errors import PeerLostError
 from transport._header import Kind

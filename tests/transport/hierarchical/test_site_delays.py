@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from clocked_links import KINDS, Clocked, Clocks, delays_of
-from pretended import pretended
-from rank_threads import Member, run_group
 
+from tests.support.net.clocked_links import KINDS, Clocked, Clocks, delays_of
+from tests.support.transport.pretended import pretended
+from tests.support.transport.rank_threads import Member, run_group
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._header import Kind
 from transport._place import Place

@@ -10,8 +10,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from rank_threads import LONG
 
+from tests.support.transport.rank_threads import LONG
 from transport._call import Call
 from transport._codes import dtype_code
 from transport._communicators.backends import BackendEntry, lookup

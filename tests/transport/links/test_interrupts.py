@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-import interrupts
 import numpy as np
-from interrupts import SOON
 
 from meshlib._calls import call_stream, future, work
 from meshlib._calls.call_stream import CallStream
+from tests.support.transport import interrupts
+from tests.support.transport.interrupts import SOON
 from transport import _inproc as inproc
 from transport import _interrupts
 from transport._call import Call

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group, run_threads
-from tcp_pairs import sockets
 
+from tests.support.net.tcp_pairs import sockets
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._call import Call
 from transport._codes import dtype_code
 from transport._communicators.runtime import Membership, Runtime

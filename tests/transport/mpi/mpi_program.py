@@ -8,13 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "meshlib")]
+sys.path[:0] = [str(ROOT)]
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from array_oracle import DTYPES, MOVES, REDUCTIONS, Spec, expect, perform, same  # noqa: E402
 
 import meshlib as dist  # noqa: E402
+from tests.support.meshlib.array_oracle import (  # noqa: E402
+    DTYPES,
+    MOVES,
+    REDUCTIONS,
+    Spec,
+    expect,
+    perform,
+    same,
+)
 
 SHAPES = [(3,), (2, 3), (0,), (7,), (3000,)]
 SOME_DTYPES = [np.dtype("f4"), np.dtype("c16"), np.dtype("i1"), DTYPES[-9]]

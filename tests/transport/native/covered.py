@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import sanitize
+from tests.transport.native import sanitize
 
 MOST_UNREACHED = 0.05
 EXCUSES = Path(__file__).with_name("uncovered.txt")

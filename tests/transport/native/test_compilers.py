@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import sanitize
+
+from tests.transport.native import sanitize
 
 pytestmark = pytest.mark.processes
 

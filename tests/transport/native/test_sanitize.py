@@ -7,7 +7,8 @@ from errno import EFAULT
 from pathlib import Path
 
 import pytest
-import sanitize
+
+from tests.transport.native import sanitize
 
 pytestmark = [
     pytest.mark.processes,

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rank_threads import Member, Transport, run_group
 
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group, run_threads
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import (

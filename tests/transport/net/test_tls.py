@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import LONG_AGO, Authority, Files, tls_of_the_tests
-from rank_threads import Member, Transport, run_group, run_threads
-from tcp_pairs import LONG, sockets
 
+from tests.support.net.certificates import LONG_AGO, Authority, Files, tls_of_the_tests
+from tests.support.net.tcp_pairs import LONG, sockets
+from tests.support.transport.rank_threads import Member, Transport, run_group, run_threads
 from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,

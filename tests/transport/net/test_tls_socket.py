@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from certificates import tls_of_the_tests
-from rank_threads import run_threads
-from resets import await_end, reset
-from tcp_pairs import LONG, call, linked, sockets
 
+from tests.support.net.certificates import tls_of_the_tests
+from tests.support.net.resets import await_end, reset
+from tests.support.net.tcp_pairs import LONG, call, linked, sockets
+from tests.support.transport.rank_threads import run_threads
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,

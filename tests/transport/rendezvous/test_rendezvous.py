@@ -8,8 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
+from tests.support.transport.rendezvous_ranks import (
+    SOON,
+    check_together,
+    meet,
+    meeting,
+    run_processes,
+)
 from transport._errors import (
     AuthenticationError,
     DistError,

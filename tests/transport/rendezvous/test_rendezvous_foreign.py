@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from rendezvous_ranks import SOON, check_together
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from tests.support.transport.rendezvous_ranks import SOON, check_together
 from transport._errors import AuthenticationError, DistNetworkError, DistStoreError
 from transport._rendezvous import ForeignStore, foreign_rendezvous
 from transport._store import PrefixStore, Store, TCPStore

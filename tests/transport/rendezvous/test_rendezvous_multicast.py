@@ -10,11 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from growing import with_growing_deadlines
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
+from tests.support.transport.growing import with_growing_deadlines
+from tests.support.transport.rendezvous_ranks import (
+    SOON,
+    check_together,
+    meet,
+    meeting,
+    run_processes,
+)
 from transport._errors import (
     AuthenticationError,
     DistNetworkError,

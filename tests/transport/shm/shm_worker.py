@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rank_threads import Member
 
+from tests.support.transport.rank_threads import Member
 from transport._communicators.runtime import Membership, Runtime
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._header import Kind

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group, run_threads
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._call import Call
 from transport._choosing.choice import DEFAULT
 from transport._communicators.backends import lookup

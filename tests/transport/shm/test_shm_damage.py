@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
 from transport._errors import DistBackendError, DistError, PeerLostError
 from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import Member, Transport, run_group
 
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._communicators.runtime import Membership
 from transport._errors import HeaderMismatchError
 from transport._header import Kind

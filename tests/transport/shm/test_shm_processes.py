@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shm_worker import MIB, VICTIM
 
+from tests.transport.shm.shm_worker import MIB, VICTIM
 from transport._store.tcp.store import TCPStore
 
 pytestmark = pytest.mark.processes
@@ -44,7 +44,6 @@ def start(store: TCPStore, scenario: str, size: int) -> list[subprocess.Popen[st
             ],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},  # rank_threads
         )
         for rank in range(size)
     ]
@@ -127,10 +126,9 @@ def test_a_group_takes_less_than_32_mib(store: TCPStore) -> None:
 
 def test_kills_at_random_moments_are_named() -> None:
     script = Path(__file__).with_name("kills.py")
-    paths = os.pathsep.join([str(script.parent), str(script.parents[1])])
     done = subprocess.run(
         [sys.executable, str(script), "12"],
-        env=dict(os.environ, PYTHONPATH=paths, OPENBLAS_NUM_THREADS="1"),
+        env=dict(os.environ, OPENBLAS_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=120,

@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from rank_threads import Member, Transport, run_group
 
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._communicators.runtime import Membership
 from transport._header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype

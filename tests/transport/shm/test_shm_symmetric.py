@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from collective_oracle import reduced
-from rank_threads import Member, Transport, run_group
 
+from tests.support.transport.collective_oracle import reduced
+from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._communicators.runtime import Membership
 from transport._errors import HeaderMismatchError
 from transport._header import Kind

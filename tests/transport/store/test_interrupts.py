@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from interrupts import at_every_step, at_random, in_thread
 
+from tests.support.transport.interrupts import at_every_step, at_random, in_thread
 from transport._errors import StoreTimeoutError
 from transport._store import TCPStore, TCPStoreServer
 from transport._store.tcp import client

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
-from certificates import tls_of_the_tests
-from growing import with_growing_deadlines
-from resets import await_end, reset
 
+from tests.support.net.certificates import tls_of_the_tests
+from tests.support.net.resets import await_end, reset
+from tests.support.transport.growing import with_growing_deadlines
 from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group
 
 import transport._tcp.meeting.dial as dialling
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

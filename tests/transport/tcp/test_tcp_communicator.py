@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, run_threads
-from tcp_members import SOON, all_reduce, enter, member_of, ones
 
+from tests.support.net.tcp_members import SOON, all_reduce, enter, member_of, ones
+from tests.support.transport.rank_threads import LONG, run_threads
 from transport._call import Call
 from transport._deadline import Deadline
 from transport._errors import (
@@ -109,7 +109,7 @@ def test_a_hello_with_a_rank_that_cannot_be_is_refused(store: HashStore) -> None
 MEMBER_SCRIPT = """
     import sys, time
     import numpy as np
-    from test_tcp_communicator import member_of, all_reduce, ones
+    from tests.transport.tcp.test_tcp_communicator import member_of, all_reduce, ones
     from transport._errors import PeerLostError
     from transport._store.tcp.store import TCPStore
 
@@ -143,14 +143,11 @@ def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
         "import numpy as np",
         "from transport._operands.reduce_op import ReduceOp; member_op = ReduceOp.SUM",
     )
-    here = os.path.dirname(__file__)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(rank), str(size), str(master.port), what],
             stdout=subprocess.PIPE,
             text=True,
-            cwd=here,
-            env={**os.environ, "PYTHONPATH": os.path.dirname(here)},  # helpers beside tests
         )
         for rank in range(size)
     ]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_threads import run_threads
-from tcp_pairs import LONG, call, links, sockets
 
+from tests.support.net.tcp_pairs import LONG, call, links, sockets
+from tests.support.transport.rank_threads import run_threads
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,

@@ -12,9 +12,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rank_threads import LONG, Member, run_threads
-from tcp_members import SECRET, SOON, all_reduce, enter, forge_address, member_of, ones
 
+from tests.support.net.tcp_members import (
+    SECRET,
+    SOON,
+    all_reduce,
+    enter,
+    forge_address,
+    member_of,
+    ones,
+)
+from tests.support.transport.rank_threads import LONG, Member, run_threads
 from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,

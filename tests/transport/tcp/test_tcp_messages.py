@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group, run_threads
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport._tcp import TcpCommunicator
 from transport._tcp.inbox import MessageWorker

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, Transport, run_group
 
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
 from transport._call import Call
 from transport._choosing.choice import Thresholds
 from transport._errors import CommunicatorAbortedError, PeerLostError

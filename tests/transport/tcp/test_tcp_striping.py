@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_threads import LONG, Member, Transport, run_group, run_threads
-from tcp_pairs import call, linked, sockets
 
+from tests.support.net.tcp_pairs import call, linked, sockets
+from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,

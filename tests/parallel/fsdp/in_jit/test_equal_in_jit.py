@@ -12,7 +12,9 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jit_training import (  # noqa: E402
+
+from parallel.jax import fsdp  # noqa: E402
+from tests.support.parallel.jit_training import (  # noqa: E402
     REMAT,
     SHARDED,
     STEPS,
@@ -28,8 +30,6 @@ from jit_training import (  # noqa: E402
     transformer_params,
     whole,
 )
-
-from parallel.jax import fsdp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -13,9 +13,9 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jit_training import REMAT, SHARDED, How  # noqa: E402
 
 from parallel.jax import fsdp  # noqa: E402
+from tests.support.parallel.jit_training import REMAT, SHARDED, How  # noqa: E402
 from transport._codes import dtype_code  # noqa: E402
 
 WIDTH, LAYERS = 256, 24

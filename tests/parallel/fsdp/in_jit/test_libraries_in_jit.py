@@ -11,9 +11,9 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jit_training import assert_close  # noqa: E402
 
 from parallel.jax import fsdp  # noqa: E402
+from tests.support.parallel.jit_training import assert_close  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from host_driver import HostDriver, HostMemory
 
+from tests.support.gpu.host_driver import HostDriver, HostMemory
 from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._cuda import DeviceFlat, StreamOrder

@@ -210,7 +210,7 @@ class HostDriver:
     def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
     ) -> Any:
-        from fake_gpu import FakeArray
+        from tests.support.gpu.fake_gpu import FakeArray
 
         nbytes = math.prod(shape) * dtype.itemsize
         memory = SimpleNamespace(pointer=pointer, nbytes=nbytes, device=device, owner=owner)

@@ -9,13 +9,13 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from parallel.jax import (  # noqa: E402  # noqa: E402
     copy_to_region,
     fsdp,
     reduce_from_region,
 )
+from tests.support.parallel.jax_settings import jax_settings  # noqa: E402
 
 STEPS = 20
 

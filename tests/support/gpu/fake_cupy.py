@@ -15,8 +15,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from host_driver import HostDriver, HostMachine
 
+from tests.support.gpu.host_driver import HostDriver, HostMachine
 from transport._deadline import Deadline
 
 _own: ContextVar[HostDriver] = ContextVar("driver")

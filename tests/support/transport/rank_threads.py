@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from certificates import tls_of_the_tests
 
+from tests.support.net.certificates import tls_of_the_tests
 from transport._call import Call
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._codes import dtype_code

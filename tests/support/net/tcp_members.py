@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from rank_threads import LONG, Member
 
+from tests.support.transport.rank_threads import LONG, Member
 from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._net.auth import authenticate

@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 import numpy as np
-from host_driver import HostDriver, HostMemory
 
+from tests.support.gpu.host_driver import HostDriver, HostMemory
 from transport._deadline import Deadline
 
 

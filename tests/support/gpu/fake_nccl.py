@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from host_driver import HostDriver, HostMachine
-from on_device import OnDevice
 
+from tests.support.gpu.host_driver import HostDriver, HostMachine
+from tests.support.gpu.on_device import OnDevice
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rank_threads import Transport
-
+from tests.support.transport.rank_threads import Transport
 from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from far_links import FarInprocCommunicator, FarLink
-from rank_threads import Member
 
+from tests.support.net.far_links import FarInprocCommunicator, FarLink
+from tests.support.transport.rank_threads import Member
 from transport._call import Call
 from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
