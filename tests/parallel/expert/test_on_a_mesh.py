@@ -192,7 +192,7 @@ def test_a_rank_without_tokens_takes_part():
     ],
 )
 def test_what_does_not_divide_is_named(names, options, message, monkeypatch):
-    monkeypatch.setattr("moe_models.HIDDEN", 7)
+    monkeypatch.setattr("tests.support.parallel.moe_models.HIDDEN", 7)
 
     def program():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=names)
