@@ -27,7 +27,7 @@ from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
 from transport._channel.channel import GREETING_SECONDS, Channel
-from transport._channel.frames import Frame
+from transport._channel.frames import ChannelFrame
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
@@ -217,7 +217,7 @@ class Caller:
 
     # ------------------------------------------------------------------ replies
 
-    def on_reply(self, connection: AnyConnection, frame: Frame) -> None:
+    def on_reply(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         """End the call that ``frame`` answers."""
         connection.reclaim(frame.number)
         call: OutgoingCall | None = connection.pending.pop(frame.number, None)

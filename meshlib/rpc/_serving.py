@@ -30,7 +30,7 @@ from meshlib.rpc._messages import CREATES, UNREAD, Kind
 from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
 from meshlib.rpc.functions import future_of, is_async
-from transport._channel.frames import Frame
+from transport._channel.frames import ChannelFrame
 
 
 class Server:
@@ -55,7 +55,7 @@ class Server:
         self._recorder = recorder
         self._has_left = has_left
 
-    def accept(self, connection: AnyConnection, frame: Frame) -> None:
+    def accept(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         """Have a thread run a request. The calling thread, one of the pool, may be the one."""
         caller, lost = connection.peer, self._directory.lost
         call = ServedCall((caller, frame.number), connection, frame.nbytes, time.monotonic())
@@ -87,7 +87,7 @@ class Server:
 
     # ------------------------------------------------------------------ one call
 
-    def _run(self, call: ServedCall, frame: Frame) -> None:
+    def _run(self, call: ServedCall, frame: ChannelFrame) -> None:
         here = self._execution.here
         before, here.call = here.call, call
         call.begun, call.thread = time.monotonic(), threading.get_ident()
@@ -98,7 +98,7 @@ class Server:
         finally:
             here.call = before
 
-    def _run_function(self, call: ServedCall, frame: Frame) -> None:
+    def _run_function(self, call: ServedCall, frame: ChannelFrame) -> None:
         buffers = call.connection.fetch(frame)
         loaded = self._references.load(*call.id, frame.data, buffers)
         func, args, kwargs, sent, parent = loaded

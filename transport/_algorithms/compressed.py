@@ -57,7 +57,7 @@ def all_reduce(
     team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
 ) -> None:
     """Reduce ``buffer`` in place, by SUM or AVG."""
-    work = _AllReduce(team, call, buffer, op, compression)
+    work = _CompressedAllReduce(team, call, buffer, op, compression)
     work.run()
     work.keep()
 
@@ -73,7 +73,7 @@ def reduce_scatter(
     """Reduce ``inputs[i]`` to member i's ``output``, by SUM or AVG. Sizes may differ; inputs stay
     as they were. Each contribution is rounded once, the result not at all.
     """
-    work = _Work(team, call, op, compression)
+    work = _CompressedReduction(team, call, op, compression)
     rank, size = team.rank, team.size
     longest = max(part.size for part in inputs)
     count = segments_of(4 * longest, team.table.segment)
@@ -92,7 +92,7 @@ def reduce_scatter(
     wait_all(work.chunks.sent)
 
 
-class _Work:
+class _CompressedReduction:
     """The state of one reduction. ``peers`` are the other members, in the order in which their
     contributions are added.
     """
@@ -141,7 +141,7 @@ class _Work:
             adding.add()
 
 
-class _AllReduce(_Work):
+class _CompressedAllReduce(_CompressedReduction):
     """One all_reduce of ``buffer``, which is cut into chunks, and these into parts."""
 
     def __init__(

@@ -20,7 +20,7 @@ import numpy as np
 
 from transport._algorithms.team import Team
 from transport._call import Call
-from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
+from transport._choosing.blocks import ChunkRange, blocks_of, reverse_bits, ways_of
 from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
@@ -110,5 +110,5 @@ def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
         exchange(call, link, as_bytes(_part(data, ends, kept)), link, into)
 
 
-def _part(data: Flat, ends: Sequence[int], span: Span) -> Flat:
+def _part(data: Flat, ends: Sequence[int], span: ChunkRange) -> Flat:
     return data[ends[span.first] : ends[span.stop]]

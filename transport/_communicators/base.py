@@ -37,7 +37,7 @@ else:
     Buffer = TypeVar("Buffer")
 
 
-class Collectives(ABC, Generic[Buffer]):
+class BufferCollectives(ABC, Generic[Buffer]):
     """The collectives of one rank, with all members of a group or with some of them.
 
     ``rank`` is this member's number among them, ``size`` how many they are.
@@ -93,7 +93,7 @@ class Collectives(ABC, Generic[Buffer]):
         """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ."""
 
 
-class Communicator(Collectives[Buffer], Generic[Buffer]):
+class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
     """The interface of a transport. ``LinkCollectives`` implements the collectives over links."""
 
     abort_reason: str | None = None

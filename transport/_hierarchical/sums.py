@@ -20,7 +20,7 @@ from transport._call import Call
 from transport._hierarchical.levels import Levels, Selection
 from transport._operands.flat import part_bounds
 from transport._operands.operand import store
-from transport._operands.order import Block, fold
+from transport._operands.order import Subtree, fold
 from transport._operands.reduce_op import Flat, ReduceOp
 
 # Slots of ``Levels.scratch``, behind those of ``reductions``.
@@ -133,7 +133,7 @@ def _room(levels: Levels, size: int, dtype: np.dtype[np.generic]) -> tuple[list[
     the order of the blocks.
     """
     room = levels.scratch.flat(_ARRIVED, dtype, len(levels.all_blocks) * size)
-    arrived, rows, begin = list[Flat](), dict[Block, Flat](), 0
+    arrived, rows, begin = list[Flat](), dict[Subtree, Flat](), 0
     for blocks in levels.blocks_by_host:
         arrived.append(room[begin : begin + len(blocks) * size])
         for block in blocks:

@@ -25,7 +25,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.arena import Arena
 from transport._shm.calls import Calls
 from transport._shm.meeting.directory import Neighbourhood
-from transport._shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
+from transport._shm.meeting.endpoint import ABORTED, DIED, LEFT, ShmEndpoint
 from transport._shm.messages import INBOX, Messages
 from transport._shm.segment import OwnedSegment, Segment, no_memory
 from transport._shm.sizes import DEFAULT_SIZES, Sizes
@@ -74,7 +74,7 @@ class ShmCommunicator(MessagingCommunicator):
     ) -> None:
         self._core: Any = the_core()
         runtime, group = membership.runtime, membership.group
-        endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
+        endpoint = runtime.shared("shm-endpoint", lambda: ShmEndpoint(runtime.secret))
         # Nothing here refers back to this object: its mappings go when it goes.
         self._members = members or range(membership.size)
         neighbourhood = Neighbourhood(membership, self._members, endpoint)

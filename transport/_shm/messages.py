@@ -22,7 +22,7 @@ from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import is_held, look, sliced
-from transport._links.incoming import Incoming, Receive
+from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat
@@ -189,7 +189,7 @@ class Messages(Mailbox):
         happened.
         """
         src = ring.peer
-        receive: Receive | None = None
+        receive: PendingReceive | None = None
         end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
         begun = come = end.has_begun(data)
         with self._lock:
@@ -213,8 +213,8 @@ class Messages(Mailbox):
                     come = come or end.position != before
                     if end.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
-                        incoming = Incoming(self._lock, self._stir, src, header, data)
-                        receive = Receive(call, buffer, src, tag, code)
+                        incoming = IncomingMessage(self._lock, self._stir, src, header, data)
+                        receive = PendingReceive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
             if not begun:
@@ -317,7 +317,7 @@ class Messages(Mailbox):
         if self._carriers not in ([], [threading.get_ident()]):
             self._ring_bell()
 
-    def _sleep(self, call: Call, receive: Receive) -> None:
+    def _sleep(self, call: Call, receive: PendingReceive) -> None:
         """Carry messages until something has arrived, or wait for the thread that does."""
         rung = self._core.read_bell(self._memory)
         if not self._try_carrying():

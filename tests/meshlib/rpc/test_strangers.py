@@ -19,15 +19,15 @@ from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
 from tests.support.net.certificates import LONG_AGO, Authority, tls_of_the_tests
 from transport._channel.buffer_pool import BufferPool
-from transport._channel.connection import Connection
+from transport._channel.connection import ChannelConnection
 from transport._channel.frames import HEADER_BYTES, Control, pack
 from transport._channel.threads import ThreadPool
 from transport._deadline import Deadline
 from transport._errors import AuthenticationError, DistError
 from transport._net.auth import Handshake, authenticate
 from transport._net.sockets import recv_exact
-from transport._tcp.meeting.endpoint import Endpoint
-from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._tcp.meeting.endpoint import TcpEndpoint
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 
 SECRET = b"the job's own"
 LONG = 30.0
@@ -74,10 +74,10 @@ class Target:
     def __init__(self, agent):
         self.agent = agent
         endpoint = agent.world.runtime.shared("tcp-endpoint", lambda: pytest.fail("there is none"))
-        assert isinstance(endpoint, Endpoint)
+        assert isinstance(endpoint, TcpEndpoint)
         self.port = endpoint.address.port
         token = bytes.fromhex(endpoint.address.token)
-        self.hello = Hello(token, digest_of(agent.recorder.id), 0, Channel.RPC).pack()
+        self.hello = Hello(token, digest_of(agent.recorder.id), 0, TrafficKind.RPC).pack()
 
     def connect(self):
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=LONG)
@@ -275,7 +275,7 @@ def test_a_reply_that_came_in_the_record_of_another_is_read():
     answering.start()
     sock = tls.client(ours)
     sock.handshake(Deadline.after(LONG))
-    connection = Connection(sock, 1, True, owner, owner.threads, BufferPool())
+    connection = ChannelConnection(sock, 1, True, owner, owner.threads, BufferPool())
     connection.pending[2] = object()  # somebody waits for it who does not read
     connection.begin(poll=False)
     try:

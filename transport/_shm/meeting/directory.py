@@ -9,7 +9,7 @@ from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._errors import CommunicatorTimeoutError, DistNetworkError
 from transport._place import Place, this_place
-from transport._shm.meeting.endpoint import Endpoint
+from transport._shm.meeting.endpoint import ShmEndpoint
 from transport._shm.segment import Segment, adopt
 
 
@@ -18,7 +18,9 @@ class Neighbourhood(PeerKeys):
     own. Several threads.
     """
 
-    def __init__(self, membership: Membership, members: Sequence[int], endpoint: Endpoint) -> None:
+    def __init__(
+        self, membership: Membership, members: Sequence[int], endpoint: ShmEndpoint
+    ) -> None:
         super().__init__(membership)
         self.members: Sequence[int] = members
         self._endpoint = endpoint

@@ -48,7 +48,7 @@ _IDS = 1 << 32
 Reply = tuple[Status, list[bytes]]
 
 
-class _Request:
+class _StoreRequest:
     """A request under way, with its ``breaker``. ``news`` wakes its thread."""
 
     __slots__ = ("breaker", "news", "reply")
@@ -59,7 +59,7 @@ class _Request:
         self.reply: Reply | None = None
 
 
-class _Outgoing:
+class _SendBuffer:
     """Bytes to send, and the number of bytes that each system call took."""
 
     __slots__ = ("data", "taken")
@@ -88,13 +88,13 @@ class StoreConnection:
         self._name = name
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._expected: dict[int, _Request] = {}
+        self._expected: dict[int, _StoreRequest] = {}
         self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
         self._unreachable = False
         # Under the lock, but for appending.
         self._send_lock = threading.RLock()
-        self._outbox: deque[_Outgoing] = deque()
+        self._outbox: deque[_SendBuffer] = deque()
         # Under the turn.
         self._turn = threading.RLock()
         self._received: list[bytes] = []
@@ -123,7 +123,7 @@ class StoreConnection:
         self._check_process()
         number = next(self._numbers) % _IDS
         data = pack_request(number, op, 0.0 if breaker in self._waits_end else seconds, fields)
-        request = _Request(breaker)
+        request = _StoreRequest(breaker)
         try:
             if breaker is not None:
                 breaker.numbers.add(number)
@@ -148,7 +148,7 @@ class StoreConnection:
         """
         self._check_process()
         self._check()
-        self._outbox.append(_Outgoing(pack_request(0, op, 0.0, fields)))
+        self._outbox.append(_SendBuffer(pack_request(0, op, 0.0, fields)))
         self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
@@ -234,7 +234,7 @@ class StoreConnection:
 
         Closing earlier, with unread answers, would discard the goodbye.
         """
-        self._outbox.append(_Outgoing(pack_request(0, Op.GOODBYE, 0.0, ())))
+        self._outbox.append(_SendBuffer(pack_request(0, Op.GOODBYE, 0.0, ())))
         with contextlib.suppress(OSError, DistStoreError):
             self._flush()
             self._sock.shutdown(socket.SHUT_WR)
@@ -253,10 +253,10 @@ class StoreConnection:
 
     # Sending.
 
-    def _send(self, number: int, request: _Request, data: bytes, seconds: float) -> None:
+    def _send(self, number: int, request: _StoreRequest, data: bytes, seconds: float) -> None:
         self._expected[number] = request
         self._check()
-        self._outbox.append(_Outgoing(data))
+        self._outbox.append(_SendBuffer(data))
         if request.breaker in self._waits_end:  # maybe only since the data was packed
             self._outbox.append(_cancel(number))
         self._flush_soon(seconds)
@@ -319,7 +319,7 @@ class StoreConnection:
             finally:
                 self._send_lock.release()
 
-    def _receive(self, request: _Request, seconds: float) -> Reply:
+    def _receive(self, request: _StoreRequest, seconds: float) -> Reply:
         breaker = request.breaker
         until = time.monotonic() + seconds
         while request.reply is None:
@@ -341,7 +341,7 @@ class StoreConnection:
                     request.news.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
         return request.reply
 
-    def _read_for(self, request: _Request, until: float) -> None:
+    def _read_for(self, request: _StoreRequest, until: float) -> None:
         """Read and hand out replies until this request has its own, or until the deadline."""
         breaker = request.breaker
         if self._received:
@@ -437,8 +437,8 @@ class StoreConnection:
         self._wake()
 
 
-def _cancel(number: int) -> _Outgoing:
-    return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
+def _cancel(number: int) -> _SendBuffer:
+    return _SendBuffer(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
 
 
 _CLOSED = "closed"

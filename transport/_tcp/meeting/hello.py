@@ -15,7 +15,7 @@ WELCOME = b"\x01"
 """The answer to a hello, when the connection has been given to the group's communicator there."""
 
 
-class Channel(enum.IntEnum):
+class TrafficKind(enum.IntEnum):
     """The traffic of a connection."""
 
     COLLECTIVE = 1
