@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshlib._bench.run import Result
+from meshlib._bench.run import CaseResult
 from meshlib._bench.sizes import format_size
 from transport._choosing.cost import Cost, work_of
 from transport._choosing.tuning import Tuning
@@ -53,7 +53,7 @@ def in_words(cost: Cost) -> str:
     )
 
 
-def comparison(results: Sequence[Result], tuning: Tuning, transport: str) -> str:
+def comparison(results: Sequence[CaseResult], tuning: Tuning, transport: str) -> str:
     """Return a table of the model's times beside those that were measured over ``transport``."""
     cost = cost_of(tuning, transport)
     lines = [

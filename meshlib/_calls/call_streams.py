@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from meshlib._calls.call_stream import CallStream, Continuations
+from meshlib._calls.call_stream import CallStream, ContinuationStream
 from transport._deadline import Deadline
 from transport._header import Kind
 
@@ -26,7 +26,9 @@ class CallStreams:
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
         self.collectives: CallStream = CallStream(f"meshlib-{name}-{rank}")
-        self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
+        self.continuations: ContinuationStream = ContinuationStream(
+            f"meshlib-{name}-then-{rank}", enter
+        )
         # A stream lives as long as it has a task or a thread, or is referred to. Those made
         # last are to this, and a few to the compiled core. A tag that never comes again costs none.
         self._peers: WeakValueDictionary[tuple[Kind, int, int], CallStream] = WeakValueDictionary()

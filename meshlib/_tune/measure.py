@@ -43,14 +43,14 @@ _GAMMA_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Found(JsonRecord):
+class TuningResults(JsonRecord):
     """The results of the measurements among one number of ranks."""
 
     cost: Cost | None
     thresholds: Thresholds
 
 
-class Bench:
+class TransportBenchmark:
     """Makes communicators of ``transport`` among all ranks of the World, and measures them."""
 
     def __init__(self, transport: str) -> None:
@@ -165,10 +165,10 @@ def _gamma() -> float:
     return statistics.median(seconds) / _GAMMA_BYTES
 
 
-def measure(transport: str) -> Found:
+def measure(transport: str) -> TuningResults:
     """Measure among all ranks of the job, of which this is one."""
-    bench = Bench(transport)
-    return Found(bench.cost(), bench.thresholds())
+    bench = TransportBenchmark(transport)
+    return TuningResults(bench.cost(), bench.thresholds())
 
 
 def run(rank: int, transport: str, path: str) -> None:

@@ -35,7 +35,7 @@ Room = npt.NDArray[np.uint8]
 
 
 @dataclass
-class Piece:
+class ChunkWrite:
     """A chunk that this rank writes: what of it lies in the array, as a view or a copy."""
 
     array: str
@@ -94,7 +94,7 @@ class Kept(NamedTuple):
         return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 
-class Shares:
+class ChunkShares:
     """The chunks of all arrays, and this rank's share of them.
 
     It holds no values, so it serves every state with the same ``arrays``, and a ``Checkpointer``
@@ -147,23 +147,25 @@ class Shares:
         """The properties of each array that must be equal on all ranks, by its name."""
         return {kept.name: kept.line() for kept in self.arrays}
 
-    def pieces(self, leaves: Mapping[str, Any]) -> list[Piece]:
+    def pieces(self, leaves: Mapping[str, Any]) -> list[ChunkWrite]:
         """Return what this rank writes of the arrays, given by name, as views.
 
         Called by all ranks, which communicate where arrays are ``moved``.
         """
-        pieces: list[Piece] = []
+        pieces: list[ChunkWrite] = []
         for name, leaf in leaves.items():
             moved = self.moved.get(name)
             landed = leaf if moved is None else leaf.redistribute(moved)
             if name in self._chunks:
                 grid, host = self._grids[name], to_host(landed)
                 assert host is not None
-                pieces += [Piece(name, index, grid, host[box]) for index, box in self._chunks[name]]
+                pieces += [
+                    ChunkWrite(name, index, grid, host[box]) for index, box in self._chunks[name]
+                ]
         return pieces
 
     def write(
-        self, pieces: Sequence[Piece], storage: Storage, folder: str, *, first: bool
+        self, pieces: Sequence[ChunkWrite], storage: Storage, folder: str, *, first: bool
     ) -> Checksums:
         """Write this rank's chunks; return their checksums.
 
@@ -194,7 +196,7 @@ class Shares:
         }
 
 
-def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:
+def detach(pieces: Sequence[ChunkWrite], room: Room | None = None) -> Room:
     """Copy the pieces into ``room``, so that the state may change, and return that memory.
 
     The memory of an earlier call is reused if it is large enough: fresh memory costs more than

@@ -183,7 +183,7 @@ def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any
 
 @partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["halves"])
 @dataclass(frozen=True)
-class Passing:
+class PendingPermute:
     """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
 
     x: jax.Array
@@ -193,7 +193,7 @@ class Passing:
 
 def permute_start(
     x: Any, perm: Iterable[tuple[int, int]], group: Group = None, *, tag: int = 0
-) -> Passing:
+) -> PendingPermute:
     """Begin a ``permute``, and compute meanwhile: ``permute_done`` waits for it.
 
         passing = mj.permute_start(x, perm, group)
@@ -213,10 +213,10 @@ def permute_start(
     check_tag(tag)
     whole = Permute(calls, pairs)
     halves = PermuteStart(calls, whole, tag), PermuteDone(calls, whole, tag)
-    return Passing(x if calls.size() == 1 else bind(halves[0], x), halves)
+    return PendingPermute(x if calls.size() == 1 else bind(halves[0], x), halves)
 
 
-def permute_done(passing: Passing, after: Any = None) -> jax.Array:
+def permute_done(passing: PendingPermute, after: Any = None) -> jax.Array:
     """Return what ``permute`` would have returned where ``passing`` was begun.
 
     Waits for it when the arrays of ``after``, a pytree, have been computed.

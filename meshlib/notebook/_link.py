@@ -20,7 +20,7 @@ from meshlib.notebook._call import STOP_SECONDS, RankCall
 from meshlib.notebook._control import ControlWorld, Reply, Task, turn_key
 from meshlib.notebook._functions import cells, pack
 from meshlib.notebook._local import LocalLauncher
-from meshlib.notebook._output import Answered, Ended, Marked, News, Printed, show
+from meshlib.notebook._output import Answered, LauncherEnded, Marked, News, Printed, show
 from meshlib.rpc import WorkerLostError
 from transport._checks import to_whole_number
 from transport._errors import DistError, DistStoreError, RankFailedError
@@ -31,7 +31,7 @@ _LOSS_SECONDS = 5.0
 _JOIN_ANEW_SECONDS = 60.0
 
 
-class Link:
+class NotebookLink:
     """A notebook's link to its ranks. One call at a time."""
 
     def __init__(
@@ -221,7 +221,7 @@ class Link:
         until = time.monotonic() + _LOSS_SECONDS
         while self._launcher is not None:
             event = self._news.next(until)
-            if event is None or isinstance(event, Ended):
+            if event is None or isinstance(event, LauncherEnded):
                 break
             if isinstance(event, Printed):
                 said += [event.text] if event.of_launcher else []

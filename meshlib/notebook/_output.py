@@ -60,11 +60,11 @@ class Answered:
     rank: int
 
 
-class Ended:
+class LauncherEnded:
     """The launcher has ended, and all of its output has come."""
 
 
-Event = Printed | Marked | Answered | Ended
+Event = Printed | Marked | Answered | LauncherEnded
 
 
 class News:
@@ -137,7 +137,7 @@ class OutputReader:
         with self._lock:
             self._left -= 1
             if not self._left:
-                self._news.put_output(Ended())
+                self._news.put_output(LauncherEnded())
 
 
 def _events(stream: int, line: str) -> list[Event]:

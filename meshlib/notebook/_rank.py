@@ -39,7 +39,7 @@ from transport._store.prefix_store import PrefixStore, underlying
 _LOOK_SECONDS = 600.0
 
 
-class _Job:
+class _PendingTask:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.reply = Reply()
@@ -50,7 +50,7 @@ class RankServer:
     """Runs a notebook's tasks in the main thread of this rank, one after the other."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_PendingTask | None] = SimpleQueue()
         self._namespace = new_main()
         self._lock = threading.Lock()
         self._running: int | None = None
@@ -59,7 +59,7 @@ class RankServer:
 
     def run(self, task: Task) -> Reply:
         """Run ``task`` after those that came before, and return what came of it."""
-        job = _Job(task)
+        job = _PendingTask(task)
         self._jobs.put(job)
         job.ended.wait()
         return job.reply

@@ -21,13 +21,13 @@ from meshlib.rpc._execution import Execution
 from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory, WorkerInfo
 from meshlib.rpc._membership.shutdown import Shutdown
-from meshlib.rpc._messages import Kind
+from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._overdue.cycles import CycleDetector
 from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._overdue.timer import TimerThread
 from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
-from meshlib.rpc._serving import Server
+from meshlib.rpc._serving import CallServer
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import ChannelFrame
@@ -77,7 +77,7 @@ class LocalWorker:
         )
         self.carriers: Carriers = Carriers()
         self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_asked)
-        self.server: Server = Server(
+        self.server: CallServer = CallServer(
             self.directory,
             self.execution,
             self.references,
@@ -160,13 +160,13 @@ class LocalWorker:
 
     def _deliver(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         match frame.kind:
-            case Kind.REQUEST if not connection.outgoing:
+            case FrameKind.REQUEST if not connection.outgoing:
                 self.server.accept(connection, frame)
-            case Kind.REPLY | Kind.ERROR if connection.outgoing:
+            case FrameKind.REPLY | FrameKind.ERROR if connection.outgoing:
                 self.caller.on_reply(connection, frame)
-            case Kind.ASK if not connection.outgoing:
+            case FrameKind.ASK if not connection.outgoing:
                 self._on_question(connection, frame)
-            case Kind.CANCEL if not connection.outgoing:
+            case FrameKind.CANCEL if not connection.outgoing:
                 call_id, why = (connection.peer, frame.number), "its caller waits no longer"
                 call = self.execution.calls.get(call_id)
                 if call is not None:
@@ -177,7 +177,7 @@ class LocalWorker:
     def _on_question(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         def reply(answer: object) -> None:
             with suppress(OSError):
-                connection.send(Kind.REPLY, frame.number, *dump((answer, None)))
+                connection.send(FrameKind.REPLY, frame.number, *dump((answer, None)))
 
         match load(frame.data):
             case ("where", number):

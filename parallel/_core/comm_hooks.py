@@ -19,7 +19,7 @@ import meshlib
 from meshlib import Future, ProcessGroup, ReduceOp, error_feedback
 from parallel._arrays import Array, written
 from parallel._core.buckets import Bucket
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 
 
 class GradBucket(meshlib.GradBucket):
@@ -104,7 +104,7 @@ CommHook = Callable[[Any, GradBucket], Future[Any]]
 """``hook(state, bucket)``: begins the reduction of a bucket; its future's value is the average."""
 
 
-def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
+def allreduce_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket over the group, in place. What runs without any other hook.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.

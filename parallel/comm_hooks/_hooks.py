@@ -42,10 +42,10 @@ from parallel._core.comm_hooks import (
     compress_wrapper,
     noop_hook,
 )
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 
 
-def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
+def fp16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in float16: 11 bits of precision, nothing above 65504.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
@@ -53,7 +53,7 @@ def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Futur
     return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
 
 
-def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
+def bf16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own. Needs the package
@@ -105,8 +105,8 @@ class PostLocalSGDState:
 
     def __init__(
         self,
-        process_group: Ranks | None,
-        subgroup: Ranks | None,
+        process_group: GroupLike | None,
+        subgroup: GroupLike | None,
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
@@ -159,7 +159,7 @@ class PowerSGDState:
 
     def __init__(
         self,
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         matrix_approximation_rank: int = 1,
         start_powerSGD_iter: int = 1000,
         min_compression_rate: float = 2.0,
@@ -287,10 +287,10 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
     if warming_up or not compresses:
         state.bytes_sent += buffer.nbytes
         return allreduce_hook(state.process_group, bucket)
-    return _Exchange(state, bucket, iteration).start()
+    return _PowerSgdExchange(state, bucket, iteration).start()
 
 
-class _Exchange:
+class _PowerSgdExchange:
     """One bucket's way through the algorithm."""
 
     def __init__(self, state: PowerSGDState, bucket: GradBucket, iteration: int) -> None:

@@ -17,7 +17,7 @@ from parallel._core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel._core.passes import PassStatistics
 from parallel._core.reducer import WHAT_TO_DO
 from parallel._core.replicas import broadcast_coalesced, told_to_all
-from parallel._groups import Ranks, resolve, same_dims
+from parallel._groups import GroupLike, resolve, same_dims
 from parallel.ddp._gradients import ParameterGradients, check_same_model
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._module import Module, others_wait
@@ -28,7 +28,7 @@ from parallel.optim._optimizer import Optimizer
 _T = TypeVar("_T")
 
 
-class _Phase(enum.IntEnum):
+class _StepPhase(enum.IntEnum):
     """The parts of a step in which a wrapper communicates."""
 
     FORWARD = 1
@@ -84,7 +84,7 @@ class DistributedDataParallel(Module, Joinable):
     def __init__(
         self,
         module: Module,
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         *,
         bucket_cap_mb: float = 25.0,
         broadcast_buffers: bool = True,
@@ -163,7 +163,7 @@ class DistributedDataParallel(Module, Joinable):
         """Return ``module``'s output for this rank's share of the data."""
         due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
         if due and any(True for _ in self.module.buffers()):
-            with Join.notify_join_context(self, _Phase.FORWARD) as join:
+            with Join.notify_join_context(self, _StepPhase.FORWARD) as join:
                 self._broadcast_buffers(0 if join is None else join.first_active)
         begin = time.perf_counter()
         if self._casting is None:
@@ -210,7 +210,7 @@ class DistributedDataParallel(Module, Joinable):
 
     def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
         try:
-            with Join.notify_join_context(self, _Phase.BACKWARD):
+            with Join.notify_join_context(self, _StepPhase.BACKWARD):
                 try:
                     self._gradients.begin(accumulated=accumulated)
                     result = self._timed(compute)
@@ -328,11 +328,11 @@ class DistributedDataParallel(Module, Joinable):
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
-        return _Phase(phase).name.lower()
+        return _StepPhase(phase).name.lower()
 
     def _shadow(self, phase: int) -> None:
         assert self.join_context is not None
-        if phase == _Phase.FORWARD:
+        if phase == _StepPhase.FORWARD:
             self._broadcast_buffers(self.join_context.first_active)
         else:
             self._gradients.shadow(self._scale)

@@ -29,7 +29,7 @@ from parallel.nn._module import Module
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class ArrayPlaceholder:
     """Stands for an array in a tree whose arrays travel apart from it.
 
     ``library`` is that of the array; ``sharding`` and ``whole`` are those of the global array that
@@ -92,7 +92,7 @@ class ManagedState:
                 value.zero_grad()
 
     def take_apart(self) -> tuple[Any, list[Any]]:
-        """Return the state with a ``Leaf`` in the place of each array, and the arrays."""
+        """Return the state with an ``ArrayPlaceholder`` for each array, and the arrays."""
         arrays: list[Any] = []
         return map_leaves(partial(_leaf_of, arrays), self._told()), arrays
 
@@ -114,7 +114,7 @@ class ManagedState:
         room: list[npt.NDArray[Any]] = []
 
         def make_room(path: str, leaf: Any) -> None:
-            if isinstance(leaf, Leaf):
+            if isinstance(leaf, ArrayPlaceholder):
                 room.append(_room(leaf, own.get(path)))
 
         map_leaves(make_room, tree)
@@ -135,7 +135,7 @@ class ManagedState:
                 self._state[name] = value
 
 
-def _room(leaf: Leaf, own: Any) -> npt.NDArray[Any]:
+def _room(leaf: ArrayPlaceholder, own: Any) -> npt.NDArray[Any]:
     """Return memory for an array: that of ``own``, what this rank has in its place, if it fits."""
     here = own.local if isinstance(own, DArray) else own
     usable = _fits(here, leaf) and here.flags.c_contiguous
@@ -167,12 +167,12 @@ def _leaf_of(arrays: list[Any], _path: str, value: Any) -> Any:
     library = type(local).__module__.partition(".")[0]
     shape, dtype = tuple(local.shape), np.dtype(local.dtype)
     if isinstance(value, DArray):
-        return Leaf(shape, dtype, library, value.sharding, value.shape)
-    return Leaf(shape, dtype, library)
+        return ArrayPlaceholder(shape, dtype, library, value.sharding, value.shape)
+    return ArrayPlaceholder(shape, dtype, library)
 
 
 def _array_of(arrays: Iterator[Any], _path: str, leaf: Any) -> Any:
-    if not isinstance(leaf, Leaf):
+    if not isinstance(leaf, ArrayPlaceholder):
         return leaf
     array = next(arrays)
     if leaf.library in ("jax", "jaxlib"):

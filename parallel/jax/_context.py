@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
 from parallel._core.attention.dot_product import attend
-from parallel._core.attention.ring import Ring, half_of
+from parallel._core.attention.ring import RingAlgorithm, half_of
 
 Group = ProcessGroup | DeviceMesh | None
 
@@ -122,9 +122,9 @@ def _ring_backward(
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _ring_over(over: _Over, length: int) -> Ring:
+def _ring_over(over: _Over, length: int) -> RingAlgorithm:
     mesh, causal, zigzag = over
-    return Ring(jnp, get_rank(mesh), get_world_size(mesh), causal, zigzag, rows=length)
+    return RingAlgorithm(jnp, get_rank(mesh), get_world_size(mesh), causal, zigzag, rows=length)
 
 
 class _Permutes(NamedTuple):
@@ -139,7 +139,7 @@ class _Permutes(NamedTuple):
 
 
 class _Permuted(NamedTuple):
-    passing: jit.Passing
+    passing: jit.PendingPermute
 
     @property
     def x(self) -> jax.Array:

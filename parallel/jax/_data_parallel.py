@@ -20,7 +20,7 @@ from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook
 from parallel._core.passes import PassStatistics
 from parallel._core.replicas import told_to_all
-from parallel._groups import Ranks, resolve, same_dims
+from parallel._groups import GroupLike, resolve, same_dims
 from parallel.jax._gradients import GradientExchange
 from parallel.jax._on_gpu import average_in_program, is_on_gpu
 from parallel.jax._trees import TreeOfParameters, check_same_tree, copies_of_rank_0
@@ -69,7 +69,7 @@ class DistributedDataParallel:
     def __init__(
         self,
         params: Tree,
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         *,
         bucket_cap_mb: float = 25.0,
         init_sync: bool = True,

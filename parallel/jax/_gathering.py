@@ -20,7 +20,7 @@ from jax.interpreters import batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from meshlib import DeviceMesh, ProcessGroup, Sharding, jit
-from parallel._core.shards import Layout, row_counts, rows_of
+from parallel._core.shards import ShardLayout, row_counts, rows_of
 
 _Arrays = Sequence[jax.Array]
 
@@ -160,7 +160,7 @@ def _join_rows(
     Each has a call of its own, or, if it is small, one with the others.
     """
     shapes = [(length, *part.shape[1:]) for part, length in zip(parts, lengths, strict=True)]
-    layout = Layout(shapes, parts[0].dtype.itemsize, group.size())
+    layout = ShardLayout(shapes, parts[0].dtype.itemsize, group.size())
     gather = partial(jit.all_gather, group=group, tiled=True, after=after)
     wholes = list(parts)
     for i in layout.direct:

@@ -15,7 +15,7 @@ from parallel._arrays import Array
 from parallel._checks import check_callable
 from parallel._core.pipeline.stage import Spec, Stage, as_tuple
 from parallel._core.pipeline.stage_arrays import StageArrays
-from parallel._groups import Ranks
+from parallel._groups import GroupLike
 from parallel.jax import fsdp
 from parallel.jax._tensor_parallel import SplitWeight
 from parallel.jax._trees import TreeOfParameters, is_trained, path_of
@@ -71,7 +71,7 @@ class PipelineStage(Stage):
         params: Tree,
         stage_index: int,
         num_stages: int,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
     ) -> None:
         check_callable(function, "function")
         super().__init__(stage_index, num_stages, mesh)

@@ -10,8 +10,8 @@
 
     value, grads = jax.value_and_grad(loss)(parts, batch)
 
-Each array becomes a ``Part``, a node of the pytree that holds this rank's rows. ``gather`` returns
-the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
+Each array becomes a ``ShardedArray``, a node of the pytree that holds this rank's rows. ``gather``
+returns the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
 ``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` work on trees of parts as on trees of arrays.
 """
 
@@ -43,7 +43,7 @@ from parallel.jax._trees import (
 )
 
 __all__ = [
-    "Part",
+    "ShardedArray",
     "ShardedLayer",
     "Split",
     "from_global",
@@ -61,7 +61,7 @@ Tree = Any
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["split"])
 @dataclass(frozen=True)
-class Part:
+class ShardedArray:
     """This rank's part of an array: a node of a pytree, whose one leaf is ``array``."""
 
     array: Any
@@ -91,10 +91,10 @@ class ShardedLayer:
 
 def is_split(node: Any) -> bool:
     """True if a node of a pytree is split by ``shard`` or ``parallelize``: for ``is_leaf``."""
-    return isinstance(node, Part | SplitWeight)
+    return isinstance(node, ShardedArray | SplitWeight)
 
 
-def split_over(node: Part | SplitWeight) -> tuple[DeviceMesh, ...]:
+def split_over(node: ShardedArray | SplitWeight) -> tuple[DeviceMesh, ...]:
     """Return the ranks that have the other parts of a node's array, or nothing."""
     if isinstance(node, SplitWeight):
         return (node.mesh,)
@@ -102,12 +102,12 @@ def split_over(node: Part | SplitWeight) -> tuple[DeviceMesh, ...]:
 
 
 def is_part(node: Any) -> bool:
-    """True if a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
-    return isinstance(node, Part)
+    """True if a node of a pytree is a ``ShardedArray``: for ``is_leaf`` of ``jax.tree.map``."""
+    return isinstance(node, ShardedArray)
 
 
 def _is_gathered_apart(node: Any) -> bool:
-    return isinstance(node, Part | ShardedLayer)
+    return isinstance(node, ShardedArray | ShardedLayer)
 
 
 def shard(
@@ -120,7 +120,7 @@ def shard(
     reduce_dtype: npt.DTypeLike | None = None,
     init_sync: bool = True,
 ) -> Tree:
-    """Return ``params`` with this rank's ``Part`` in place of each floating point array.
+    """Return ``params`` with this rank's ``ShardedArray`` in place of each floating point array.
 
     Arrays are split along their first axis, by ceiling division. Those without axes are on all
     ranks, and leaves that are no floating point arrays stay what they are. All ranks call.
@@ -174,7 +174,7 @@ def shard(
         axis, length = (first - leaf.ndim, leaf.shape[first]) if split else (None, 0)
         lies = Split(mesh, axis, length, dtypes[0], dtypes[1])
         # A copy: a slice of a JAX array on the CPU could keep the whole alive.
-        return Part(jnp.array(lies.part_of(leaf)), lies)
+        return ShardedArray(jnp.array(lies.part_of(leaf)), lies)
 
     parts = jax.tree_util.tree_map_with_path(part_of, params)
     return map_nodes(lambda _, layer: ShardedLayer(layer), parts, patterns)
@@ -189,7 +189,7 @@ def _check_layer(path: str, layer: Any, what: str) -> None:
 
 
 def gather(parts: Tree, *, after: Any = None) -> Tree:
-    """Return ``parts`` with the whole array in place of each ``Part``. All ranks call.
+    """Return ``parts`` with the whole array in place of each ``ShardedArray``. All ranks call.
 
     The derivative by the parts is this rank's parts of the average over all ranks of the mesh.
     Small arrays share a call. Under ``jax.checkpoint`` arrays are gathered again in backward.
@@ -308,6 +308,6 @@ def from_global(tree: Tree, like: Tree) -> Tree:
             value = value.redistribute(split.sharding(len(value.shape))).local
         else:
             value = split.part_of(value)
-        return Part(jnp.array(value), split)
+        return ShardedArray(jnp.array(value), split)
 
     return jax.tree_util.tree_map(part, like, tree, is_leaf=is_part)

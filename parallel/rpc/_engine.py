@@ -19,7 +19,7 @@ from typing import Any
 from meshlib import rpc
 from parallel._checks import describe
 from parallel.rpc._contexts import Context, Keeper, keeper
-from parallel.rpc._graph import Edge, Node, Pass, PassKey, Received
+from parallel.rpc._graph import BackwardPass, Edge, Node, PassKey, ReceivedNode
 from parallel.rpc._recorded import Recorded
 
 Arrival = tuple[Edge, Any]
@@ -55,7 +55,7 @@ def run_pass(keeper: Keeper, context: Context, roots: list[Arrival], retain: boo
 
 def _mark_from(context: Context, key: PassKey, nodes: Iterable[Node]) -> list[rpc.Future[Any]]:
     with context.lock:
-        context_pass = context.passes.setdefault(key, Pass())
+        context_pass = context.passes.setdefault(key, BackwardPass())
         reached = context_pass.mark(nodes)
     by_origin: dict[int, list[int]] = {}
     for node in reached:
@@ -92,7 +92,7 @@ def _propagate_from(
     while ready:
         # Messages to other workers go first: those work while this one does.
         by_origin: dict[int, list[tuple[int, Any]]] = {}
-        for node in [node for node in ready if isinstance(node, Received)]:
+        for node in [node for node in ready if isinstance(node, ReceivedNode)]:
             ready.remove(node)
             (grad,) = _take(context, context_pass, node)
             by_origin.setdefault(node.origin, []).append((node.number, grad))
@@ -109,7 +109,7 @@ def _propagate_from(
     return calls
 
 
-def _take(context: Context, context_pass: Pass, node: Node) -> list[Any]:
+def _take(context: Context, context_pass: BackwardPass, node: Node) -> list[Any]:
     with context.lock:
         return context_pass.take(node)
 

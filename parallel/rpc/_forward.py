@@ -55,7 +55,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-class Leaf(Node):
+class WeightsNode(Node):
     """Trained weights: their gradients stay in the context."""
 
     def __init__(self, context: Context, weights: Weights, outputs: int) -> None:
@@ -79,7 +79,7 @@ def record(context: Context, weights: Weights) -> Any:
     import jax
 
     leaves, tree = jax.tree.flatten(weights.value)
-    leaf = context.leaf(weights, lambda: Leaf(context, weights, len(leaves)))
+    leaf = context.leaf(weights, lambda: WeightsNode(context, weights, len(leaves)))
     recorded = [Recorded(value, context, Edge(leaf, i)) for i, value in enumerate(leaves)]
     return jax.tree.unflatten(tree, recorded)
 

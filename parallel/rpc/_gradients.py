@@ -14,7 +14,11 @@ class Gradients(Keeper):
     """The carrier of gradients (``rpc.Differentiating``)."""
 
     def replace(
-        self, request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any], creates: bool
+        self,
+        request: rpc.PreparedCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        creates: bool,
     ) -> Any:
         """Have JAX differentiate the calls of a function that it differentiates."""
         if "jax" not in sys.modules:

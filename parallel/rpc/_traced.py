@@ -27,7 +27,7 @@ from parallel.rpc._recorded import Recorded
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def replaced(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, creates: bool) -> Any:
+def replaced(here: Keeper, request: rpc.PreparedCall, args: Any, kwargs: Any, creates: bool) -> Any:
     """Return the call that is made in place of ``request(args, kwargs)``; None: that one.
 
     Raises NotImplementedError for ``remote``, and in a function that JAX compiles; RuntimeError

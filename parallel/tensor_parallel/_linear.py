@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from parallel._arrays import Array
 from parallel._checks import check_instance, to_count
-from parallel._groups import Ranks
+from parallel._groups import GroupLike
 from parallel.nn._layers.linear import Linear, check_input, check_last
 from parallel.tensor_parallel._parts import (
     Parts,
@@ -47,7 +47,7 @@ class _ParallelLinear(Linear):
         self,
         in_features: int,
         out_features: int,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         bias: bool = True,
         *,
         input_layouts: Placement | None = None,
@@ -66,7 +66,7 @@ class _ParallelLinear(Linear):
     def from_linear(
         cls,
         linear: Linear,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         *,
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,

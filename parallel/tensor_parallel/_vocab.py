@@ -8,7 +8,7 @@ import numpy.typing as npt
 from meshlib import ProcessGroup, ReduceOp
 from parallel._arrays import Array, namespace
 from parallel._checks import to_count
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.nn._layers.linear import Embedding
 from parallel.nn._loss import CrossEntropyLoss, Reduction
 from parallel.tensor_parallel._parts import (
@@ -48,7 +48,7 @@ class VocabParallelEmbedding(Embedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         *,
         output_layouts: Placement | None = None,
         rng: np.random.Generator,
@@ -118,7 +118,7 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
 
     def __init__(
         self,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
     ) -> None:

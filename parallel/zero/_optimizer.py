@@ -12,7 +12,7 @@ from meshlib.sharding import Sharding
 from parallel._arrays import written
 from parallel._checks import describe
 from parallel._core.replicas import check_same, told_to_all
-from parallel._groups import Ranks, gathered, resolve
+from parallel._groups import GroupLike, gathered, resolve
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook
 from parallel.nn._parameter import Parameter, kept_part
 from parallel.optim._optax import same_shared
@@ -64,7 +64,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self,
         params: Iterable[Parameter] | Iterable[ParamGroup],
         optimizer_class: Callable[..., Optimizer],
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         *,
         parameters_as_bucket_view: bool = False,
         **defaults: Any,

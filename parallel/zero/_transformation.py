@@ -8,7 +8,7 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from parallel._arrays import pieces
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.optim._optax import (
     PATH_OF_LEAF,
     check_transformation,
@@ -45,20 +45,20 @@ class ZeroRedundancyOptax:
     Raises TypeError for an argument that is not a transformation, or not a set of ranks.
     """
 
-    def __init__(self, transformation: Any, process_group: Ranks | None = None) -> None:
+    def __init__(self, transformation: Any, process_group: GroupLike | None = None) -> None:
         check_transformation(transformation)
         self._transformation = transformation
         self._group = resolve(process_group, "process_group")
 
     def init(self, params: Tree) -> Any:
         """Return the state for the leaves of ``params`` that this rank owns."""
-        return self._transformation.init(_Shares(params, self._group).own(params))
+        return self._transformation.init(_LeafOwners(params, self._group).own(params))
 
     def update(
         self, updates: Tree, state: Any, params: Tree | None = None, **extra: Any
     ) -> tuple[Tree, Any]:
         """Return the updates of all leaves, and this rank's new state."""
-        shares = _Shares(updates, self._group)
+        shares = _LeafOwners(updates, self._group)
         own_params = None if params is None else shares.own(params)
         own, state = self._transformation.update(shares.own(updates), state, own_params, **extra)
         return shares.exchange(own), state
@@ -75,7 +75,7 @@ class ZeroRedundancyOptax:
         import jax
 
         check_group_rank(to, self._group)
-        shares = _Shares(params, self._group)
+        shares = _LeafOwners(params, self._group)
         mine = jax.tree_util.tree_map(np.asarray, take_apart(state, shares.own_names))
         parts = collected(mine, self._group, to)
         if parts is None:
@@ -96,7 +96,7 @@ class ZeroRedundancyOptax:
         """
         import jax
 
-        shares = _Shares(params, self._group)
+        shares = _LeafOwners(params, self._group)
         whole = {
             jax.tree_util.keystr(path): value
             for path, value in jax.tree_util.tree_flatten_with_path(state)[0]
@@ -115,7 +115,7 @@ class ZeroRedundancyOptax:
         return map_by_path(template, find)
 
 
-class _Shares:
+class _LeafOwners:
     """The owners of a tree's leaves."""
 
     def __init__(self, tree: Tree, group: ProcessGroup) -> None:

@@ -6,7 +6,7 @@ import pytest
 import meshlib as dist
 from meshlib import extend
 from meshlib.checkpoint import Checkpointer, load, save
-from meshlib.checkpoint._pieces import Piece
+from meshlib.checkpoint._pieces import ChunkWrite
 from meshlib.testing import run_ranks
 from parallel import (
     ColumnParallelLinear,
@@ -183,13 +183,13 @@ def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
 
 def test_a_parameter_that_all_tp_ranks_have_is_written_once(tmp_path, monkeypatch):
     written = []
-    write = Piece.write
+    write = ChunkWrite.write
 
     def noted(self, *args):
         written.append((self.array, self.index))
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", noted)
+    monkeypatch.setattr(ChunkWrite, "write", noted)
 
     def program():
         names = ("dp_shard", "tp")

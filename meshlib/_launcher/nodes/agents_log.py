@@ -17,17 +17,17 @@ from collections.abc import Callable
 from meshlib._command_line import say
 from meshlib._events.log import LogReader, announce_lost
 from meshlib._launcher.nodes.continuing import last_members, leader_of
-from meshlib._launcher.nodes.coordinator import Log, News
+from meshlib._launcher.nodes.coordinator import AgentLog, News
 from meshlib._launcher.nodes.leader import Leader
 from meshlib._launcher.nodes.records import (
     LOG,
     Admitted,
+    AgentRecord,
     CutOff,
     Gone,
     Held,
-    Hello,
-    Record,
-    Refused,
+    JoinRefused,
+    JoinRequest,
     alive_key,
     parse,
 )
@@ -51,7 +51,7 @@ _FIRST_NOTE_SECONDS = 5.0
 _NEXT_NOTE_SECONDS = 30.0
 
 
-class SharedLog(Log):
+class SharedLog(AgentLog):
     """This node's part in the log of a job on several nodes.
 
     ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError when
@@ -71,7 +71,7 @@ class SharedLog(Log):
         self._knock = knock
         self._silence = nodes.heartbeat_timeout
         self._beat = self._silence / 5
-        self._inbox: deque[Record] = deque()
+        self._inbox: deque[AgentRecord] = deque()
         self._outbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._follower: Follower | None = None
@@ -80,32 +80,32 @@ class SharedLog(Log):
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
         self._talker.start()
 
-    def say(self, record: Record) -> None:
-        """See ``Log``."""
-        if isinstance(record, Hello):
+    def say(self, record: AgentRecord) -> None:
+        """See ``AgentLog``."""
+        if isinstance(record, JoinRequest):
             self._waiting.begin(time.monotonic())
         self.tell(lambda store: store.append(LOG, record.line()))
 
-    def read(self) -> list[Record]:
-        """See ``Log``."""
-        news: list[Record] = []
+    def read(self) -> list[AgentRecord]:
+        """See ``AgentLog``."""
+        news: list[AgentRecord] = []
         while self._inbox:
             news.append(self._inbox.popleft())
             self._waiting.hear(news[-1], leads=self.leads)
         return news
 
     def tell(self, news: News) -> None:
-        """See ``Log``."""
+        """See ``AgentLog``."""
         self._outbox.put(news)
 
     def flush(self) -> None:
-        """See ``Log``."""
+        """See ``AgentLog``."""
         said = threading.Event()
         self.tell(lambda _: said.set())
         said.wait(_MOMENT_SECONDS)
 
     def close(self, *, in_touch: bool) -> None:
-        """See ``Log``. The leader stays until the others have left, for some seconds."""
+        """See ``AgentLog``. The leader stays until the others have left, for some seconds."""
         self._closing.set()
         self._outbox.put(None)
         if not in_touch and self._server is None:
@@ -203,7 +203,7 @@ class SharedLog(Log):
         store.set_timeout(self._beat)
         return store
 
-    def _hear(self, record: Record) -> None:
+    def _hear(self, record: AgentRecord) -> None:
         self._inbox.append(record)
         self._knock()
 
@@ -251,7 +251,7 @@ class Leading:
         """True if no other agent is there, or none any more."""
         return self._leader.present <= {self._agent}
 
-    def take(self, record: Record) -> None:
+    def take(self, record: AgentRecord) -> None:
         """Add to the log what the leader makes of a record of it."""
         losses = self._leader.losses(record)
         if losses:  # they may be waited for: their peers hear it before they are stopped
@@ -265,7 +265,7 @@ class Leading:
             self._next_look = time.monotonic() + self.beat
             self._look_for_silence()
 
-    def _decide(self, decisions: list[Record]) -> None:
+    def _decide(self, decisions: list[AgentRecord]) -> None:
         if decisions:
             self._store.append(LOG, "".join(decision.line() for decision in decisions))
 
@@ -296,7 +296,7 @@ class Follower:
         store: Store,
         agent: str,
         leading: Leading | None,
-        hear: Callable[[Record], None],
+        hear: Callable[[AgentRecord], None],
     ) -> None:
         self._store = store
         self._agent = agent
@@ -359,13 +359,13 @@ class Waiting:
         self._began = now
         self._next = now + _FIRST_NOTE_SECONDS
 
-    def hear(self, record: Record, *, leads: bool) -> None:
+    def hear(self, record: AgentRecord, *, leads: bool) -> None:
         """Take note of a record of the log; ``leads``: it is this node's to explain decisions."""
         match record:
-            case Hello(agent=agent, host=host):
+            case JoinRequest(agent=agent, host=host):
                 self._hosts[agent] = host
                 self._came.add(agent)
-            case Refused(agent=agent, reason=reason):
+            case JoinRefused(agent=agent, reason=reason):
                 self._came.discard(agent)
                 if leads:
                     say("meshrun", f"refused node {self._hosts.get(agent, agent)}: {reason}")

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from meshlib._events.events import RankLost
 from meshlib._launcher.nodes.records import (
     Admitted,
-    Ended,
+    AgentRecord,
+    AttemptResult,
     Failed,
     Gone,
-    Hello,
     Interrupted,
-    Record,
-    Refused,
-    Result,
+    JoinRefused,
+    JoinRequest,
+    RanksEnded,
     StopAll,
     Wanted,
 )
@@ -43,7 +43,7 @@ class Reason:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptState:
     """A running attempt, and the known state of its members.
 
     It began with ``nodes`` nodes and ``size`` ranks. ``ranks`` has all ranks that a member was
@@ -52,10 +52,10 @@ class Attempt:
 
     nodes: int
     size: int
-    members: dict[str, Hello] = field(default_factory=dict[str, Hello])
+    members: dict[str, JoinRequest] = field(default_factory=dict[str, JoinRequest])
     ranks: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     next: int = 0
-    ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
+    ended: dict[str, RanksEnded] = field(default_factory=dict[str, RanksEnded])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     reason: Reason | None = None
     interrupted: bool = False
@@ -86,11 +86,11 @@ class Leader:
         self._nodes = options.nodes
         self._number = 0
         self._restarts_left = options.max_restarts
-        self._candidates: dict[str, Hello] = {}
+        self._candidates: dict[str, JoinRequest] = {}
         self._expected: set[str] = set()
         self.present: set[str] = set()
         """The agents that have come and not gone."""
-        self._attempt: Attempt | None = None
+        self._attempt: AttemptState | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
         self._done = False
@@ -99,16 +99,16 @@ class Leader:
         """Return the ranks that ``agent`` was given in the attempt under way."""
         return self._attempt.ranks.get(agent, ()) if self._attempt else ()
 
-    def losses(self, record: Record) -> list[RankLost]:
+    def losses(self, record: AgentRecord) -> list[RankLost]:
         """Return the ranks that ``record`` says are lost, for the ranks that wait for them."""
         if not isinstance(record, Gone) or record.lost is None:
             return []
         how = f"was lost: its node {record.lost}"
         return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
 
-    def receive(self, record: Record, now: float) -> list[Record]:
+    def receive(self, record: AgentRecord, now: float) -> list[AgentRecord]:
         """Take note of a record of the log; return decisions that follow."""
-        if isinstance(record, Hello):
+        if isinstance(record, JoinRequest):
             return self._hello(record, now)
         if isinstance(record, Gone):
             return self._gone(record, now)
@@ -122,12 +122,12 @@ class Leader:
                 return self._interrupted(attempt, record)
             case Wanted():
                 return self._wanted(attempt, record)
-            case Ended():
+            case RanksEnded():
                 return self._ended(attempt, record, now)
             case _:
                 return []
 
-    def tick(self, now: float) -> list[Record]:
+    def tick(self, now: float) -> list[AgentRecord]:
         """Return decisions that time has brought about."""
         if self._attempt is not None or self._done:
             return []
@@ -142,26 +142,26 @@ class Leader:
             )
         return []
 
-    def _hello(self, hello: Hello, now: float) -> list[Record]:
+    def _hello(self, hello: JoinRequest, now: float) -> list[AgentRecord]:
         problem = self._problem(hello)
         if problem is not None:
-            return [Refused(hello.agent, problem)]
+            return [JoinRefused(hello.agent, problem)]
         self.present.add(hello.agent)
         self._candidates[hello.agent] = hello
         if self._attempt is None:
             return self._gather(now)
         return self._comes_late(self._attempt, hello)
 
-    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+    def _comes_late(self, attempt: AttemptState, hello: JoinRequest) -> list[AgentRecord]:
         if attempt.ended or attempt.reason is not None:
             return []  # the job is about to end, or to begin again
         if len(attempt.members) >= self._nodes.most:
             del self._candidates[hello.agent]
-            return [Refused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
+            return [JoinRefused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
         attempt.makes_room = True
         return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
 
-    def _problem(self, hello: Hello) -> str | None:
+    def _problem(self, hello: JoinRequest) -> str | None:
         nodes, on_failure = self._nodes, self._options.on_failure
         if self._done:
             return "the job has ended"
@@ -181,7 +181,7 @@ class Leader:
                 return f"--node-rank {hello.node} is taken by {other.host}"
         return None
 
-    def _gather(self, now: float) -> list[Record]:
+    def _gather(self, now: float) -> list[AgentRecord]:
         count = len(self._candidates)
         if count == self._nodes.most:
             return self._begin()
@@ -193,14 +193,14 @@ class Leader:
         self._enough_since = now
         return []
 
-    def _begin(self) -> list[Record]:
+    def _begin(self) -> list[AgentRecord]:
         ordered = _in_order(list(self._candidates.values()), self._agent)
-        self._attempt = Attempt(len(ordered), sum(hello.ranks for hello in ordered))
+        self._attempt = AttemptState(len(ordered), sum(hello.ranks for hello in ordered))
         self._candidates.clear()
         self._enough_since = None
         return [self._admit(self._attempt, hello) for hello in ordered]
 
-    def _admit(self, attempt: Attempt, hello: Hello) -> Record:
+    def _admit(self, attempt: AttemptState, hello: JoinRequest) -> AgentRecord:
         """Make an agent the next node, with the next ranks."""
         node, first = len(attempt.members), attempt.next
         attempt.next += hello.ranks
@@ -208,27 +208,27 @@ class Leader:
         attempt.ranks[hello.agent] = list(range(first, attempt.next))
         return Admitted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
 
-    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+    def _failed(self, attempt: AttemptState, record: Failed) -> list[AgentRecord]:
         text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"
         return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
 
-    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+    def _wanted(self, attempt: AttemptState, record: Wanted) -> list[AgentRecord]:
         """Return the answer: here there is none, the number of ranks is fixed."""
         del attempt, record
         return []
 
-    def _ended(self, attempt: Attempt, record: Ended, now: float) -> list[Record]:
+    def _ended(self, attempt: AttemptState, record: RanksEnded, now: float) -> list[AgentRecord]:
         if record.agent not in attempt.members or record.agent in attempt.lost:
             return []
         attempt.ended[record.agent] = record
         return self._settle(attempt, now)
 
-    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
+    def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         attempt.interrupted = True
         text = f"{self._name(record.agent)} was told to end"
         return self._stop(attempt, Reason(text, saves=record.saves))
 
-    def _gone(self, record: Gone, now: float) -> list[Record]:
+    def _gone(self, record: Gone, now: float) -> list[AgentRecord]:
         self.present.discard(record.agent)
         self._candidates.pop(record.agent, None)
         self._expected.discard(record.agent)
@@ -239,22 +239,22 @@ class Leader:
             return []
         return self._without(attempt, record) + self._settle(attempt, now)
 
-    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
+    def _without(self, attempt: AttemptState, record: Gone) -> list[AgentRecord]:
         if record.lost is None:
             # It has left before the job's end, but knowing so: as if it had been told to.
-            attempt.ended.setdefault(record.agent, Ended(record.agent, self._number))
+            attempt.ended.setdefault(record.agent, RanksEnded(record.agent, self._number))
             return self._interrupted(attempt, Interrupted(record.agent, self._number))
         attempt.lost[record.agent] = record.lost
         return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
 
-    def _stop(self, attempt: Attempt, reason: Reason) -> list[Record]:
+    def _stop(self, attempt: AttemptState, reason: Reason) -> list[AgentRecord]:
         """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason
         return [StopAll(self._number, reason.text, reason.saves)] if known is None else []
 
-    def _settle(self, attempt: Attempt, now: float) -> list[Record]:
+    def _settle(self, attempt: AttemptState, now: float) -> list[AgentRecord]:
         """Decide what is next once no rank runs anywhere."""
         if not attempt.over:
             return []
@@ -268,18 +268,18 @@ class Leader:
         self._attempt = None
         self._gathering_since = now
         self._number += 1
-        return [Result(self._number - 1, again=True, exits=exits, error=error)]
+        return [AttemptResult(self._number - 1, again=True, exits=exits, error=error)]
 
-    def _outcome(self, attempt: Attempt) -> Outcome:
+    def _outcome(self, attempt: AttemptState) -> Outcome:
         """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""
         exits, reason = attempt.exits, attempt.reason
         error = None if reason is None or reason.blames_rank else reason.text
         return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
 
-    def _finish(self, error: str | None, exits: Sequence[RankExit] = ()) -> list[Record]:
+    def _finish(self, error: str | None, exits: Sequence[RankExit] = ()) -> list[AgentRecord]:
         self._done = True
         self._attempt = None
-        return [Result(self._number, again=False, exits=list(exits), error=error)]
+        return [AttemptResult(self._number, again=False, exits=list(exits), error=error)]
 
     def _name(self, agent: str) -> str:
         """Return a member's name in messages: ``node 1 (host)``."""
@@ -289,7 +289,7 @@ class Leader:
         return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
 
 
-def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
+def _in_order(hellos: list[JoinRequest], leader: str) -> list[JoinRequest]:
     """Return the nodes in the order of their numbers.
 
     Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
@@ -298,7 +298,7 @@ def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
     asked = {hello.node: hello for hello in hellos if hello.node is not None}
     others = [hello for hello in hellos if hello.node is None]
     others.sort(key=lambda hello: hello.agent != leader)
-    order: list[Hello] = []
+    order: list[JoinRequest] = []
     for node in range(max([len(hellos), *(node + 1 for node in asked)])):
         if node in asked:
             order.append(asked[node])

@@ -24,7 +24,7 @@ from meshlib.extend import Record, dump, load, recorded
 from parallel._arrays import Array
 from parallel._core.pipeline.simulation import Transfer
 from parallel._core.pipeline.stage import Specs, Stage
-from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
@@ -42,18 +42,18 @@ class StageMessage(NamedTuple):
     microbatch: int
 
 
-def message_for(action: Action, table: Table) -> StageMessage | None:
+def message_for(action: Action, table: ScheduleTable) -> StageMessage | None:
     """Return what another stage gives ``action``, on whichever rank that is."""
-    forward = action.kind is Kind.FORWARD
+    forward = action.kind is ActionKind.FORWARD
     alone = 0 if forward else table.stages - 1
     if action.stage == alone or not (forward or action.kind.sends_back):
         return None
     return StageMessage(action.stage, not forward, action.microbatch)
 
 
-def message_of(action: Action, table: Table) -> StageMessage | None:
+def message_of(action: Action, table: ScheduleTable) -> StageMessage | None:
     """Return what ``action`` gives another stage, on whichever rank that is."""
-    forward = action.kind is Kind.FORWARD
+    forward = action.kind is ActionKind.FORWARD
     stage = action.stage + (1 if forward else -1)
     if not 0 <= stage < table.stages or not (forward or action.kind.sends_back):
         return None
@@ -68,17 +68,17 @@ class RankPlan:
     sending. For each action that waits for a message, ``needed`` is that message.
     """
 
-    def __init__(self, table: Table, rank: int, training: bool) -> None:
+    def __init__(self, table: ScheduleTable, rank: int, training: bool) -> None:
         self.table = table
         self.rank = rank
         self.training = training
 
         def done(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-            return tuple(a for a in actions if training or a.kind is Kind.FORWARD)
+            return tuple(a for a in actions if training or a.kind is ActionKind.FORWARD)
 
         self.row: tuple[Action, ...] = done(table.ranks[rank])
         self.last: dict[int, Action] = {
-            a.stage: a for a in self.row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)
+            a.stage: a for a in self.row if a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT)
         }
         self.needed: dict[Action, StageMessage] = {}
         self.coming: dict[int, tuple[StageMessage, ...]] = {

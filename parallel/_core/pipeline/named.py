@@ -17,7 +17,7 @@ from parallel._core.pipeline.orders import (
 )
 from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
 from parallel._core.pipeline.stage import Stage
-from parallel._core.pipeline.table import Table
+from parallel._core.pipeline.table import ScheduleTable
 
 
 class NamedSchedule(PipelineSchedule):
@@ -64,17 +64,17 @@ class NamedSchedule(PipelineSchedule):
 
     stages_per_rank: ClassVar[int | None]
     """The number of stages on each rank; None: any number."""
-    _make: ClassVar[Callable[..., Table]]
+    _make: ClassVar[Callable[..., ScheduleTable]]
 
     def __init_subclass__(
-        cls, make: Callable[..., Table] | None = None, each: int | None = None
+        cls, make: Callable[..., ScheduleTable] | None = None, each: int | None = None
     ) -> None:
         """``make`` makes the table of ranks, microbatches and, without ``each``, stages a rank."""
         if make is not None:
             cls._make, cls.stages_per_rank = staticmethod(make), each
 
     @classmethod
-    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> ScheduleTable:
         """Return the table; raise ValueError where there is none."""
         if cls.stages_per_rank is None:
             return cls._make(ranks, microbatches, stages_per_rank)

@@ -11,9 +11,9 @@ from parallel._arrays import Array
 from parallel._checks import check_instance
 from parallel._core.pipeline.executor import Microbatches, PipelineStep, cut, cut_kwargs, cut_target
 from parallel._core.pipeline.messages import MessageEnd, RankPlan, StageShapes, joined, watched
-from parallel._core.pipeline.simulation import Span, Timing
+from parallel._core.pipeline.simulation import ActionSpan, Timing
 from parallel._core.pipeline.stage import SharedParameters, Stage, check_like, specs_of
-from parallel._core.pipeline.table import Action, Table
+from parallel._core.pipeline.table import Action, ScheduleTable
 from parallel._core.replicas import describe_options, first_difference
 from parallel._groups import gathered
 
@@ -41,23 +41,23 @@ class PipelineSchedule:
     def __init__(
         self,
         stages: Stage | Sequence[Stage],
-        table: Table,
+        table: ScheduleTable,
         loss_fn: Any = None,
         *,
         scale_grads: bool = True,
     ) -> None:
         listed = as_stages(stages)
-        check_instance(table, Table, "table", "gpipe(4, 8)")
+        check_instance(table, ScheduleTable, "table", "gpipe(4, 8)")
         if loss_fn is not None:
             listed[0].check_loss(loss_fn)
-        self.table: Table = table
+        self.table: ScheduleTable = table
         self.group: ProcessGroup = listed[0].group
         self.scale_grads: bool = bool(scale_grads)
         self._loss = loss_fn
         self._stages = {stage.stage_index: stage for stage in listed}
         self._shapes = StageShapes()
         self._failed = False
-        self._spans: list[Span] = []
+        self._spans: list[ActionSpan] = []
         self._ends: list[MessageEnd] = []
         options = describe_options(
             schedule=table.name,
@@ -88,8 +88,10 @@ class PipelineSchedule:
         *,
         scale_grads: bool = True,
     ) -> PipelineSchedule:
-        """Return a schedule whose table is in a file: see ``Table.from_csv``."""
-        return PipelineSchedule(stages, Table.from_csv(source), loss_fn, scale_grads=scale_grads)
+        """Return a schedule whose table is in a file: see ``ScheduleTable.from_csv``."""
+        return PipelineSchedule(
+            stages, ScheduleTable.from_csv(source), loss_fn, scale_grads=scale_grads
+        )
 
     @property
     def stages(self) -> list[Stage]:
@@ -245,7 +247,7 @@ class PipelineSchedule:
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """
-        reports: list[tuple[list[Span], list[MessageEnd]]]
+        reports: list[tuple[list[ActionSpan], list[MessageEnd]]]
         reports = gathered((self._spans, self._ends), self.group)
         spans = sorted((span for own, _ in reports for span in own), key=lambda span: span.begin)
         transfers = joined([ends for _, ends in reports])

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 
-Costs = Mapping[Kind, float] | Callable[[Action], float]
+Costs = Mapping[ActionKind, float] | Callable[[Action], float]
 """The time of an action: by its kind, or a function of the action."""
 
-USUAL_COSTS: dict[Kind, float] = {
-    Kind.FORWARD: 1.0,
-    Kind.BACKWARD: 2.0,
-    Kind.INPUT: 1.0,
-    Kind.WEIGHT: 1.0,
+USUAL_COSTS: dict[ActionKind, float] = {
+    ActionKind.FORWARD: 1.0,
+    ActionKind.BACKWARD: 2.0,
+    ActionKind.INPUT: 1.0,
+    ActionKind.WEIGHT: 1.0,
 }
 """A matrix product forward, and one for each of its two gradients."""
 
 
 @dataclass(frozen=True)
-class Span:
+class ActionSpan:
     """An action of a rank, from ``begin`` to ``end``."""
 
     rank: int
@@ -60,7 +60,7 @@ class Timing:
     """
 
     ranks: int
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
     transfers: tuple[Transfer, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class Timing:
         return self.makespan - busy
 
 
-def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> Timing:
+def simulate(table: ScheduleTable, costs: Costs | None = None, message: float = 0.0) -> Timing:
     """Return when each action runs if each rank begins each of its actions as soon as it can.
 
     Args:
@@ -119,7 +119,7 @@ def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> 
     given = USUAL_COSTS if costs is None else costs
     ends: dict[Action, float] = {}
     free = [0.0] * len(table.ranks)
-    spans: list[Span] = []
+    spans: list[ActionSpan] = []
     for rank, action in table.in_time():
         begin = free[rank]
         for need in table.needs(action):
@@ -129,14 +129,19 @@ def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> 
         if not takes > 0:
             raise ValueError(f"{table.name}: the cost of {action} is {takes}; expected above 0")
         ends[action] = free[rank] = begin + takes
-        spans.append(Span(rank, action, begin, free[rank]))
+        spans.append(ActionSpan(rank, action, begin, free[rank]))
     return Timing(len(table.ranks), tuple(spans))
 
 
-def most_held(table: Table) -> list[int]:
+def most_held(table: ScheduleTable) -> list[int]:
     """Return for each rank how many microbatches' activations it holds at most, over its stages.
 
     From their forward until their backward (or its second half) has ended.
     """
-    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1}
+    change = {
+        ActionKind.FORWARD: 1,
+        ActionKind.BACKWARD: -1,
+        ActionKind.INPUT: 0,
+        ActionKind.WEIGHT: -1,
+    }
     return [max(accumulate(change[a.kind] for a in actions)) for actions in table.ranks]

@@ -21,7 +21,7 @@ from meshlib import ProcessGroup, Work
 from meshlib.extend import to_whole_number
 from parallel._arrays import Array, is_floating, namespace, written
 from parallel._checks import describe, to_count
-from parallel._groups import Ranks, gathered, resolve
+from parallel._groups import GroupLike, gathered, resolve
 
 _TAG = 0x7069_7065 - 1
 
@@ -218,7 +218,7 @@ class Stage(ABC):
     keeps, under the microbatch's number.
     """
 
-    def __init__(self, stage_index: int, num_stages: int, mesh: Ranks | None) -> None:
+    def __init__(self, stage_index: int, num_stages: int, mesh: GroupLike | None) -> None:
         self.num_stages: int = to_count(num_stages, "num_stages")
         self.stage_index: int = to_whole_number(stage_index, "stage_index")
         if not 0 <= self.stage_index < self.num_stages:

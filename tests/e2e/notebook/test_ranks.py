@@ -13,7 +13,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.notebook import _call, _control, local_ranks
-from meshlib.notebook._link import Link
+from meshlib.notebook._link import NotebookLink
 from meshlib.rpc import RpcTimeoutError
 from meshlib.testing import RankError
 from tests.support.meshlib.cells import Cells
@@ -259,7 +259,7 @@ ranks.run(program)"""
 
 
 def test_an_interrupt_that_comes_before_its_task(cell, monkeypatch):
-    start = Link.start
+    start = NotebookLink.start
 
     def interrupt_first(link, tasks, calls):
         for rank, task in tasks.items():
@@ -267,7 +267,7 @@ def test_an_interrupt_that_comes_before_its_task(cell, monkeypatch):
         start(link, tasks, calls)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "start", interrupt_first)
+        patch.setattr(NotebookLink, "start", interrupt_first)
         with pytest.raises(RankError, match=r"rank \d raised KeyboardInterrupt"):
             cell("ranks.run(time.sleep, 100)")
     assert cell("ranks.run(dist.get_rank)") == {0: 0, 1: 1, 2: 2, 3: 3}

@@ -9,8 +9,8 @@ import pytest
 
 from meshlib._launcher.nodes import agents_log
 from meshlib._launcher.nodes.agents_log import SharedLog, Waiting
-from meshlib._launcher.nodes.records import Admitted, CutOff, Gone, Hello, Refused
-from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.nodes.records import Admitted, CutOff, Gone, JoinRefused, JoinRequest
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, RankProgram
 from transport._errors import AuthenticationError, StoreSilentError
 from transport._net.sockets import listen
 from transport._store.tcp.server import TCPStoreServer
@@ -19,7 +19,7 @@ LONG = 60.0
 
 
 def hello(agent):
-    return Hello(agent, f"host-{agent}", 1, None, 2, 3, "none")
+    return JoinRequest(agent, f"host-{agent}", 1, None, 2, 3, "none")
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def test_a_store_that_nobody_serves_yet(waiting, capsys):
 @pytest.mark.parametrize("leads", [True, False])
 def test_only_the_leader_says_whom_it_has_refused_and_why(waiting, capsys, leads):
     waiting.hear(hello("b"), leads=leads)
-    waiting.hear(Refused("b", "the job here is --rdzv-id x, not none"), leads=leads)
+    waiting.hear(JoinRefused("b", "the job here is --rdzv-id x, not none"), leads=leads)
     words = "meshrun: refused node host-b: the job here is --rdzv-id x, not none"
     assert said(capsys) == ([words] if leads else [])
 
 
 def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then():
     nodes = NodeOptions(1, 1, host="127.0.0.1", is_host=1)
-    log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+    log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None)
     try:
         with log._open_store(0.5) as store:
             assert store.timeout.total_seconds() == 2
@@ -105,7 +105,9 @@ def follower(monkeypatch):
     monkeypatch.setattr(SharedLog, "_talk", lambda _: None)
     with listen() as listener:
         nodes = NodeOptions(2, 2, host="127.0.0.1", port=listener.getsockname()[1], is_host=0)
-        log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+        log = SharedLog(
+            LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None
+        )
         yield log, listener
     log.close(in_touch=True)
 
@@ -143,6 +145,6 @@ def test_a_store_that_is_cut_off_is_told_of_with_the_time_that_was_waited(monkey
 
     monkeypatch.setattr(SharedLog, "_connect", connect)
     nodes = NodeOptions(2, 2, host="node0", port=29500, is_host=0)
-    log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+    log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None)
     log.close(in_touch=True)
     assert log.read() == [CutOff(f"lost touch with the job's store at node0:29500: {why}")]

@@ -8,7 +8,7 @@ import pytest
 
 from meshlib import rpc
 from meshlib.rpc._caller import orphan
-from meshlib.rpc._messages import Kind
+from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._references.references import LostRequests
 from meshlib.rpc._worker import current_worker
 from tests.support.meshlib.rpc_workers import agents, start_thread, until, workers
@@ -58,7 +58,7 @@ def test_a_reference_that_never_arrived_is_given_back(owner):
         send = connection.send
 
         def swallow(kind, *args):
-            if kind != Kind.REQUEST:
+            if kind != FrameKind.REQUEST:
                 send(kind, *args)
 
         connection.send = swallow

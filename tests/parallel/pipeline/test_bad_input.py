@@ -13,8 +13,8 @@ from parallel.pipeline import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleTable,
     ScheduleZBVZeroBubble,
-    Table,
     gpipe,
     one_f_one_b,
 )
@@ -77,7 +77,7 @@ def raised_on_all(make, message, ranks=2):
             r"stage 0 of 2, but GPipe has 4 stages",
         ),
         (
-            lambda: PipelineSchedule(stage(), Table.from_csv("0F0,1F0,1B0,0B0")),
+            lambda: PipelineSchedule(stage(), ScheduleTable.from_csv("0F0,1F0,1B0,0B0")),
             r"the table is for 1 ranks",
         ),
         (
@@ -129,7 +129,7 @@ def test_arguments_of_another_type():
             (
                 lambda: PipelineSchedule(PipelineStage(module, 0, 1), "1F1B"),
                 TypeError,
-                "table must be a Table",
+                "table must be a ScheduleTable",
             ),
         ]:
             with pytest.raises(error, match=message):

@@ -10,7 +10,7 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import nn
 from parallel.pipeline import (
-    Kind,
+    ActionKind,
     PipelineSchedule,
     PipelineStage,
     Schedule1F1B,
@@ -74,7 +74,7 @@ def test_eval_runs_forward_alone(kind):
         assert all(p.training and not p.outstanding for one in parts for p in one.modules())
         assert all(p.grad is None for one in parts for p in one.parameters())
         forwards = [span.action.kind for span in schedule.timeline().spans]
-        assert forwards == [Kind.FORWARD] * 4 * total
+        assert forwards == [ActionKind.FORWARD] * 4 * total
         schedule.step(x, target=y)
         return output, losses, all(p.grad is not None for one in parts for p in one.parameters())
 
