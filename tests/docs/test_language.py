@@ -29,7 +29,7 @@ TWINS = {
 
 def test_one_class_name_means_one_thing():
     defined = language.class_names()
-    allowed = {name: 2 for name in TWINS}
+    allowed = dict.fromkeys(TWINS, 2)
     repeated = {name: where for name, where in defined.items() if len(where) > allowed.get(name, 1)}
     assert not repeated, "give each of these classes a name of its own"
     assert all(len(defined[name]) == 2 for name in TWINS), "TWINS has a name too many"
