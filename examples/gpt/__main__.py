@@ -49,6 +49,20 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
     return losses
 
 
+def explain(path: Path, mesh: dist.DeviceMesh) -> str:
+    """Return what a step takes of rank 0, the others being fake, for `meshlib explain estimate`."""
+    dist.init_process_group("fake", rank=0, world_size=mesh.size())
+    here = dist.init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.mesh_dim_names)
+    trainer = Trainer(Config(path), here)
+    trainer.step(0)
+    with dist.profile() as profile:
+        trainer.step(1)
+        jax.block_until_ready(trainer.tree)
+    params, states = (sum(x.nbytes for x in jax.tree.leaves(t)) / 1e6 for t in trainer.tree)
+    dist.destroy_process_group()
+    return f"rank 0: parameters {params:.3f} MB, optimizer {states:.3f} MB\n\n{profile}\n"
+
+
 def main() -> None:
     """Read the config, train, and say how it went."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
