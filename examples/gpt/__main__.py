@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,18 +51,19 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
     return losses
 
 
-def explain(path: Path, mesh: dist.DeviceMesh) -> str:
-    """Return what a step takes of rank 0, the others being fake, for `meshlib explain estimate`."""
-    dist.init_process_group("fake", rank=0, world_size=mesh.size())
-    here = dist.init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.mesh_dim_names)
-    trainer = Trainer(Config(path), here)
-    trainer.step(0)
-    with dist.profile() as profile:
-        trainer.step(1)
-        jax.block_until_ready(trainer.tree)
-    params, states = (sum(x.nbytes for x in jax.tree.leaves(t)) / 1e6 for t in trainer.tree)
-    dist.destroy_process_group()
-    return f"rank 0: parameters {params:.3f} MB, optimizer {states:.3f} MB\n\n{profile}\n"
+def make_step(path: Path, mesh: dist.DeviceMesh) -> Callable[[], dict[str, Any]]:
+    """Return a step that returns what this rank holds, for ``meshlib explain estimate``."""
+    config = Config(path)
+    jax.config.update("jax_enable_x64", config.run.dtype == "float64")
+    trainer = Trainer(config, mesh)
+
+    def step() -> dict[str, Any]:
+        trainer.step(0)
+        params, state = jax.block_until_ready(trainer.tree)
+        gradients = [stage.grads for stage in trainer.stages]
+        return {"parameters": params, "gradients": gradients, "optimizer": state}
+
+    return step
 
 
 def main() -> None:
