@@ -6,7 +6,7 @@ import argparse
 import runpy
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from meshlib._trace import GroupInfo
 
 Step = Callable[[], Mapping[str, Any]]
 """Does one step, and returns what this rank holds at its end: nested arrays, by what they are."""
+MakeStep = Callable[[Path, DeviceMesh], Step]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,35 +52,57 @@ def explain(given: argparse.Namespace) -> str:
     make_step = _make_step_of(given.program)
     init_process_group("fake", rank=given.rank, world_size=size)
     try:
-        return f"{place}\n{_estimate(make_step, given.file, config.mesh_for(size))}"
+        return f"{place}\n{estimate(make_step, given.file, config.mesh_for(size))}"
     finally:
         destroy_process_group()
 
 
-def _make_step_of(program: Path) -> Callable[[Path, DeviceMesh], Step]:
+def _make_step_of(program: Path) -> MakeStep:
     """Return the function ``make_step`` of a program; raise ValueError where there is none."""
+    sys.path.insert(0, str(program if program.is_dir() else program.parent))  # as Python does
     found = runpy.run_path(str(program), run_name="meshlib._explain").get("make_step")
     if not callable(found):
         raise ValueError(f"{program} has no function make_step(file, mesh)")
-    return cast("Callable[[Path, DeviceMesh], Step]", found)
+    return cast("MakeStep", found)
 
 
-def _estimate(make_step: Callable[[Path, DeviceMesh], Step], file: Path, mesh: DeviceMesh) -> str:
-    world, memory = current_world(), _JaxMemory() if "jax" in sys.modules else _PythonMemory()
+@dataclass(frozen=True)
+class Estimate:
+    """The memory (bytes) of a step by what it is for, and the rank's calls."""
+
+    memory: Mapping[str, int]
+    calls: Sequence[Calls]
+
+    def __str__(self) -> str:
+        memory = {**self.memory, "together": sum(self.memory.values())}
+        lines = columns([(f"  {name}", _in_mb(size)) for name, size in memory.items()], [1])
+        rows = [("  over", "call", "calls", "MB", "sent MB")]
+        for row in self.calls:
+            sizes = map(_in_mb, (row.nbytes, row.sent))
+            rows.append((f"  {row.over}", row.kind, str(row.calls), *sizes))
+        calls = columns(rows, [2, 3, 4])
+        return "\n".join(["memory, MB", *lines, "", "calls of a step", *calls]) + "\n"
+
+
+def estimate(make_step: MakeStep, file: Path, mesh: DeviceMesh) -> Estimate:
+    """Run two steps on this rank, and return what the second one took.
+
+    The first one compiles, and tells neighbours the shapes of activations.
+    Raises ValueError for a step that returns no dict.
+    """
+    recorder = current_world().recorder
+    memory = _JaxMemory() if "jax" in sys.modules else _PythonMemory()
     step = make_step(file, mesh)
-    step()  # compiles, and tells shapes to neighbours: the second step is as all later ones
-    records, world.recorder.annotate = world.recorder.follow(), memory.at_call
+    step()
+    records, recorder.annotate = recorder.follow(), memory.at_call
     held = step()
+    recorder.unfollow(records)
+    recorder.annotate = None
     if not isinstance(held, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a step returned {held!r}; expected a dict of what the rank holds")
+        raise ValueError(f"the step returned {held!r}; expected a dict of what the rank holds")
     sizes = {name: sum(x.nbytes for x in memory.arrays_in(held[name])) for name in held}
     sizes |= memory.besides(sum(sizes.values()))
-    rows = [(f"  {name}", _in_mb(size)) for name, size in sizes.items()]
-    lines = ["memory, MB", *columns([*rows, ("  together", _in_mb(sum(sizes.values())))], [1])]
-    rows = [("  over", "call", "calls", "MB", "sent MB")]
-    for row in count_calls(records, world.groups(), mesh):
-        rows.append((f"  {row.over}", row.kind, str(row.calls), *map(_in_mb, (row.nbytes, row.sent))))
-    return "\n".join([*lines, "", "calls of a step", *columns(rows, [2, 3, 4])]) + "\n"
+    return Estimate(sizes, count_calls(records, current_world().groups(), mesh))
 
 
 def _in_mb(nbytes: float) -> str:
@@ -126,10 +149,10 @@ def _dims_of(ranks: Iterable[int], mesh: DeviceMesh) -> str:
 
 
 def _sent_share(kind: str, ranks: int) -> float:
-    """Return how much of its array a rank sends, by an algorithm that sends no byte twice."""
+    """Return how much of its array a rank sends, at most, by algorithms that send no byte twice."""
     others = (ranks - 1) / ranks
-    shares = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), others)
-    return (shares | {"all_reduce": 2 * others, "recv": 0}).get(kind, 1)
+    shares = {"all_gather": others, "reduce_scatter": others, "all_reduce": 2 * others, "recv": 0}
+    return shares.get(kind, 1)
 
 
 # ---------------------------------------------------------------------- memory
@@ -159,9 +182,20 @@ class _JaxMemory:
 
         self._jax.effects_barrier()
         self.at_call("")
-        programs: list[Any] = get_backend().live_executables()
-        temporary = max(p.get_compiled_memory_stats().temp_size_in_bytes for p in programs)
-        return {"activations": max(0, self._most - held), "XLA's temporaries": temporary}
+        programs = [one.get_compiled_memory_stats() for one in get_backend().live_executables()]
+        results, temporaries = max(
+            (
+                (p.output_size_in_bytes - p.alias_size_in_bytes, p.temp_size_in_bytes)
+                for p in programs
+            ),
+            key=sum,
+            default=(0, 0),
+        )
+        return {
+            "activations": max(0, self._most - held),
+            "XLA's results": results,
+            "XLA's temporaries": temporaries,
+        }
 
 
 class _PythonMemory:

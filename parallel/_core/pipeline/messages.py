@@ -198,6 +198,11 @@ class StageMessages:
         source = self._source(message)
         size = np.zeros(1, np.int64)
         self._group.recv(size, tag=_SPECS + message.stage, group_src=source)
+        if not size[0]:
+            raise ValueError(
+                f"stage {message.stage} asks stage {message.stage - 1} for the shapes of its inputs,"
+                " which does not exist in a fake job; expected a rank that has stage 0"
+            )
         data = np.empty(size[0], np.uint8)
         self._group.recv(data, tag=_SPECS + message.stage, group_src=source)
         return load(data.data)
