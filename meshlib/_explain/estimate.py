@@ -78,7 +78,7 @@ class Estimate:
         lines = columns([(f"  {name}", _in_mb(size)) for name, size in memory.items()], [1])
         rows = [("  over", "call", "calls", "MB", "sent MB")]
         for row in self.calls:
-            sizes = map(_in_mb, (row.nbytes, row.sent))
+            sizes = _in_mb(row.nbytes), _in_mb(row.sent)
             rows.append((f"  {row.over}", row.kind, str(row.calls), *sizes))
         calls = columns(rows, [2, 3, 4])
         return "\n".join(["memory, MB", *lines, "", "calls of a step", *calls]) + "\n"

@@ -200,8 +200,8 @@ class StageMessages:
         self._group.recv(size, tag=_SPECS + message.stage, group_src=source)
         if not size[0]:
             raise ValueError(
-                f"stage {message.stage} asks stage {message.stage - 1} for the shapes of its inputs,"
-                " which does not exist in a fake job; expected a rank that has stage 0"
+                f"stage {message.stage} asks stage {message.stage - 1} for its inputs' shapes,"
+                " and no such rank exists in a fake job; expected a rank that has stage 0"
             )
         data = np.empty(size[0], np.uint8)
         self._group.recv(data, tag=_SPECS + message.stage, group_src=source)
