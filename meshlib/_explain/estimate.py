@@ -71,7 +71,7 @@ class Estimate:
     """The memory (bytes) of a step by what it is for, and the rank's calls."""
 
     memory: Mapping[str, int]
-    calls: Sequence[Calls]
+    calls: Sequence[CountedCalls]
 
     def __str__(self) -> str:
         memory = {**self.memory, "together": sum(self.memory.values())}
@@ -113,7 +113,7 @@ def _in_mb(nbytes: float) -> str:
 
 
 @dataclass
-class Calls:
+class CountedCalls:
     """This rank's calls of one kind over some dims: bytes of its arrays, and bytes to be sent."""
 
     over: str
@@ -125,17 +125,17 @@ class Calls:
 
 def count_calls(
     records: Iterable[Record], groups: Iterable[GroupInfo], mesh: DeviceMesh
-) -> list[Calls]:
+) -> list[CountedCalls]:
     """Add up ``records`` by the dims of ``mesh`` along which the group's ranks differ, and by kind.
 
-    Calls that a rank makes with itself alone are left out.
+    CountedCalls that a rank makes with itself alone are left out.
     """
     known = {group.id: (_dims_of(group.ranks, mesh), len(group.ranks)) for group in groups}
-    found: dict[tuple[str, str], Calls] = {}
+    found: dict[tuple[str, str], CountedCalls] = {}
     for record in records:
         over, ranks = known.get(record.group, ("destroyed groups", 2))
         if ranks > 1:
-            row = found.setdefault((over, record.kind), Calls(over, record.kind))
+            row = found.setdefault((over, record.kind), CountedCalls(over, record.kind))
             row.calls += 1
             row.nbytes += record.nbytes
             row.sent += _sent_share(record.kind, ranks) * record.nbytes

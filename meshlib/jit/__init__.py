@@ -17,7 +17,13 @@ from meshlib.jit._functions import (
     scatter,
 )
 from meshlib.jit._messages import recv, recv_anysource, send, sendrecv
-from meshlib.jit._permuting import PendingPermute, permute, permute_done, permute_start
+from meshlib.jit._permuting import (
+    PendingPermute,
+    exchange_halo,
+    permute,
+    permute_done,
+    permute_start,
+)
 from meshlib.jit._starting import jit
 
 __all__ = [
@@ -27,6 +33,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "exchange_halo",
     "gather",
     "jit",
     "permute",

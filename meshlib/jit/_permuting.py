@@ -1,9 +1,9 @@
-"""``permute``, whole and in two halves, between which the program computes."""
+"""``permute``, whole and in two halves, and the exchange of ghost cells that is made of it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, derived_group
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.names import DimKey
+from meshlib._mesh.neighbours import check_halo
 from meshlib.jit._arguments import in_one_call, is_tree, prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._kinds import Issuing, flat_of
@@ -225,6 +228,45 @@ def permute_done(passing: PendingPermute, after: Any = None) -> jax.Array:
     if half.group.size() == 1:
         return passing.x if half.whole.pairs else jnp.zeros_like(passing.x)
     return bind(half, passing.x, anchors=jax.tree_util.tree_leaves(after))
+
+
+def exchange_halo(
+    x: Any,
+    mesh: DeviceMesh,
+    dims: Mapping[DimKey, int],
+    width: int = 1,
+    *,
+    periodic: bool | Mapping[DimKey, bool] = False,
+) -> jax.Array:
+    """Return ``x`` with its ghost cells filled by the neighbours' cells: ``mesh.exchange_halo``.
+
+    ``x`` is this rank's block of a larger grid, with ``width`` ghost cells at both ends of each
+    axis in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of ``mesh``. The dims
+    take turns, so edges and corners are filled, too. Beyond an edge of the mesh ghost cells keep
+    their values, unless the dim is ``periodic`` (one bool, or one for each dim). The transpose adds
+    the ghost cells' cotangents to those of the cells that they came from.
+
+    Two calls along each dim, ``permute``: all ranks make them, with blocks of one shape.
+    Raises ValueError for a ``width`` below 1, for a wrong axis, for an axis with fewer than
+    ``3 * width`` cells, and on a rank outside; MeshDimError (a ValueError) for an unknown dim.
+    """
+    x = jnp.asarray(x)
+    for dim, axis, is_ring in check_halo(mesh, x.shape, dims, width, periodic):
+        before, behind = mesh.shift(dim, periodic=is_ring)
+        size, length = mesh[dim].size(), x.shape[axis]
+        up = [(i, (i + 1) % size) for i in range(size if is_ring else size - 1)]
+        down = [(above, below) for below, above in up]
+        # Faces of the second axis contain ghost cells of the first one: so corners come.
+        for perm, source, inner, ghosts in (
+            (up, before, length - 2 * width, 0),
+            (down, behind, width, length - width),
+        ):
+            if perm:  # all members of the group call, also those that nothing comes to
+                face = jax.lax.slice_in_dim(x, inner, inner + width, axis=axis)
+                face = permute(face, perm, mesh[dim])
+                if source is not None:
+                    x = jax.lax.dynamic_update_slice_in_dim(x, face, ghosts, axis)
+    return x
 
 
 def _pairs(perm: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
