@@ -128,7 +128,7 @@ def count_calls(
 ) -> list[CountedCalls]:
     """Add up ``records`` by the dims of ``mesh`` along which the group's ranks differ, and by kind.
 
-    CountedCalls that a rank makes with itself alone are left out.
+    Calls that a rank makes with itself alone are left out.
     """
     known = {group.id: (_dims_of(group.ranks, mesh), len(group.ranks)) for group in groups}
     found: dict[tuple[str, str], CountedCalls] = {}
