@@ -26,7 +26,6 @@ from transport._checks import to_whole_number
 from transport._errors import DistError, DistStoreError, RankFailedError
 from transport._store.prefix_store import PrefixStore
 
-_MARK_SECONDS = 2.0
 _LOSS_SECONDS = 5.0
 _JOIN_ANEW_SECONDS = 60.0
 
@@ -195,14 +194,11 @@ class NotebookLink:
                 return event
             show(event)
 
-    def await_marks(self, ranks: Sequence[int], number: int, seen: set[Marked]) -> None:
-        """Show all that ``ranks`` have printed in task ``number``; ``seen``: marks that came."""
+    def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
+        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
         if self._launcher is None:
-            return
-        missing = {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks} - seen
-        until = time.monotonic() + _MARK_SECONDS  # the program may have closed its output
-        while missing and (event := self.next_event(until)) is not None:
-            missing.discard(event)  # pyright: ignore[reportArgumentType]
+            return set()
+        return {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks}
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
         """Note what a call that failed has left: ranks that are not done, groups out of step."""
