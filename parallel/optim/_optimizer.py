@@ -91,17 +91,6 @@ class Optimizer(ABC):
                 if parameter.grad is not None:
                     self.update(parameter, group)
 
-    def step_for(self, parameters: Iterable[Parameter]) -> list[Parameter]:
-        """Update those of ``parameters`` that the optimizer has and that have a gradient.
-
-        Returns the updated parameters. It steps a few at a time, such as during a backward pass.
-        """
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        chosen = [p for p in parameters if p in groups and p.grad is not None]
-        for parameter in chosen:
-            self.update(parameter, groups[parameter])
-        return chosen
-
     @abstractmethod
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Update one parameter, in place, from its gradient and its group's options."""
