@@ -182,7 +182,7 @@ def count_correct(model: nn.Module, data: Digits, indices: list[int]) -> int:
 def gather_whole(model: nn.Sequential, hidden: int, seed: int) -> nn.Sequential:
     """Return the model with its split layers put together again. Every rank calls it."""
     whole = make_model(hidden, seed, tp=None)
-    whole.load_state_dict(global_state(model)["model"])
+    whole.load_state_dict(model.state_dict())
     return whole
 
 

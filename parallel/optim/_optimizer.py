@@ -17,7 +17,7 @@ from parallel._checks import (
     check_state_dict,
     describe,
 )
-from parallel.nn._parameter import Parameter, as_kept, from_kept
+from parallel.nn._parameter import Parameter, as_global, from_global
 
 ParamGroup = dict[str, Any]
 """``"params"``, a list of parameters, and a value for each option, such as ``"lr"``."""
@@ -104,12 +104,12 @@ class Optimizer(ABC):
         """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
 
         Parameters are numbered in the order in which they were given. Arrays are not copied. State
-        arrays of a sharded parameter (``fully_shard``) are DArrays.
+        arrays of a parameter of which each rank has a part are DArrays.
         """
         numbers = self._numbers()
         return {
             "state": {
-                numbers[p]: {name: as_kept(p, value) for name, value in values.items()}
+                numbers[p]: {name: as_global(p, value) for name, value in values.items()}
                 for p, values in self.state.items()
             },
             "param_groups": [
@@ -133,7 +133,7 @@ class Optimizer(ABC):
         self._load_options(state)
         self.state = {
             numbered[number]: {
-                name: from_kept(numbered[number], value) for name, value in values.items()
+                name: from_global(numbered[number], value) for name, value in values.items()
             }
             for number, values in state["state"].items()
         }

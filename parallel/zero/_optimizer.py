@@ -237,9 +237,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _own_state(self) -> dict[str, Any]:
         """Return the state of this rank's parameters, by their numbers among all."""
-        mine, own = self.local_optimizer.state_dict(), self._own_numbers()
-        mine["state"] = {own[number]: values for number, values in mine["state"].items()}
-        return mine
+        inner, numbers = self.local_optimizer, self._numbers()
+        state = {numbers[parameter]: values for parameter, values in inner.state.items()}
+        return {**inner.state_dict(), "state": state}
 
     def _with_all(self, part: dict[str, Any], state: dict[int, Any]) -> dict[str, Any]:
         """Return ``part``, a rank's state, with the ``state`` and groups of all parameters."""

@@ -6,7 +6,7 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import ColwiseParallel, RowwiseParallel, nn, optim, parallelize
 from parallel.fsdp import fully_shard
-from parallel.nn._parameter import as_kept, kept_part
+from parallel.nn._parameter import as_global, kept_part
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 16, 5, 8, 11
 
@@ -173,7 +173,7 @@ def on_mesh(program, n, names=("dp_shard",), shape=None):
 
 def gradients(model):
     return {
-        path: p.grad.copy() if kept_part(p) is None else as_kept(p, p.grad).full_array()
+        path: p.grad.copy() if kept_part(p) is None else as_global(p, p.grad).full_array()
         for path, p in model.named_parameters()
     }
 
