@@ -92,13 +92,17 @@ def balance_loss(routes: Routes, mesh: GroupLike | None = None) -> jax.Array:
     return load_balance(counts, routes.shares)[0]
 
 
-@jax.custom_vjp
 def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     """Return ``y``, and let the scalar ``loss`` count for the gradients as well.
 
     The gradients are those of a sum with the loss. So a layer adds a balance loss that its callers
     do not know of, in any stage of a pipeline.
     """
+    return _with_loss(y, loss)
+
+
+@jax.custom_vjp
+def _with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
     del loss
     return y
 
@@ -111,7 +115,7 @@ def _with_loss_backward(one: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax
     return grad, one
 
 
-with_loss.defvjp(_with_loss_forward, _with_loss_backward)
+_with_loss.defvjp(_with_loss_forward, _with_loss_backward)
 
 
 def mixture(

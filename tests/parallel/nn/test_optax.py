@@ -7,7 +7,6 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.zero import ZeroRedundancyOptax
-from tests.support.parallel.training import assert_close, batch, make_model, parameters
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
