@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +18,13 @@ class GlobalPart:
     Who splits a parameter (tensor parallel, ``fully_shard``) says it in ``parameter.global_part``.
     """
 
-    kept: ClassVar[bool] = False
-    """True if modules compute with more than the part: ``fully_shard`` keeps parts."""
-
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
         self.sharding: Sharding = sharding
         self.shape: tuple[int, ...] = shape
 
     @property
     def array(self) -> Any:
-        """This rank's part, if it is ``kept``; None: the parameter's ``data`` is the part."""
+        """This rank's part, which ``fully_shard`` keeps; None: the parameter's ``data`` is it."""
         return None
 
     def is_like(self, array: Any) -> bool:
@@ -60,7 +57,7 @@ class GlobalPart:
 def kept_part(parameter: Any) -> GlobalPart | None:
     """Return what ``parameter`` is a part of where ``fully_shard`` keeps it, else None."""
     part: GlobalPart | None = parameter.global_part
-    return part if part is not None and part.kept else None
+    return part if part is not None and part.array is not None else None
 
 
 def as_global(parameter: Any, array: Any) -> Any:
