@@ -278,7 +278,7 @@ def global_norm(grads: Tree) -> jax.Array:
 
 def _is_array(node: Any) -> bool:
     """True if a node of a pytree stands for one array: for ``is_leaf``."""
-    return isinstance(node, Part | SplitWeight | SummedParameter)
+    return isinstance(node, ShardedArray | SplitWeight | SummedParameter)
 
 
 def sharding_of(node: Any) -> Sharding | None:

@@ -68,8 +68,8 @@ class VocabParallelEmbedding(Embedding):
 class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
 
-    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a
-    ``ColumnParallelLinear``; they are never gathered. Forward makes two all-reduces: one number a
+    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a layer
+    under ``ColwiseParallel``; they are never gathered. Forward makes two all-reduces: one number a
     sample (the largest logit), then two (the sum of exponentials and the target's logit; a third
     with label smoothing). Every rank gets the same loss, and backward makes no call. Shoeybi et
     al., "Megatron-LM", arXiv:1909.08053, section 3.

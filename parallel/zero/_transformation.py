@@ -9,7 +9,7 @@ import numpy as np
 from meshlib import ProcessGroup
 from parallel._arrays import pieces
 from parallel._checks import check_transformation
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.zero._shards import assign_owners, check_group_rank, collected
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from parallel._core.pipeline.orders import (
 )
 from parallel._core.pipeline.schedule import PipelineSchedule, as_stages
 from parallel._core.pipeline.stage import Stage
-from parallel._core.pipeline.table import Table
+from parallel._core.pipeline.table import ScheduleTable
 from parallel._core.replicas import told_to_all
 
 

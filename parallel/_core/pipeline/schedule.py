@@ -218,7 +218,7 @@ class PipelineSchedule:
         return Timing(self.group.size(), tuple(spans))
 
 
-def _check_stages(stages: Sequence[Stage], table: Table) -> None:
+def _check_stages(stages: Sequence[Stage], table: ScheduleTable) -> None:
     """Raise ValueError unless ``stages`` are those that ``table`` gives this rank."""
     group = stages[0].group
     for stage in stages:

@@ -16,8 +16,8 @@ from parallel.pipeline import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleavedZeroBubble,
+    ScheduleTable,
     ScheduleZBVZeroBubble,
-    Table,
     get_schedule_class,
     most_held,
 )
@@ -234,7 +234,9 @@ def test_a_users_own_table_from_a_file(tmp_path):
     def job():
         module = part(make_layers(), dist.get_rank(), 2)[1]
         stage = PipelineStage(module, dist.get_rank(), 2)
-        PipelineSchedule(stage, Table.from_csv(file), nn.CrossEntropyLoss()).step(x, target=y)
+        PipelineSchedule(stage, ScheduleTable.from_csv(file), nn.CrossEntropyLoss()).step(
+            x, target=y
+        )
         return [p.grad for p in module.parameters()]
 
     whole = nn.Sequential(*make_layers())
