@@ -148,14 +148,6 @@ def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
     return compressed
 
 
-def check_state(state: object, expected: type, hook: str) -> None:
-    """Raise TypeError unless ``state`` is what ``hook`` was to be registered with."""
-    if not isinstance(state, expected):
-        raise TypeError(
-            f"{hook} has to be registered with a {expected.__name__} as its state, got {state!r}"
-        )
-
-
 def only(value: Any) -> Any:
     """Return what a hook's future holds: an array, or as in c10d a list of one."""
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value

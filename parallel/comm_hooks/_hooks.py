@@ -33,12 +33,17 @@ import meshlib as dist
 from meshlib import Future, ProcessGroup
 from meshlib.extend import derived_group
 from parallel._arrays import Array, namespace, pieces
-from parallel._checks import check_callable, check_number, check_state_dict, to_count
+from parallel._checks import (
+    check_callable,
+    check_instance,
+    check_number,
+    check_state_dict,
+    to_count,
+)
 from parallel._core.comm_hooks import (
     CommHook,
     GradBucket,
     allreduce_hook,
-    check_state,
     compress_wrapper,
     noop_hook,
 )
@@ -122,7 +127,7 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[A
 
     Raises TypeError for a ``state`` that is no ``PostLocalSGDState``.
     """
-    check_state(state, PostLocalSGDState, "post_localSGD_hook")
+    check_instance(state, PostLocalSGDState, "the state of post_localSGD_hook")
     warming_up = state.iteration < state.start_localSGD_iter
     if bucket.is_last():
         state.iteration += 1
@@ -276,7 +281,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
 
     Raises TypeError for a ``state`` that is no ``PowerSGDState``.
     """
-    check_state(state, PowerSGDState, "powerSGD_hook")
+    check_instance(state, PowerSGDState, "the state of powerSGD_hook")
     buffer = bucket.buffer()
     state.bytes_before += buffer.nbytes
     iteration = state.iteration

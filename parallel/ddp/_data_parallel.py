@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,9 +21,7 @@ from parallel._groups import GroupLike, resolve, same_dims
 from parallel.ddp._gradients import ParameterGradients, check_same_model
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._module import Module, others_wait
-from parallel.nn._parameter import Parameter
 from parallel.nn._precision import Casting, MixedPrecision
-from parallel.optim._optimizer import Optimizer
 
 _T = TypeVar("_T")
 
@@ -254,21 +252,6 @@ class DistributedDataParallel(Module, Joinable):
             raise RuntimeError("a communication hook was registered already; only one can be")
         self._custom_hook = True
         self._set_hook(state, hook)
-
-    def apply_optimizer_in_backward(self, optimizer: Optimizer) -> None:
-        """Let each synchronised ``backward`` step ``optimizer``, bucket by bucket.
-
-        A bucket's parameters are updated as soon as it has been reduced, while later buckets are
-        under way, and their gradients are dropped: the loop needs neither ``step`` nor
-        ``zero_grad``. Nothing can look at all gradients at once any more, such as clipping by the
-        global norm. Parameters that the optimizer does not have keep their gradients.
-        """
-
-        def update(parameters: Sequence[Parameter]) -> None:
-            for parameter in optimizer.step_for(parameters):
-                parameter.zero_grad()
-
-        self._gradients.after_bucket = update
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.

@@ -24,7 +24,6 @@ class Interrupter:
 
     def __init__(self, job: Job, members: ProcessGroup) -> None:
         self._job = job
-        self._members = members
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None

@@ -24,8 +24,6 @@ class ParameterShard(GlobalPart):
     ``pending`` (what was not reduced yet) while it is not.
     """
 
-    kept = True
-
     def __init__(self, parameter: Parameter, mesh: DeviceMesh, group: ParameterGroup) -> None:
         self.parameter = parameter
         self.group = group

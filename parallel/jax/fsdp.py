@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from meshlib import DArray, DeviceMesh, jit
+from meshlib import DArray, DeviceMesh, Sharding, jit
 from parallel._checks import to_floating
 from parallel._core.replicas import told_to_all
 from parallel._groups import check_shard_mesh
 from parallel.jax._gathering import Split, gather_arrays, save_results
-from parallel.jax._tensor_parallel import SplitWeight
+from parallel.jax._tensor_parallel import SplitWeight, SummedParameter
 from parallel.jax._trees import (
     TreeOfParameters,
     check_same_tree,
@@ -276,38 +276,64 @@ def global_norm(grads: Tree) -> jax.Array:
 # ------------------------------------------------------------------ checkpoints
 
 
-def to_global(tree: Tree) -> Tree:
-    """Return DArrays of NumPy arrays for the parts in ``tree``. Not inside ``jit``.
+def _is_array(node: Any) -> bool:
+    """True if a node of a pytree stands for one array: for ``is_leaf``."""
+    return isinstance(node, ShardedArray | SplitWeight | SummedParameter)
 
-    For checkpoints, of optimizer states, too. An array that is on all ranks becomes a NumPy array.
+
+def sharding_of(node: Any) -> Sharding | None:
+    """Return how the whole array of a node lies on its ranks; None if this rank has all of it.
+
+    A node may be split twice, by ``parallelize`` first and by ``shard`` then.
+    """
+    splits: list[tuple[DeviceMesh, int]] = []
+    while _is_array(node):
+        if is_split(node):
+            axis = node.axis if isinstance(node, SplitWeight) else node.split.axis
+            splits += [(mesh, axis) for mesh in split_over(node)]
+        node = node.array
+    if not splits:
+        return None
+    dims: list[tuple[int, ...]] = [()] * node.ndim
+    begin = 0
+    for mesh, axis in splits:
+        dims[axis] += tuple(range(begin, begin + mesh.ndim))
+        begin += mesh.ndim
+    return Sharding.of_positions(DeviceMesh.concatenate([mesh for mesh, _ in splits]), dims)
+
+
+def to_global(tree: Tree) -> Tree:
+    """Return DArrays of NumPy arrays for what ``shard`` and ``parallelize`` split in ``tree``.
+
+    For checkpoints, of optimizer states, too. Not inside ``jit``. An array that is on all ranks
+    becomes a NumPy array.
     """
 
     def whole(node: Any) -> Any:
-        if not is_part(node):
+        if not _is_array(node):
             return node
-        local, split = np.asarray(node.array), node.split
-        if split.axis is None:
-            return local
-        return DArray(local, split.sharding(local.ndim), node.shape, local.dtype)
+        sharding, (leaf,) = sharding_of(node), jax.tree_util.tree_leaves(node)
+        local = np.asarray(leaf)
+        return local if sharding is None else DArray(local, sharding, node.shape, local.dtype)
 
-    return jax.tree_util.tree_map(whole, tree, is_leaf=is_part)
+    return jax.tree_util.tree_map(whole, tree, is_leaf=_is_array)
 
 
 def from_global(tree: Tree, like: Tree) -> Tree:
-    """Return the parts of ``to_global``'s result. All ranks call.
+    """Return the nodes of ``to_global``'s result. All ranks call.
 
-    ``like`` is a tree of parts that says how they lie: on another mesh, too. ``tree`` has DArrays
+    ``like`` is a tree of nodes that says how they lie: on another mesh, too. ``tree`` has DArrays
     in any sharding, or whole arrays.
     """
 
     def part(node: Any, value: Any) -> Any:
-        if not is_part(node):
+        if not _is_array(node):
             return value
-        split = node.split
+        sharding, structure = sharding_of(node), jax.tree_util.tree_structure(node)
         if isinstance(value, DArray):
-            value = value.redistribute(split.sharding(len(value.shape))).local
-        else:
-            value = split.part_of(value)
-        return ShardedArray(jnp.array(value), split)
+            value = value.full_array() if sharding is None else value.redistribute(sharding).local
+        elif sharding is not None:
+            value = value[sharding.slices(value.shape)]
+        return jax.tree_util.tree_unflatten(structure, [jnp.array(value)])
 
-    return jax.tree_util.tree_map(part, like, tree, is_leaf=is_part)
+    return jax.tree_util.tree_map(part, like, tree, is_leaf=_is_array)

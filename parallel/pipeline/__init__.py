@@ -21,7 +21,7 @@ from parallel._core.pipeline.orders import (
     zero_bubble,
 )
 from parallel._core.pipeline.schedule import PipelineSchedule
-from parallel._core.pipeline.simulation import ActionSpan, Timing, Transfer, most_held, simulate
+from parallel._core.pipeline.simulation import ActionSpan, Timing, most_held, simulate
 from parallel._core.pipeline.stage import Stage
 from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 from parallel.pipeline._explain import draw
@@ -45,7 +45,6 @@ __all__ = [
     "Stage",
     "StageLayers",
     "Timing",
-    "Transfer",
     "draw",
     "dual_pipe_v",
     "eager_1f1b",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from meshlib import rpc
 from parallel._checks import describe
+from parallel._nested import all_leaves
 from parallel.nn._module import Module
 from parallel.rpc._contexts import Context, Keeper, keeper
 from parallel.rpc._graph import RECORDED, Edge, Node, filled
@@ -312,7 +313,7 @@ def _values(tree: Any) -> Any:
 def _context_of(here: Keeper, tree: Any) -> Context | None:
     """Return the context of the calling thread, or else that of the values in ``tree``."""
     found = here.here.context
-    for leaf in _flat(tree):
+    for _, leaf in all_leaves(tree):
         if isinstance(leaf, Recorded):
             if found is not None and leaf.context is not found:
                 raise ValueError(
@@ -321,11 +322,3 @@ def _context_of(here: Keeper, tree: Any) -> Context | None:
                 )
             found = here.enter(leaf.context.id)
     return found
-
-
-def _flat(tree: Any) -> list[Any]:
-    if isinstance(tree, tuple | list):
-        return [leaf for it in tree for leaf in _flat(it)]
-    if isinstance(tree, dict):
-        return [leaf for it in tree.values() for leaf in _flat(it)]
-    return [tree]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshlib import DeviceMesh, ProcessGroup
-from meshlib.sharding import DArray, Partial, Replicate, Shard, Sharding
+from meshlib.sharding import Partial, Replicate, Shard, Sharding
 from parallel._arrays import Array, namespace
 from parallel._checks import describe
 from parallel._groups import GroupLike, resolve
@@ -203,10 +203,3 @@ class Parts:
         contribution = namespace(contribution).ascontiguousarray(contribution)
         self.group.all_reduce(contribution)
         return contribution
-
-    def whole(self, parameter: Parameter) -> Array:
-        """Return the global array of a parameter that was cut, a new one. A collective."""
-        value, dim = parameter.value, self._dims[parameter]
-        if isinstance(value, DArray):  # split again, by ``fully_shard``
-            return value.full_array()
-        return (value if dim is None else gather(value, self.group, dim)).copy()

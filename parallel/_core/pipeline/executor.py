@@ -35,31 +35,18 @@ def rows_of(array: Any, i: int, count: int, name: str) -> Array:
     return array[i * rows : (i + 1) * rows]
 
 
-def cut(args: Sequence[Array], count: int, name: str) -> list[tuple[Array, ...]]:
-    """Return for each of ``count`` microbatches its rows of each of ``args``."""
-    return [
-        tuple(rows_of(array, i, count, f"{name}[{j}]") for j, array in enumerate(args))
-        for i in range(count)
-    ]
+def cut(value: Any, count: int, name: str, *, keep_others: bool = False) -> list[Any]:
+    """Return ``value`` for each of ``count`` microbatches: with its rows of the arrays in it.
 
-
-def cut_kwargs(kwargs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return for each microbatch its rows of the arrays in ``kwargs``; other values are whole."""
+    With ``keep_others`` what is no array with dims stays whole. Raises as ``rows_of``.
+    """
 
     def part(i: int, path: str, leaf: Any) -> Any:
-        has_rows = getattr(leaf, "shape", None)
-        return rows_of(leaf, i, count, f"kwargs{path}") if has_rows else leaf
+        if keep_others and not getattr(leaf, "shape", None):
+            return leaf
+        return rows_of(leaf, i, count, f"{name}{path}")
 
-    return [map_leaves(partial(part, i), dict(kwargs)) for i in range(count)]
-
-
-def cut_target(target: Any, count: int) -> list[Any]:
-    """Return for each microbatch its rows of the arrays in ``target``, however nested."""
-
-    def part(i: int, path: str, leaf: Any) -> Any:
-        return rows_of(leaf, i, count, f"target{path}")
-
-    return [map_leaves(partial(part, i), target) for i in range(count)]
+    return [map_leaves(partial(part, i), value) for i in range(count)]
 
 
 @dataclass

@@ -12,17 +12,15 @@ mailbox, so its receive begins early, in its own thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshlib import ProcessGroup, Work
-from meshlib.extend import Record, dump, load, recorded
+from meshlib.extend import dump, load
 from parallel._arrays import Array
-from parallel._core.pipeline.simulation import Transfer
 from parallel._core.pipeline.stage import Specs, Stage
 from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 
@@ -241,52 +239,3 @@ class StageMessages:
         """Wait until all that was sent may be reused."""
         while self._sends:
             self._sends.popleft().wait()
-
-
-class MessageEnd(NamedTuple):
-    """One end of a message: another rank's array that came, or an own one that was sent."""
-
-    is_sent: bool
-    peer: int
-    nbytes: int
-    begin: float
-    end: float
-
-
-@contextmanager
-def watched(group: ProcessGroup) -> Generator[list[MessageEnd]]:
-    """Within this context, note when activations and gradients were sent and came.
-
-    The list is filled at the end, in the order in which the calls were issued.
-    """
-    ends: list[MessageEnd] = []
-    records: list[Record] = []
-    try:
-        with recorded(group) as records:
-            yield ends
-    finally:
-        ends += [
-            MessageEnd(one.kind == "send", one.peer, one.nbytes, one.issued, one.ended)
-            for one in records
-            if one.kind in ("send", "recv") and one.header.extra == _PAYLOAD
-        ]
-
-
-def joined(ends: Sequence[Sequence[MessageEnd]]) -> list[Transfer]:
-    """Return the messages of which each rank has noted its ends: those of two ranks keep order."""
-    sent: dict[tuple[int, int], list[MessageEnd]] = {}
-    came: dict[tuple[int, int], list[MessageEnd]] = {}
-    for rank, own in enumerate(ends):
-        for one in own:
-            pair = (rank, one.peer) if one.is_sent else (one.peer, rank)
-            (sent if one.is_sent else came).setdefault(pair, []).append(one)
-    return [
-        _transfer(pair, leaving, arriving)
-        for pair, leaves in sent.items()
-        for leaving, arriving in zip(leaves, came.get(pair, []), strict=True)
-    ]
-
-
-def _transfer(pair: tuple[int, int], leaving: MessageEnd, arriving: MessageEnd) -> Transfer:
-    lay = (leaving.end, arriving.begin) if leaving.end < arriving.begin else None
-    return Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end, lay)

@@ -15,9 +15,10 @@ from parallel._core.pipeline.orders import (
     zbv,
     zero_bubble,
 )
-from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
+from parallel._core.pipeline.schedule import PipelineSchedule, as_stages
 from parallel._core.pipeline.stage import Stage
 from parallel._core.pipeline.table import ScheduleTable
+from parallel._core.replicas import told_to_all
 
 
 class NamedSchedule(PipelineSchedule):
@@ -50,16 +51,13 @@ class NamedSchedule(PipelineSchedule):
         count = to_count(n_microbatches, "n_microbatches")
         group, total = listed[0].group, listed[0].num_stages
         each, rest = divmod(total, group.size())
-        try:
+        with told_to_all(group):
             if rest or not each:
                 raise ValueError(
                     f"num_stages is {total}, which does not divide by the {group.size()} ranks of"
                     f" {group}"
                 )
             table = self.make_table(group.size(), count, each)
-        except ValueError as error:
-            agree(group, str(error), [])
-            raise
         super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
 
     stages_per_rank: ClassVar[int | None]

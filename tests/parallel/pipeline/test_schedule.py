@@ -16,6 +16,7 @@ from parallel.pipeline import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleavedZeroBubble,
+    ScheduleTable,
     ScheduleZBVZeroBubble,
     get_schedule_class,
     most_held,
@@ -214,10 +215,6 @@ def test_the_timeline_has_every_action_in_its_order():
         for need in ScheduleGPipe.make_table(2, 4, 1).needs(span.action):
             assert ends[need] <= span.begin
     assert 0 < timeline.bubble < 1
-    ways = [(t.source, t.target, t.nbytes) for t in timeline.transfers]
-    assert sorted(ways) == [(0, 1, 4 * 12 * 8)] * 4 + [(1, 0, 4 * 12 * 8)] * 4
-    assert all(t.begin < t.end for t in timeline.transfers)
-    assert 0 <= timeline.overlapped <= 1
 
 
 def test_classes_by_name():
@@ -237,7 +234,9 @@ def test_a_users_own_table_from_a_file(tmp_path):
     def job():
         module = part(make_layers(), dist.get_rank(), 2)[1]
         stage = PipelineStage(module, dist.get_rank(), 2)
-        PipelineSchedule.from_csv(stage, file, nn.CrossEntropyLoss()).step(x, target=y)
+        PipelineSchedule(stage, ScheduleTable.from_csv(file), nn.CrossEntropyLoss()).step(
+            x, target=y
+        )
         return [p.grad for p in module.parameters()]
 
     whole = nn.Sequential(*make_layers())
