@@ -49,7 +49,7 @@ def in_words(cost: Cost) -> str:
     """Return ``cost`` for people: what a frame and bytes cost, and how many ranks work at once."""
     return (
         f"{1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s sent,"
-        f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.lanes:g} at a time"
+        f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.parallelism:g} at a time"
     )
 
 

@@ -111,7 +111,7 @@ class Future(Generic[T]):
                 " handler cannot wait for it; expected the handler to return first"
             )
         deadline = None if timeout is None else Deadline.after(timeout)
-        stream = _lane_of_this_thread()
+        stream = _stream_of_this_thread()
         if stream is not None:
             self._wait_in_a_callback(stream, what, deadline)
         else:
@@ -140,7 +140,7 @@ class Future(Generic[T]):
             import asyncio  # here, because it takes longer than most of meshlib
 
             self._check_process(what)
-            stream = _lane_of_this_thread()
+            stream = _stream_of_this_thread()
             # A loop cannot run the continuations that lie between, as wait() does.
             if stream is not None and (
                 self._needs(stream) or (self._continuations is stream and self._source is not None)
@@ -336,7 +336,7 @@ class Future(Generic[T]):
                 _LOGGER.exception("a callback of a future raised")
 
 
-def _lane_of_this_thread() -> ContinuationStream | None:
+def _stream_of_this_thread() -> ContinuationStream | None:
     """Return the stream in whose task the calling thread is."""
     stream = getattr(threading.current_thread(), "stream", None)
     return stream if isinstance(stream, ContinuationStream) else None

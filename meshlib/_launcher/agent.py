@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from meshlib._command_line import reader_is_gone, say, tell
-from meshlib._launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
+from meshlib._launcher.nodes.coordinator import Coordinator, StartRanks, Stop, Verdict
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.options.numa import describe
 from meshlib._launcher.ranks.failure import RankExit, Report, rank_list
@@ -97,7 +97,7 @@ class Agent:
             match event:
                 case NodePlacement():
                     self._start(event)
-                case Come(ranks):
+                case StartRanks(ranks):
                     self._add(ranks)
                 case Stop(reason, saves):
                     self._stop(reason, saves=saves)

@@ -70,7 +70,7 @@ Checksums = dict[str, dict[Index, int]]
 """The checksum of each chunk by its index, by array."""
 
 
-class Kept(NamedTuple):
+class ArrayEntry(NamedTuple):
     """An array of a state as it is kept: all of it but the values."""
 
     name: str
@@ -79,7 +79,7 @@ class Kept(NamedTuple):
     sharding: Sharding | None
 
     @classmethod
-    def of(cls, name: str, leaf: Any) -> Kept:
+    def of(cls, name: str, leaf: Any) -> ArrayEntry:
         """Describe an array. Raises TypeError, naming it, for one that cannot be saved."""
         check_saved(name, leaf)
         return cls(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding_of(leaf))
@@ -104,7 +104,7 @@ class ChunkShares:
     CheckpointError for arrays on ranks outside of the group.
     """
 
-    def __init__(self, participants: Participants, arrays: tuple[Kept, ...]) -> None:
+    def __init__(self, participants: Participants, arrays: tuple[ArrayEntry, ...]) -> None:
         outside = members_outside((kept.sharding for kept in arrays), participants.ranks)
         if outside:
             raise CheckpointError(
@@ -120,9 +120,11 @@ class ChunkShares:
         self._chunks: dict[str, list[tuple[Index, tuple[Any, ...]]]] = {}
         writers = Writers(participants.ranks, participants.rank)
         for kept in arrays:
-            self._deal(writers, participants, kept)
+            self._assign_chunks(writers, participants, kept)
 
-    def _deal(self, writers: Writers, participants: Participants, kept: Kept) -> None:
+    def _assign_chunks(
+        self, writers: Writers, participants: Participants, kept: ArrayEntry
+    ) -> None:
         name, shape, dtype, sharding = kept
         count = len(participants.ranks)
         if sharding is not None:
@@ -134,7 +136,7 @@ class ChunkShares:
         grid = chunked(shape, dtype, sharding, count)
         self._grids[name] = grid
         self.documents[name] = array_document(grid, name)
-        indices = list(writers.deal(grid, sharding))
+        indices = list(writers.assign_chunks(grid, sharding))
         if not indices:
             return
         origin = sharding.slices(shape, participants.rank) if sharding is not None else grid.whole

@@ -32,7 +32,7 @@ from meshlib.checkpoint._files.storage import Storage
 from meshlib.checkpoint._files.zarr import chunk_file, groups_above
 from meshlib.checkpoint._nodes import array_of, leaves_of, shown
 from meshlib.checkpoint._participants import Participants, first_difference
-from meshlib.checkpoint._pieces import Checksums, ChunkShares, ChunkWrite, Kept, Room, detach
+from meshlib.checkpoint._pieces import ArrayEntry, Checksums, ChunkShares, ChunkWrite, Room, detach
 from meshlib.checkpoint._tree import encode
 from transport._errors import DistError
 
@@ -129,7 +129,7 @@ class Save:
         self._storage = storage()
         self._step, self._metric = check_step(step), check_metric(self._metric)
         self._tree, arrays = encode(state)
-        kept = tuple(Kept.of(name, leaf) for name, leaf in arrays.items())
+        kept = tuple(ArrayEntry.of(name, leaf) for name, leaf in arrays.items())
         same = known is not None and known.arrays == kept
         self.shares = known if same else ChunkShares(self._participants, kept)
         return arrays

@@ -71,7 +71,7 @@ class Permute(Issuing):
         return Permute(self.group, tuple((there, here) for here, there in self.pairs))
 
 
-class _UnderWay(NamedTuple):
+class _StartedPermute(NamedTuple):
     """A permute that was begun. It has its own memory, because XLA may move or free its buffers."""
 
     work: Work[Any]
@@ -120,7 +120,7 @@ class PermuteStart(_Half):
                 )
             came = np.empty_like(held)
             work: Work[Any] = call_queue_of(group).issue(spec(came, held.copy()), async_op=True)
-            under_way[tag] = _UnderWay(work, came, program, break_off)
+            under_way[tag] = _StartedPermute(work, came, program, break_off)
             program.guard(break_off)
 
         def break_off(error: BaseException) -> None:
@@ -158,9 +158,9 @@ class PermuteDone(_Half):
         return bind(self.whole, t)
 
 
-def _taken(group: ProcessGroup, tag: int) -> _UnderWay:
+def _taken(group: ProcessGroup, tag: int) -> _StartedPermute:
     """Remove and return the permute under way with ``tag``; RuntimeError if there is none."""
-    under_way: _UnderWay | None = state_in_jit(group).under_way.pop(tag, None)
+    under_way: _StartedPermute | None = state_in_jit(group).under_way.pop(tag, None)
     if under_way is None:
         raise RuntimeError(f"permute_done with tag {tag}, but no permute_start before it: {group}")
     under_way.program.unguard(under_way.break_off)

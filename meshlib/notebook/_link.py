@@ -20,7 +20,7 @@ from meshlib.notebook._call import STOP_SECONDS, RankCall
 from meshlib.notebook._control import ControlWorld, Reply, Task, turn_key
 from meshlib.notebook._functions import cells, pack
 from meshlib.notebook._local import LocalLauncher
-from meshlib.notebook._output import Answered, LauncherEnded, Marked, News, Printed, show
+from meshlib.notebook._output import Answered, EventQueue, LauncherEnded, Marked, Printed, show
 from meshlib.rpc import WorkerLostError
 from transport._checks import to_whole_number
 from transport._errors import DistError, DistStoreError, RankFailedError
@@ -34,7 +34,7 @@ class NotebookLink:
     """A notebook's link to its ranks. One call at a time."""
 
     def __init__(
-        self, size: int, mesh: str | None, news: News, launcher: LocalLauncher | None
+        self, size: int, mesh: str | None, news: EventQueue, launcher: LocalLauncher | None
     ) -> None:
         self.closed_because: str | None = None
         self._size = size

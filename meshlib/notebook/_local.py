@@ -10,7 +10,7 @@ import time
 from meshlib._launcher import controlled
 from meshlib._monitor.jobs import RunningJob, running
 from meshlib.notebook._functions import require_cloudpickle
-from meshlib.notebook._output import LauncherEnded, Marked, News, OutputReader, Printed
+from meshlib.notebook._output import EventQueue, LauncherEnded, Marked, OutputReader, Printed
 from transport._errors import DistStoreError
 
 _END_SECONDS = 5.0
@@ -19,7 +19,7 @@ _END_SECONDS = 5.0
 class LocalLauncher:
     """A meshrun that has started ``ranks``, a number or a mesh; ``news`` gets what they print."""
 
-    def __init__(self, ranks: int | str, news: News) -> None:
+    def __init__(self, ranks: int | str, news: EventQueue) -> None:
         require_cloudpickle()
         count = ["--mesh", ranks] if isinstance(ranks, str) else ["-n", str(ranks)]
         arguments = [*count, "--standalone", "--prefix", "--grace-period", "1"]

@@ -67,7 +67,7 @@ class LauncherEnded:
 Event = Printed | Marked | Answered | LauncherEnded
 
 
-class News:
+class EventQueue:
     """A queue of events for the thread that calls ranks."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class News:
 class OutputReader:
     """Reads both outputs of the launcher ``process``, and adds them to ``news``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], news: News) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], news: EventQueue) -> None:
         self._news = news
         self._left = 2
         self._lock = threading.Lock()

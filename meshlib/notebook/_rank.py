@@ -186,14 +186,14 @@ def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> 
         except DistError:
             continue  # the notebook, or another rank, has gone meanwhile
         ends = False
-        with contextlib.closing(_Left(world, server)), suppress(DistError):
+        with contextlib.closing(_NotebookService(world, server)), suppress(DistError):
             ends = world.call(ranks, _control.closed).wait()
         if ends:
             server.end()
             return
 
 
-class _Left:
+class _NotebookService:
     """Ends the notebook's World, and what it still has running here."""
 
     def __init__(self, world: _control.ControlWorld, server: RankServer) -> None:

@@ -15,7 +15,7 @@ from meshlib.notebook._control import JOB
 from meshlib.notebook._functions import execute, remember_cell, require_cloudpickle
 from meshlib.notebook._link import NotebookLink
 from meshlib.notebook._local import LocalLauncher
-from meshlib.notebook._output import News
+from meshlib.notebook._output import EventQueue
 from transport._checks import to_whole_number
 from transport._deadline import Timeout, to_seconds
 from transport._errors import DistStoreError, StoreTimeoutError
@@ -135,7 +135,7 @@ def local_ranks(ranks: int | str, *, timeout: Timeout = 60.0) -> Ranks:
             raise ValueError(f"ranks is {ranks!r}, with a size to be inferred; expected all sizes")
     elif to_whole_number(ranks, "ranks") < 1:
         raise ValueError(f"ranks is {ranks}; expected at least 1, or a mesh such as 'dp=2,tp=2'")
-    news = News()
+    news = EventQueue()
     launcher = LocalLauncher(ranks, news)
     try:
         job = launcher.begin(to_seconds(timeout))
@@ -157,10 +157,10 @@ def attach(job: str | None = None) -> Ranks:
     ``DistStoreError`` when its ranks do not answer.
     """
     require_cloudpickle()
-    return _attach(find(job), News(), None)
+    return _attach(find(job), EventQueue(), None)
 
 
-def _attach(job: RunningJob, news: News, launcher: LocalLauncher | None) -> Ranks:
+def _attach(job: RunningJob, news: EventQueue, launcher: LocalLauncher | None) -> Ranks:
     store = job.connect()
     try:
         about = json.loads(store.get(JOB, timeout=_KEY_SECONDS))

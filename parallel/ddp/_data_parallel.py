@@ -16,7 +16,7 @@ from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel._core.passes import PassStatistics
 from parallel._core.reducer import WHAT_TO_DO
-from parallel._core.replicas import broadcast_coalesced, told_to_all
+from parallel._core.replicas import broadcast_coalesced, raise_on_all_ranks
 from parallel._groups import GroupLike, resolve, same_dims
 from parallel.ddp._gradients import ParameterGradients, check_same_model
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
@@ -94,7 +94,7 @@ class DistributedDataParallel(Module, Joinable):
     ) -> None:
         super().__init__()
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
-        with told_to_all(self.process_group if init_sync else None):
+        with raise_on_all_ranks(self.process_group if init_sync else None):
             if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
                     f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from meshlib import DeviceMesh, current_mesh
 from meshlib.extend import log_of, to_whole_number
 from parallel._checks import check_instance, describe
-from parallel._core.replicas import check_same, describe_options, told_to_all
+from parallel._core.replicas import check_same, describe_options, raise_on_all_ranks
 from parallel._groups import check_shard_mesh
 from parallel.ddp._gradients import describe_parameters
 from parallel.fsdp._group import ParameterGroup, ParameterShard
@@ -84,7 +84,7 @@ def fully_shard(
     mesh = current_mesh() if mesh is None else mesh
     where = check_shard_mesh(mesh)
     shards = mesh.shape[-1]
-    with told_to_all(mesh.process_group):
+    with raise_on_all_ranks(mesh.process_group):
         _check_module(module, where)
         policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
         example = "MixedPrecisionPolicy(param_dtype='float16')"

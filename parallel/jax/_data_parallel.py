@@ -19,7 +19,7 @@ from parallel._core.assignment import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook
 from parallel._core.passes import PassStatistics
-from parallel._core.replicas import told_to_all
+from parallel._core.replicas import raise_on_all_ranks
 from parallel._groups import GroupLike, resolve, same_dims
 from parallel.jax._gradients import GradientExchange
 from parallel.jax._on_gpu import average_in_program, is_on_gpu
@@ -75,7 +75,7 @@ class DistributedDataParallel:
         init_sync: bool = True,
     ) -> None:
         group = resolve(process_group, "process_group")
-        with told_to_all(group if init_sync else None):
+        with raise_on_all_ranks(group if init_sync else None):
             cap = self._cap = cap_in_bytes(bucket_cap_mb)
             self._tree = TreeOfParameters.of(params)
             named = list(self._tree.trained().items())

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from meshlib import DArray, DeviceMesh, Sharding, jit
 from parallel._checks import to_floating
-from parallel._core.replicas import told_to_all
+from parallel._core.replicas import raise_on_all_ranks
 from parallel._groups import check_shard_mesh
 from parallel.jax._gathering import Split, gather_arrays, save_results
 from parallel.jax._tensor_parallel import SplitWeight, SummedParameter
@@ -147,7 +147,7 @@ def shard(
             when trees or options differ, naming the first that does.
     """
     where = check_shard_mesh(mesh)
-    with told_to_all(mesh.process_group if init_sync else None):
+    with raise_on_all_ranks(mesh.process_group if init_sync else None):
         described = TreeOfParameters.of(params)
         if not described.trained():
             raise ValueError(

@@ -113,7 +113,7 @@ class _ThreadContext(threading.local):
     """In a function that JAX differentiates for ``forward``: what all calls are to depend on."""
 
 
-class Keeper:
+class ContextStore:
     """One worker's contexts; the carrier that goes with its calls."""
 
     def __init__(self) -> None:
@@ -278,9 +278,9 @@ def _arrive(id: int) -> int:
     return id
 
 
-def keeper() -> Keeper:
+def keeper() -> ContextStore:
     """Return what this worker keeps of contexts. Raises RuntimeError where there is no RPC."""
-    return cast(Keeper, rpc.differentiate())
+    return cast(ContextStore, rpc.differentiate())
 
 
 def _release(id: int, told: frozenset[int]) -> None:

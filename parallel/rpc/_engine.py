@@ -18,14 +18,14 @@ from typing import Any
 
 from meshlib import rpc
 from parallel._checks import describe
-from parallel.rpc._contexts import Context, Keeper, keeper
+from parallel.rpc._contexts import Context, ContextStore, keeper
 from parallel.rpc._graph import BackwardPass, Edge, Node, PassKey, ReceivedNode
 from parallel.rpc._recorded import Recorded
 
 Arrival = tuple[Edge, Any]
 
 
-def backward(keeper: Keeper, context_id: int, roots: Sequence[object], retain: bool) -> None:
+def backward(keeper: ContextStore, context_id: int, roots: Sequence[object], retain: bool) -> None:
     """See ``dist_autograd.backward``."""
     context = keeper.find(context_id)
     arrivals: list[Arrival] = []
@@ -45,7 +45,7 @@ def backward(keeper: Keeper, context_id: int, roots: Sequence[object], retain: b
     run_pass(keeper, context, arrivals, retain)
 
 
-def run_pass(keeper: Keeper, context: Context, roots: list[Arrival], retain: bool) -> None:
+def run_pass(keeper: ContextStore, context: Context, roots: list[Arrival], retain: bool) -> None:
     """Go back from ``roots``, values with their gradients; return when all workers are done."""
     key = keeper.next_pass()
     with keeper.within(context):

@@ -11,7 +11,7 @@ from meshlib import rpc
 from parallel._checks import describe
 from parallel._nested import all_leaves
 from parallel.nn._module import Module
-from parallel.rpc._contexts import Context, Keeper, keeper
+from parallel.rpc._contexts import Context, ContextStore, keeper
 from parallel.rpc._graph import RECORDED, Edge, Node, filled
 from parallel.rpc._modules import apply_module
 from parallel.rpc._recorded import Recorded
@@ -229,7 +229,9 @@ class Applied(Node):
         return found
 
 
-def _apply(here: Keeper, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _apply(
+    here: ContextStore, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
     import jax
     import jax.numpy as jnp
 
@@ -310,7 +312,7 @@ def _values(tree: Any) -> Any:
     return _mapped(lambda leaf: leaf.value if isinstance(leaf, Weights) else leaf, tree)
 
 
-def _context_of(here: Keeper, tree: Any) -> Context | None:
+def _context_of(here: ContextStore, tree: Any) -> Context | None:
     """Return the context of the calling thread, or else that of the values in ``tree``."""
     found = here.here.context
     for _, leaf in all_leaves(tree):

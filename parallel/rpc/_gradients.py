@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from meshlib import rpc
-from parallel.rpc._contexts import Keeper
+from parallel.rpc._contexts import ContextStore
 from parallel.rpc._engine import backward
 
 
-class Gradients(Keeper):
+class Gradients(ContextStore):
     """The carrier of gradients (``rpc.Differentiating``)."""
 
     def replace(

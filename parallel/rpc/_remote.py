@@ -11,7 +11,7 @@ from parallel._checks import check_transformation, describe
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
 from parallel.optim._optimizer import Optimizer
-from parallel.rpc._contexts import Keeper, keeper
+from parallel.rpc._contexts import ContextStore, keeper
 from parallel.rpc._forward import Weights, forward
 
 
@@ -187,7 +187,7 @@ class _OwnersOptimizer:
     ) -> None:
         params = [param.local_value() for param in params_rref]
         self._lock = threading.Lock()
-        self._here: Keeper = keeper()
+        self._here: ContextStore = keeper()
         self._params = params
         kinds = {type(param) for param in params}
         known = all(isinstance(param, Weights | Parameter) for param in params)

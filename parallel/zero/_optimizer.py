@@ -11,7 +11,7 @@ from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
 from parallel._arrays import written
 from parallel._checks import describe
-from parallel._core.replicas import check_same, told_to_all
+from parallel._core.replicas import check_same, raise_on_all_ranks
 from parallel._groups import GroupLike, gathered, resolve
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook
 from parallel.nn._parameter import Parameter, kept_part
@@ -75,7 +75,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._shards: list[Shards] = []
         self._inner: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
-        with told_to_all(self._group):
+        with raise_on_all_ranks(self._group):
             must = "optimizer_class must make an optimizer when called, such as optim.AdamW, got"
             if not callable(optimizer_class):
                 raise TypeError(f"{must} {describe(optimizer_class)}")
@@ -92,7 +92,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Raises as ``Optimizer`` does, and ValueError where the ranks' parameters differ.
         """
         inside = self._inner is None  # the constructor tells itself what is wrong
-        with told_to_all(None if inside else self._group):
+        with raise_on_all_ranks(None if inside else self._group):
             super().add_param_group(group)
         if self._inner is not None:
             self._own(self.param_groups[-1:])

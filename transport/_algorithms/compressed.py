@@ -30,7 +30,7 @@ from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ENCODED, TOTAL, store
-from transport._operands.order import Fold, arrivals
+from transport._operands.order import StreamingReduction, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 LEAST_BYTES = 64 << 10
@@ -132,7 +132,9 @@ class _CompressedReduction:
     def add_all(self, chunk: int, total: Floats) -> None:
         """Add the others' contributions of a chunk to ``total``, in the order of the peers."""
         team = self._team
-        adding = Fold(team.scratch, self._op.plain, self._merges, total, total, team.table.piece)
+        adding = StreamingReduction(
+            team.scratch, self._op.plain, self._merges, total, total, team.table.piece
+        )
         places = self._places.of(chunk, self._sizes[chunk])
         for place, request in zip(places, self.chunks.arrived(), strict=True):
             request.wait()

@@ -30,7 +30,7 @@ from transport._operands.flat import address
 from transport._platform import SEND_NOW
 from transport._polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._shm.process_memory import ProcessMemory
-from transport._waiting import LookOut
+from transport._waiting import SpinWait
 
 QUEUE_BYTES = 1 << 20
 """With more than this queued, senders wait, and no more requests are read from the peer."""
@@ -89,7 +89,7 @@ class ChannelConnection:
         self._threads = threads
         self._pool = pool
         self._frames = FrameReader()
-        self._look_out = LookOut(pauses=True)
+        self._spin = SpinWait(pauses=True)
         self._found: list[ChannelFrame] = []
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
@@ -293,7 +293,7 @@ class ChannelConnection:
 
     def look(self) -> bool:
         """Wait a moment for another request, and act on it; False if none came."""
-        if self.outgoing or not self._look_out.looks:
+        if self.outgoing or not self._spin.looks:
             return False
         with self._state:
             if self._reader != _POLL or self.error is not None:
@@ -321,7 +321,7 @@ class ChannelConnection:
         return frames is not None
 
     def _receive(self) -> list[ChannelFrame]:
-        found = self._receive_soon() if self._look_out.looks else None
+        found = self._receive_soon() if self._spin.looks else None
         return self._frames.receive(self._sock) if found is None else found
 
     def _receive_now(self) -> list[ChannelFrame]:
@@ -329,7 +329,7 @@ class ChannelConnection:
 
     def _receive_soon(self) -> list[ChannelFrame] | None:
         """Return the frames that arrive within a moment; None if none do."""
-        if not self._look_out.until(self._finds):
+        if not self._spin.until(self._finds):
             return None
         found, self._found = self._found, []
         return found

@@ -27,7 +27,7 @@ class HalvingExchange(NamedTuple):
     given: ChunkRange
 
 
-class Ways(NamedTuple):
+class HalvingSchedule(NamedTuple):
     """One rank's exchanges ``inside`` its block, in order. Then the rank takes its ``own`` chunks
     ``over`` from a rank of the next block, and hands chunks ``up`` to the block before.
     """
@@ -53,7 +53,7 @@ def blocks_of(size: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def ways_of(rank: int, size: int) -> Ways:
+def halving_schedule(rank: int, size: int) -> HalvingSchedule:
     """Return what ``rank`` of ``size`` exchanges."""
     blocks = blocks_of(size)
     number = max(i for i, (first, _) in enumerate(blocks) if first <= rank)
@@ -75,7 +75,7 @@ def ways_of(rank: int, size: int) -> Ways:
         for begin in range(span.first, span.stop, width):
             part = ChunkRange(begin, begin + width)
             up.append((_owner(part, blocks[number - 1], chunks), part))
-    return Ways(tuple(inside), span, over, tuple(up))
+    return HalvingSchedule(tuple(inside), span, over, tuple(up))
 
 
 def halving_steps(size: int, *, apart: bool = True) -> int:

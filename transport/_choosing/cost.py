@@ -39,19 +39,20 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``); ``lanes`` is
-    how many ranks can work at the same time.
+    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``).
+
+    ``parallelism`` is the number of ranks that can work at the same time.
     """
 
     alpha: float
     beta: float
     gamma: float
-    lanes: float
+    parallelism: float
 
     def seconds(self, work: CollectiveCost, delay: float = 0.0) -> float:
         """Return how long ``work`` takes at least; a frame is ``delay`` seconds on its way."""
         together = self._add(work.frames, work.nbytes, work.reduced)
-        return max(self.path_seconds(work) + delay * work.delays, together / self.lanes)
+        return max(self.path_seconds(work) + delay * work.delays, together / self.parallelism)
 
     def path_seconds(self, work: CollectiveCost, turns: int = 1) -> float:
         """Return how long the longest path takes, each of whose frames goes in ``turns``."""

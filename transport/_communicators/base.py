@@ -197,10 +197,10 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         """The members that need not be named to ``lose``: this end has heard of them elsewhere."""
         return ()
 
-    def outline(self) -> Any:
-        """Return what compiled code needs to make collectives here by itself; None: it cannot.
+    def native_handle(self) -> Any:
+        """Return the handle by which compiled code makes collectives here; None: it cannot.
 
-        For the ways of ``transport._native`` alone. What it begins and cannot end goes on with
+        Only ``transport._native`` uses it. A call that it begins and cannot end goes on with
         ``resume``.
         """
         return None

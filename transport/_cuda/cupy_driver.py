@@ -213,10 +213,10 @@ class CupyDriver:
             with _errors():
                 _runtime.memcpyAsync(into, pointer, nbytes, _COPY_ON_DEVICE, stream)
 
-    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
+    def can_reduce(self, dtype: np.dtype[Any], inputs: int) -> bool:
         return knows(dtype) and inputs <= MAX_INPUTS
 
-    def fold(
+    def reduce(
         self,
         out: int,
         inputs: Sequence[int],
@@ -226,7 +226,7 @@ class CupyDriver:
         stream: int,
     ) -> None:
         with _errors(), _external(stream):
-            self._kernels.fold(out, inputs, dtype, count, op)
+            self._kernels.reduce(out, inputs, dtype, count, op)
 
     def scale(
         self, out: int, pointer: int, dtype: np.dtype[Any], count: int, factor: Any, stream: int

@@ -131,11 +131,11 @@ class Driver(Protocol):
         """Copy within or between devices. The two must not overlap, unless they are equal."""
         ...
 
-    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
-        """True if ``fold`` and ``scale`` take ``dtype``, and that many inputs."""
+    def can_reduce(self, dtype: np.dtype[Any], inputs: int) -> bool:
+        """True if ``reduce`` and ``scale`` take ``dtype``, and that many inputs."""
         ...
 
-    def fold(
+    def reduce(
         self,
         out: int,
         inputs: Sequence[int],

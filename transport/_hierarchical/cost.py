@@ -132,7 +132,7 @@ class HostsCost:
             return 0.0
         steps = 1 if phase.kind is Kind.BARRIER else _STEPS_INSIDE
         moved = inside_bytes(phase.kind, phase.nbytes, ranks)
-        crowd = max(1.0, ranks / self.inside.lanes)
+        crowd = max(1.0, ranks / self.inside.parallelism)
         return crowd * (steps * self.inside.alpha + moved * self.inside.beta)
 
 

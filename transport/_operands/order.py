@@ -148,7 +148,7 @@ def are_one_tree(groups: Sequence[Sequence[int]]) -> bool:
     ]
 
 
-class Fold:
+class StreamingReduction:
     """Adds up what a rank and the other members contribute to its part, while it comes.
 
     ``own`` is its own contribution, in the dtype in which the op reduces, and stays as it is unless
@@ -260,7 +260,7 @@ class Fold:
             value = out
 
 
-def fold(
+def tree_reduce(
     scratch: Scratch,
     op: ReduceOp,
     parts: Sequence[Flat],
@@ -277,7 +277,7 @@ def fold(
         np.copyto(total, own, casting="unsafe")
         own = total
     merges = arrivals(0, len(parts))[1] if blocks is None else merges_of(blocks)
-    adding = Fold(scratch, op, merges, own, total, piece)
+    adding = StreamingReduction(scratch, op, merges, own, total, piece)
     for part in parts[1:]:
         adding.expect(part.dtype, part)
         adding.add()

@@ -31,7 +31,7 @@ from transport._polling import (
 )
 from transport._tcp.messages import MessageLink
 from transport._tcp.worker import LinkWorker, Sockets
-from transport._waiting import LookOut
+from transport._waiting import SpinWait
 
 # The pause of the endpoint's thread after a waiting thread has read the connections.
 _AWAY_SECONDS = 0.01
@@ -61,7 +61,7 @@ class MessageWorker(LinkWorker):
         self._attend = attend
         self._wake_endpoint = wake_endpoint
         self._turn = threading.RLock()
-        self._look_out = LookOut(pauses=True, main_only=True)
+        self._spin = SpinWait(pauses=True, main_only=True)
         # Made when there is a connection, or somebody waits for one.
         self._poller: Poller | None = None
         self._wakeup: Wakeup | None = None
@@ -149,9 +149,9 @@ class MessageWorker(LinkWorker):
         try:
             while not settled() and not self.stopped:
                 if link is not None and link.ended is None:
-                    if self._look_out.until(lambda: self._read(link, settled) or settled()):
+                    if self._spin.until(lambda: self._read(link, settled) or settled()):
                         continue
-                elif self._look_out.until(lambda: self.serve(0, settled) or settled()):
+                elif self._spin.until(lambda: self.serve(0, settled) or settled()):
                     continue
                 if deadline.expired:
                     return

@@ -36,7 +36,7 @@ from transport._tcp.frame import (
 )
 from transport._tcp.stripes import Stripes
 from transport._tcp.worker import LinkWorker
-from transport._waiting import LookOut
+from transport._waiting import SpinWait
 
 
 class TcpLink(TcpConnection, Link):
@@ -54,7 +54,7 @@ class TcpLink(TcpConnection, Link):
         super().__init__(sockets, peer, name, FrameWorker() if worker is None else worker)
         self.coming: deque[FrameReceive] = deque()
         self._stripes: Stripes | None = None
-        self._look_out = LookOut(pauses=True, main_only=True)
+        self._spin = SpinWait(pauses=True, main_only=True)
         self.distance: Distance = Distance(self.first, name, len(sockets))
         self.window = self.distance.window
         slice_ = struct.pack("@ll", *divmod(int(SLICE_SECONDS * 1e6), 10**6))
@@ -103,7 +103,7 @@ class TcpLink(TcpConnection, Link):
     def receive(self, awaited: FrameReceive, on_piece: OnPiece | None) -> None:
         """Wait for all of a frame, and for nothing on other links."""
         if self._target is None and not awaited.done:
-            self._look_out.until(self.pull)
+            self._spin.until(self.pull)
         flags, deadline = ALL if on_piece is None else 0, awaited.call.deadline
         while True:
             if on_piece is not None and awaited.received:

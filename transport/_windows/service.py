@@ -36,7 +36,7 @@ _INLINE_BYTES = 4096
 _FLUSH_SECONDS = 1.0
 
 
-class _Asks(IntEnum):
+class _WindowOp(IntEnum):
     """What a frame asks for, and the reply."""
 
     PUT = FIRST_KIND
@@ -221,11 +221,11 @@ class WindowService:
             if offset + nbytes > memory.data.nbytes:
                 raise ValueError(f"{nbytes} bytes at {offset} of {memory.data.nbytes}")
             match frame.kind:
-                case _Asks.PUT if len(values) == nbytes:
+                case _WindowOp.PUT if len(values) == nbytes:
                     memory.put(None, offset, values)
-                case _Asks.GET:
+                case _WindowOp.GET:
                     reply = memory.get(None, offset, nbytes)
-                case _Asks.UPDATE if len(values) == nbytes * (1 + compares):
+                case _WindowOp.UPDATE if len(values) == nbytes * (1 + compares):
                     new, expected = values[:nbytes], values[nbytes:]
                     if compares or frame.flags & _REPLIES:
                         reply = memory.update(None, offset, code, op, new, expected)
@@ -238,9 +238,9 @@ class WindowService:
         if frame.flags & _REPLIES:
             data = memoryview(reply)
             if data.nbytes <= _INLINE_BYTES:
-                connection.send(_Asks.REPLY, frame.number, bytes(data))
+                connection.send(_WindowOp.REPLY, frame.number, bytes(data))
             else:
-                connection.send(_Asks.REPLY, frame.number, b"", [data])
+                connection.send(_WindowOp.REPLY, frame.number, b"", [data])
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
         """Refuse: windows post nothing."""
@@ -271,16 +271,16 @@ class RemoteMemory:
 
     def put(self, call: Call | None, offset: int, values: Flat) -> bool:
         head = self._head(offset, values.nbytes)
-        return self._service.post(call, self._rank, _Asks.PUT, head, values.data)
+        return self._service.post(call, self._rank, _WindowOp.PUT, head, values.data)
 
     def get(self, call: Call | None, offset: int, nbytes: int) -> memoryview:
-        return self._ask(call, _Asks.GET, self._head(offset, nbytes))
+        return self._ask(call, _WindowOp.GET, self._head(offset, nbytes))
 
     def combine(
         self, call: Call | None, offset: int, code: int, op: int, values: Any, wakes: bool = False
     ) -> bool:
         head = self._head(offset, len(values), code, op, False, wakes)
-        return self._service.post(call, self._rank, _Asks.UPDATE, head, values)
+        return self._service.post(call, self._rank, _WindowOp.UPDATE, head, values)
 
     def update(
         self,
@@ -293,7 +293,7 @@ class RemoteMemory:
         late: Late | None = None,
     ) -> bytes:
         head = self._head(offset, len(values), code, op, bool(expected), False)
-        return bytes(self._ask(call, _Asks.UPDATE, head, values, expected, late=late))
+        return bytes(self._ask(call, _WindowOp.UPDATE, head, values, expected, late=late))
 
     def flush(self, call: Call | None) -> None:
         self.get(call, 0, 0)  # whose reply comes when all before it is done

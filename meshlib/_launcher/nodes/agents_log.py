@@ -21,11 +21,11 @@ from meshlib._launcher.nodes.coordinator import AgentLog, News
 from meshlib._launcher.nodes.leader import Leader
 from meshlib._launcher.nodes.records import (
     LOG,
-    Admitted,
+    AgentLeft,
     AgentRecord,
     CutOff,
-    Gone,
-    Held,
+    JoinAccepted,
+    JoinDeferred,
     JoinRefused,
     JoinRequest,
     alive_key,
@@ -72,7 +72,7 @@ class SharedLog(AgentLog):
         self._silence = nodes.heartbeat_timeout
         self._beat = self._silence / 5
         self._inbox: deque[AgentRecord] = deque()
-        self._outbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._send_queue: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._follower: Follower | None = None
         self._waiting = Waiting(nodes, agent)
@@ -96,7 +96,7 @@ class SharedLog(AgentLog):
 
     def tell(self, news: News) -> None:
         """See ``AgentLog``."""
-        self._outbox.put(news)
+        self._send_queue.put(news)
 
     def flush(self) -> None:
         """See ``AgentLog``."""
@@ -107,7 +107,7 @@ class SharedLog(AgentLog):
     def close(self, *, in_touch: bool) -> None:
         """See ``AgentLog``. The leader stays until the others have left, for some seconds."""
         self._closing.set()
-        self._outbox.put(None)
+        self._send_queue.put(None)
         if not in_touch and self._server is None:
             return  # the threads wait for a store that does not answer; the process need not
         self._talker.join(_FAREWELL_SECONDS)
@@ -135,7 +135,7 @@ class SharedLog(AgentLog):
 
     def _converse(self, store: TCPStore) -> None:
         """Say that this node is alive, and what there is to say, until it is time to leave."""
-        farewell = Gone(self._agent, lost="was lost: its connection to the store broke")
+        farewell = AgentLeft(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
         follower, store = store.clone(), store.with_patience(self._silence)
         key = alive_key(self._agent)
@@ -144,7 +144,7 @@ class SharedLog(AgentLog):
         beats, due = 0, time.monotonic() + self._beat
         while True:
             with contextlib.suppress(queue.Empty):
-                action = self._outbox.get(timeout=max(due - time.monotonic(), 0.001))
+                action = self._send_queue.get(timeout=max(due - time.monotonic(), 0.001))
                 if action is None:
                     return
                 action(store)
@@ -282,7 +282,7 @@ class Leading:
                 self._heard[agent] = value, now
             elif now - before[1] > self._silence:
                 why = f"has not been heard of for {self._silence:g} s"
-                self._decide([Gone(agent, lost=why)])
+                self._decide([AgentLeft(agent, lost=why)])
 
 
 class Follower:
@@ -332,7 +332,9 @@ class Follower:
                 if leading is not None:
                     leading.take(record)
                 left = left or (
-                    isinstance(record, Gone) and record.agent == self._agent and not record.lost
+                    isinstance(record, AgentLeft)
+                    and record.agent == self._agent
+                    and not record.lost
                 )
                 if not left:
                     self._hear(record)
@@ -369,11 +371,11 @@ class Waiting:
                 self._came.discard(agent)
                 if leads:
                     say("meshrun", f"refused node {self._hosts.get(agent, agent)}: {reason}")
-            case Held(agent=self._agent, reason=reason):
+            case JoinDeferred(agent=self._agent, reason=reason):
                 say("meshrun", reason)
-            case Gone(agent=agent):
+            case AgentLeft(agent=agent):
                 self._came.discard(agent)
-            case Admitted(agent=agent):
+            case JoinAccepted(agent=agent):
                 self._came.discard(agent)
                 if agent == self._agent:  # others may get a place while this node waits on
                     self._began = None

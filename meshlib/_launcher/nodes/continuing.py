@@ -19,15 +19,15 @@ from meshlib._events.log import LogReader, last_log
 from meshlib._job.membership import epoch_number
 from meshlib._launcher.nodes.leader import AttemptState, Leader, Outcome
 from meshlib._launcher.nodes.records import (
+    AgentLeft,
     AgentRecord,
-    Failed,
-    Gone,
-    Granted,
-    Held,
     Interrupted,
+    JoinDeferred,
     JoinRequest,
+    MoreRanksGranted,
+    MoreRanksRequest,
+    RankFailed,
     RanksEnded,
-    Wanted,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.failure import RankExit
@@ -72,7 +72,7 @@ class ContinuingLeader(Leader):
             return []
         if len(self._running(attempt)) >= self._nodes.most:
             reason = f"the job runs on {self._nodes.most} nodes: waiting until one of them is lost"
-            return [Held(hello.agent, reason)]
+            return [JoinDeferred(hello.agent, reason)]
         del self._candidates[hello.agent]
         return [self._admit(attempt, hello)]
 
@@ -85,23 +85,23 @@ class ContinuingLeader(Leader):
         """True if ranks have come to the end of their program."""
         return any(one.well for one in attempt.ended.values())
 
-    def _failed(self, attempt: AttemptState, record: Failed) -> list[AgentRecord]:
+    def _failed(self, attempt: AttemptState, record: RankFailed) -> list[AgentRecord]:
         del attempt, record
         return []
 
-    def _wanted(self, attempt: AttemptState, record: Wanted) -> list[AgentRecord]:
+    def _wanted(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
         if record.agent not in self._running(attempt) or attempt.reason is not None:
             return []
         first, attempt.next = attempt.next, attempt.next + record.count
         attempt.ranks[record.agent] += range(first, attempt.next)
-        return [Granted(record.agent, self._number, first, record.count)]
+        return [MoreRanksGranted(record.agent, self._number, first, record.count)]
 
     def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         if record.leaves and record.agent != self._agent:
             return []  # its ranks are lost when they have ended
         return super()._interrupted(attempt, record)
 
-    def _without(self, attempt: AttemptState, record: Gone) -> list[AgentRecord]:
+    def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
         if record.agent == self._agent:
             return super()._without(attempt, record)
         attempt.lost[record.agent] = record.lost or "has left"

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from meshlib._events.log import announce_ends, announce_lost
 from meshlib._launcher.nodes.continuing import last_members, leader_of
 from meshlib._launcher.nodes.records import (
-    Admitted,
+    AgentLeft,
     AgentRecord,
     AttemptResult,
     CutOff,
-    Failed,
-    Gone,
-    Granted,
     Interrupted,
+    JoinAccepted,
     JoinRefused,
     JoinRequest,
+    MoreRanksGranted,
+    MoreRanksRequest,
+    RankFailed,
     RanksEnded,
     StopAll,
-    Wanted,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.failure import RankExit
@@ -45,7 +45,7 @@ _TELL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Come:
+class StartRanks:
     """Start the ``ranks`` that were asked for (``want``): they come to those that run."""
 
     ranks: range
@@ -72,7 +72,7 @@ class Verdict:
     error: str | None = None
 
 
-Decision = NodePlacement | Come | Stop | Verdict
+Decision = NodePlacement | StartRanks | Stop | Verdict
 """The leader's order to an agent; a ``NodePlacement`` tells it to start its ranks."""
 News = Callable[[Store], None]
 
@@ -214,9 +214,9 @@ class Coordinator:
         return self._cut_off is None
 
     def want(self, count: int) -> None:
-        """Ask for the numbers of so many more ranks, which come later: ``Come`` will follow."""
+        """Ask the leader for ``count`` more ranks; the decision ``StartRanks`` follows."""
         if self._placement is not None:
-            self._log.say(Wanted(self._agent, self._placement.attempt, count))
+            self._log.say(MoreRanksRequest(self._agent, self._placement.attempt, count))
 
     def failed(self, exit_: RankExit) -> None:
         """Tell the job's ranks, and the other nodes, that a rank here has failed."""
@@ -224,7 +224,7 @@ class Coordinator:
             loss, attempt = exit_.loss, self._placement.attempt
             self._log.tell(lambda store: announce_lost(store, [loss]))
             self._log.say(
-                Failed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
+                RankFailed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
             )
 
     def finished(self, ranks: Sequence[int]) -> None:
@@ -267,7 +267,7 @@ class Coordinator:
 
     def close(self) -> None:
         """Leave the job. The leader stays until the others have left, for some seconds."""
-        self._log.say(Gone(self._agent))
+        self._log.say(AgentLeft(self._agent))
         self._log.close(in_touch=self._cut_off is None)
 
     def _take(self, record: AgentRecord) -> None:
@@ -278,21 +278,21 @@ class Coordinator:
                 self._decisions.append(Stop(reason, saves))
             case AttemptResult():
                 self._conclude(record)
-            case Admitted(agent=self._agent):
+            case JoinAccepted(agent=self._agent):
                 self._begin(record)
-            case Granted(agent=self._agent, attempt=about) if about == attempt:
+            case MoreRanksGranted(agent=self._agent, attempt=about) if about == attempt:
                 self._running += record.count
-                self._decisions.append(Come(range(record.first, record.first + record.count)))
+                self._decisions.append(StartRanks(range(record.first, record.first + record.count)))
             case JoinRefused(agent=self._agent, reason=reason):
                 self._decisions.append(Verdict(False, (), reason))
-            case Gone(agent=self._agent, lost=str() as why):
+            case AgentLeft(agent=self._agent, lost=str() as why):
                 self._lose_touch(f"the node that leads has given this one up: it {why}")
             case CutOff(reason=reason):
                 self._lose_touch(reason)
             case _:
                 pass
 
-    def _begin(self, place: Admitted) -> None:
+    def _begin(self, place: JoinAccepted) -> None:
         self._running = self._options.ranks
         self._placement = NodePlacement(
             attempt=place.attempt,

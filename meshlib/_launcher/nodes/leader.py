@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 from meshlib._events.events import RankLost
 from meshlib._launcher.nodes.records import (
-    Admitted,
+    AgentLeft,
     AgentRecord,
     AttemptResult,
-    Failed,
-    Gone,
     Interrupted,
+    JoinAccepted,
     JoinRefused,
     JoinRequest,
+    MoreRanksRequest,
+    RankFailed,
     RanksEnded,
     StopAll,
-    Wanted,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.failure import RankExit
@@ -101,7 +101,7 @@ class Leader:
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
         """Return the ranks that ``record`` says are lost, for the ranks that wait for them."""
-        if not isinstance(record, Gone) or record.lost is None:
+        if not isinstance(record, AgentLeft) or record.lost is None:
             return []
         how = f"was lost: its node {record.lost}"
         return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
@@ -110,17 +110,17 @@ class Leader:
         """Take note of a record of the log; return decisions that follow."""
         if isinstance(record, JoinRequest):
             return self._hello(record, now)
-        if isinstance(record, Gone):
+        if isinstance(record, AgentLeft):
             return self._gone(record, now)
         attempt = self._attempt
         if attempt is None or getattr(record, "attempt", None) != self._number:
             return []
         match record:
-            case Failed():
+            case RankFailed():
                 return self._failed(attempt, record)
             case Interrupted():
                 return self._interrupted(attempt, record)
-            case Wanted():
+            case MoreRanksRequest():
                 return self._wanted(attempt, record)
             case RanksEnded():
                 return self._ended(attempt, record, now)
@@ -206,13 +206,13 @@ class Leader:
         attempt.next += hello.ranks
         attempt.members[hello.agent] = hello
         attempt.ranks[hello.agent] = list(range(first, attempt.next))
-        return Admitted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
+        return JoinAccepted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
 
-    def _failed(self, attempt: AttemptState, record: Failed) -> list[AgentRecord]:
+    def _failed(self, attempt: AttemptState, record: RankFailed) -> list[AgentRecord]:
         text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"
         return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
 
-    def _wanted(self, attempt: AttemptState, record: Wanted) -> list[AgentRecord]:
+    def _wanted(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
         """Return the answer: here there is none, the number of ranks is fixed."""
         del attempt, record
         return []
@@ -228,7 +228,7 @@ class Leader:
         text = f"{self._name(record.agent)} was told to end"
         return self._stop(attempt, Reason(text, saves=record.saves))
 
-    def _gone(self, record: Gone, now: float) -> list[AgentRecord]:
+    def _gone(self, record: AgentLeft, now: float) -> list[AgentRecord]:
         self.present.discard(record.agent)
         self._candidates.pop(record.agent, None)
         self._expected.discard(record.agent)
@@ -239,7 +239,7 @@ class Leader:
             return []
         return self._without(attempt, record) + self._settle(attempt, now)
 
-    def _without(self, attempt: AttemptState, record: Gone) -> list[AgentRecord]:
+    def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
         if record.lost is None:
             # It has left before the job's end, but knowing so: as if it had been told to.
             attempt.ended.setdefault(record.agent, RanksEnded(record.agent, self._number))

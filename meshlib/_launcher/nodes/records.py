@@ -42,7 +42,7 @@ class JoinRequest(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(AgentRecord):
+class RankFailed(AgentRecord):
     """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` is of
     something else that failed, of which the news may be still on its way.
     """
@@ -69,7 +69,7 @@ class Interrupted(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(AgentRecord):
+class MoreRanksRequest(AgentRecord):
     """An agent asks for the numbers of ``count`` more ranks, for lost ones or as spares."""
 
     agent: str
@@ -90,7 +90,7 @@ class RanksEnded(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Gone(AgentRecord):
+class AgentLeft(AgentRecord):
     """An agent has left the job; ``lost`` says why if it did not mean to."""
 
     agent: str
@@ -106,8 +106,8 @@ class JoinRefused(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Granted(AgentRecord):
-    """The leader's answer to ``Wanted``: the ranks from ``first`` on."""
+class MoreRanksGranted(AgentRecord):
+    """The leader's answer to ``MoreRanksRequest``: the ranks from ``first`` on."""
 
     agent: str
     attempt: int
@@ -116,7 +116,7 @@ class Granted(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted(AgentRecord):
+class JoinAccepted(AgentRecord):
     """The leader's answer to a ``JoinRequest``: the agent's place in an attempt.
 
     It is node number ``node``, with the ranks from ``first`` on. The attempt begins, or has begun,
@@ -132,7 +132,7 @@ class Admitted(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(AgentRecord):
+class JoinDeferred(AgentRecord):
     """The leader's answer to a ``JoinRequest`` while all places are taken: the agent waits."""
 
     agent: str
@@ -170,15 +170,15 @@ class CutOff(AgentRecord):
 
 parse: Parse[AgentRecord] = reader_of(
     JoinRequest,
-    Failed,
+    RankFailed,
     Interrupted,
-    Wanted,
+    MoreRanksRequest,
     RanksEnded,
-    Gone,
+    AgentLeft,
     JoinRefused,
-    Granted,
-    Admitted,
-    Held,
+    MoreRanksGranted,
+    JoinAccepted,
+    JoinDeferred,
     StopAll,
     AttemptResult,
 )

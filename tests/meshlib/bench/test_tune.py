@@ -127,7 +127,7 @@ def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({result.thresholds for result in found}) == 1
     cost, table = found[0].cost, found[0].thresholds
     assert cost is not None
-    assert min(cost.alpha, cost.beta, cost.gamma, cost.lanes) > 0
+    assert min(cost.alpha, cost.beta, cost.gamma, cost.parallelism) > 0
     tried = [contest for contest in small if contest.least_ranks <= 4]
     assert {getattr(table, contest.field) for contest in tried} <= {0, 1 << 10, 1 << 14}
     assert TuningResults.unpack(found[0].pack()) == found[0]

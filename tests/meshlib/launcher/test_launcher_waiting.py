@@ -9,7 +9,13 @@ import pytest
 
 from meshlib._launcher.nodes import agents_log
 from meshlib._launcher.nodes.agents_log import SharedLog, Waiting
-from meshlib._launcher.nodes.records import Admitted, CutOff, Gone, JoinRefused, JoinRequest
+from meshlib._launcher.nodes.records import (
+    AgentLeft,
+    CutOff,
+    JoinAccepted,
+    JoinRefused,
+    JoinRequest,
+)
 from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, RankProgram
 from transport._errors import AuthenticationError, StoreSilentError
 from transport._net.sockets import listen
@@ -36,7 +42,7 @@ def said(capsys):
 def test_nodes_that_start_together_say_nothing(waiting, capsys):
     waiting.hear(hello("a"), leads=True)
     waiting.tick(104.0)
-    waiting.hear(Admitted("a", 0, 0, 1, 0, 1), leads=True)
+    waiting.hear(JoinAccepted("a", 0, 0, 1, 0, 1), leads=True)
     waiting.tick(200.0)
     assert said(capsys) == []
 
@@ -44,10 +50,10 @@ def test_nodes_that_start_together_say_nothing(waiting, capsys):
 def test_a_node_that_is_held_waits_on_when_another_gets_a_place(waiting, capsys):
     waiting.hear(hello("a"), leads=False)
     waiting.hear(hello("b"), leads=False)
-    waiting.hear(Admitted("b", 0, 2, 2, 2, 2), leads=False)
+    waiting.hear(JoinAccepted("b", 0, 2, 2, 2, 2), leads=False)
     waiting.tick(110.0)
     assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
-    waiting.hear(Admitted("a", 0, 3, 2, 3, 2), leads=False)
+    waiting.hear(JoinAccepted("a", 0, 3, 2, 3, 2), leads=False)
     waiting.tick(200.0)
     assert said(capsys) == []
 
@@ -66,7 +72,7 @@ def test_between_two_numbers_of_nodes(capsys):
     waiting.begin(0.0)
     for agent in "abc":
         waiting.hear(hello(agent), leads=False)
-    waiting.hear(Gone("c"), leads=False)
+    waiting.hear(AgentLeft("c"), leads=False)
     waiting.tick(10.0)
     assert said(capsys) == ["meshrun: 2 of 3 to 8 nodes, waiting at node0:1, 50 s left"]
 
@@ -94,7 +100,7 @@ def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then()
         with log._open_store(0.5) as store:
             assert store.timeout.total_seconds() == 2
     finally:
-        log.say(Gone("a"))  # else the leader waits till it has read that it leaves
+        log.say(AgentLeft("a"))  # else the leader waits till it has read that it leaves
         log.close(in_touch=True)
 
 

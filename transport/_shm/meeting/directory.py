@@ -13,7 +13,7 @@ from transport._shm.meeting.endpoint import ShmEndpoint
 from transport._shm.segment import Segment, adopt
 
 
-class Neighbourhood(PeerKeys):
+class HostPeers(PeerKeys):
     """The ``members`` that share memory with this rank, which reaches their endpoints by way of its
     own. Several threads.
     """

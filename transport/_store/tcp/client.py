@@ -94,7 +94,7 @@ class StoreConnection:
         self._unreachable = False
         # Under the lock, but for appending.
         self._send_lock = threading.RLock()
-        self._outbox: deque[_SendBuffer] = deque()
+        self._send_queue: deque[_SendBuffer] = deque()
         # Under the turn.
         self._turn = threading.RLock()
         self._received: list[bytes] = []
@@ -148,7 +148,7 @@ class StoreConnection:
         """
         self._check_process()
         self._check()
-        self._outbox.append(_SendBuffer(pack_request(0, op, 0.0, fields)))
+        self._send_queue.append(_SendBuffer(pack_request(0, op, 0.0, fields)))
         self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
@@ -161,7 +161,7 @@ class StoreConnection:
             return
         for number in breaker.numbers.copy():
             # For the thread that sleeps in the socket.
-            self._outbox.append(_cancel(number))
+            self._send_queue.append(_cancel(number))
             request = self._expected.get(number)
             if request is not None:
                 request.news.put(None)
@@ -183,7 +183,7 @@ class StoreConnection:
             return
         for number, request in list(self._expected.items()):
             if request.breaker is breaker:
-                self._outbox.append(_cancel(number))
+                self._send_queue.append(_cancel(number))
         # A thread may be stuck in sending to a server that does not read: nor would this be read.
         if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
@@ -234,7 +234,7 @@ class StoreConnection:
 
         Closing earlier, with unread answers, would discard the goodbye.
         """
-        self._outbox.append(_SendBuffer(pack_request(0, Op.GOODBYE, 0.0, ())))
+        self._send_queue.append(_SendBuffer(pack_request(0, Op.GOODBYE, 0.0, ())))
         with contextlib.suppress(OSError, DistStoreError):
             self._flush()
             self._sock.shutdown(socket.SHUT_WR)
@@ -256,9 +256,9 @@ class StoreConnection:
     def _send(self, number: int, request: _StoreRequest, data: bytes, seconds: float) -> None:
         self._expected[number] = request
         self._check()
-        self._outbox.append(_SendBuffer(data))
+        self._send_queue.append(_SendBuffer(data))
         if request.breaker in self._waits_end:  # maybe only since the data was packed
-            self._outbox.append(_cancel(number))
+            self._send_queue.append(_cancel(number))
         self._flush_soon(seconds)
 
     def _flush_soon(self, seconds: float = _SEND_SECONDS) -> None:
@@ -279,12 +279,12 @@ class StoreConnection:
         Raises DistStoreError when the connection is lost, or not all was sent in time.
         """
         until = None if seconds is None else time.monotonic() + min(seconds, _SEND_SECONDS)
-        outbox = self._outbox
-        while outbox:
-            first = outbox[0]
+        send_queue = self._send_queue
+        while send_queue:
+            first = send_queue[0]
             done = sum(first.taken)
             if done == len(first.data):
-                outbox.popleft()
+                send_queue.popleft()
                 continue
             try:
                 rest = first.data[done:]
@@ -408,7 +408,7 @@ class StoreConnection:
         """Withdraw a request: an abandoned wait could still take a value from a queue."""
         request = self._expected.get(number)
         if request is not None and request.reply is None and self._failure is None:
-            self._outbox.append(_cancel(number))
+            self._send_queue.append(_cancel(number))
             with contextlib.suppress(DistStoreError):
                 self._flush_if_free()
 
