@@ -171,11 +171,11 @@ class PostLocalSGDOptimizer(Joinable):
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's, and the averager's count as ``"step"``."""
+        """Return the optimizer's state dict, with the averager's count as ``"step"``."""
         return {**self.optimizer.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned. Raises as the optimizer does."""
+        """Load a state that ``state_dict`` returned. Raises as the optimizer does."""
         check_state_dict(state, "step")
         self.optimizer.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self.averager.step = int(state["step"])

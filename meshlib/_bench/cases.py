@@ -138,7 +138,7 @@ class Case(ABC):
         return cls.moved(nbytes, size)
 
     def clear(self) -> None:
-        """Fill the input, and the output with what no call leaves there."""
+        """Fill the input; fill the output with values that no call writes."""
         self.output.fill(np.nan)
         self._fill_input()
 
@@ -307,7 +307,7 @@ class CopyCase(Case):
         return [PatternSlice(0, self.each, shift=self.rank)]
 
     def copy(self) -> None:
-        """Do it."""
+        """Copy the input to the output."""
         np.copyto(self.output, self.input)
 
 

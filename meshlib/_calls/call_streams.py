@@ -52,7 +52,7 @@ class CallStreams:
         return stream
 
     def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
-        """Let calls end, and what follows on them; return whether all did in time.
+        """Wait for calls and their continuations; return whether all ended in time.
 
         Receives whose messages do not come are not waited for: ``is_receiving`` says whether one is
         on its way.
@@ -89,7 +89,7 @@ class CallStreams:
 def _drain_receives(
     streams: list[CallStream], deadline: Deadline, is_receiving: Callable[[], bool]
 ) -> bool:
-    """Let receives end whose messages come; return whether there are no others."""
+    """Wait for the receives whose messages are arriving; return whether no others are left."""
     while True:
         soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
         if all(stream.drain(soon.remaining()) for stream in streams):

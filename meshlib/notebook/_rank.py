@@ -1,4 +1,4 @@
-"""A rank that runs what a notebook says: the program ``python -m meshlib.notebook``."""
+"""A rank that runs a notebook's tasks: the program ``python -m meshlib.notebook``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RankServer:
         """The last task of which a notebook has said that it must not go on."""
 
     def run(self, task: Task) -> Reply:
-        """Run ``task`` after those that came before, and return what came of it."""
+        """Run ``task`` after the earlier ones, and return its outcome."""
         job = _PendingTask(task)
         self._jobs.put(job)
         job.ended.wait()
@@ -194,7 +194,7 @@ def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> 
 
 
 class _NotebookService:
-    """Ends the notebook's World, and what it still has running here."""
+    """Ends the notebook's World, and the tasks that it still runs here."""
 
     def __init__(self, world: _control.ControlWorld, server: RankServer) -> None:
         self._world, self._server = world, server

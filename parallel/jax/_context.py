@@ -1,6 +1,6 @@
 """Attention over a sequence that is split over ranks, inside ``jax.jit``.
 
-As ``parallel.context`` has it for modules, with the same places for each rank
+The counterpart of ``parallel.context`` for pytrees. Each rank holds the same places as there
 (``parallel.context.sequence_positions``). Arrays are (batch, length, heads, head_dim), keys and
 values may have fewer heads. All ranks have losses of their own over their places: gradients are to
 be averaged over ``mesh`` as over data-parallel ranks.

@@ -149,7 +149,7 @@ def are_one_tree(groups: Sequence[Sequence[int]]) -> bool:
 
 
 class StreamingReduction:
-    """Adds up what a rank and the other members contribute to its part, while it comes.
+    """Reduces the members' contributions to this rank's part as they arrive.
 
     ``own`` is its own contribution, in the dtype in which the op reduces, and stays as it is unless
     it is ``total``, where the result is to be. For each of the others, whose ``merges`` are those
@@ -268,7 +268,7 @@ def tree_reduce(
     blocks: Sequence[Subtree] | None = None,
     piece: int = PIECE,
 ) -> None:
-    """Write what ``parts`` come to into ``total``, which may be the first of them; without
+    """Reduce ``parts`` into ``total``, which may be the first of them, without
     ``op.finish``. There is one part for each rank in order, or for each of ``blocks``. ``total``
     has the dtype in which the op reduces; parts may have a narrower one.
     """

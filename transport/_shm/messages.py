@@ -319,7 +319,7 @@ class Messages(Mailbox):
 
     def _sleep(self, call: Call, receive: PendingReceive) -> None:
         """Carry messages until something has arrived, or wait for the thread that does."""
-        rung = self._core.read_wakeup(self._memory)
+        known = self._core.read_wakeup(self._memory)
         if not self._try_carrying():
             if any(ring.stalled for ring in self._rings.values()):
                 self._wake_carrier()  # this receive may be what the ring waits for
@@ -328,7 +328,7 @@ class Messages(Mailbox):
         self._lock.release()
         try:
             look()
-            self._carry_patiently(call, rung)
+            self._carry_patiently(call, known)
             self._stop_carrying()
         finally:
             self._drop_carrying()
@@ -369,13 +369,13 @@ class Messages(Mailbox):
             for wake in self._asleep:
                 wake.notify_all()
 
-    def _carry_patiently(self, call: Call, rung: int) -> None:
+    def _carry_patiently(self, call: Call, known: int) -> None:
         core = self._core
         mode = core.SPIN if call.sync else core.LOOK
         if self._carry(mode):
             return
         ends = tuple(ring.end for ring in self._rings.values() if ring.listens)
-        if core.listen_to(self._memory, ends, rung, self._patient(call)):
+        if core.listen_to(self._memory, ends, known, self._patient(call)):
             self._carry(mode)
 
     def _carry(self, mode: int) -> bool:

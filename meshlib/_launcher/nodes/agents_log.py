@@ -1,8 +1,8 @@
 """The log that the agents of several nodes share, in the store on which their ranks meet.
 
-The agent that serves the store leads. Threads keep this node in touch: one says what there is to
-say and that this node is alive, one reads the log (and decides, where this node leads). Neither
-ever holds up the agent.
+The agent that serves the store leads. Two threads connect this node to the log, so that the store
+never delays the agent. The talker appends this node's records and its heartbeat. The reader follows
+the log and, on the leading node, makes the decisions.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SharedLog(AgentLog):
             self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
 
     def _converse(self, store: TCPStore) -> None:
-        """Say that this node is alive, and what there is to say, until it is time to leave."""
+        """Append heartbeats and queued records until this node leaves."""
         farewell = AgentLeft(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
         follower, store = store.clone(), store.with_patience(self._silence)
@@ -163,7 +163,7 @@ class SharedLog(AgentLog):
         self._follower = Follower(store, self._agent, leading, self._hear)
 
     def _connect(self) -> TCPStore | None:
-        """Return a connection to the store as soon as it is served; None when closed before.
+        """Wait until the store is served and return a connection to it; None if closed before.
 
         A name that nobody knew when this began may turn out to be this machine's.
         """
@@ -252,14 +252,14 @@ class Leading:
         return self._leader.present <= {self._agent}
 
     def take(self, record: AgentRecord) -> None:
-        """Add to the log what the leader makes of a record of it."""
+        """Append the leader's answers to a record of the log."""
         losses = self._leader.losses(record)
         if losses:  # they may be waited for: their peers hear it before they are stopped
             announce_lost(self._store, losses)
         self._decide(self._leader.receive(record, time.monotonic()))
 
     def tick(self) -> None:
-        """Add to the log what time has brought about."""
+        """Append the records that the leader's clock makes due."""
         self._decide(self._leader.tick(time.monotonic()))
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self.beat
@@ -270,7 +270,7 @@ class Leading:
             self._store.append(LOG, "".join(decision.line() for decision in decisions))
 
     def _look_for_silence(self) -> None:
-        """Declare lost who has not changed its sign of life for too long."""
+        """Declare lost each agent whose heartbeat has not changed for ``silence`` seconds."""
         agents = sorted(self._leader.present - {self._agent})
         if not agents:
             return
@@ -383,7 +383,7 @@ class Waiting:
                 pass
 
     def tick(self, now: float, unreached: Exception | None = None) -> None:
-        """Print how things stand if it is time. ``unreached``: why the store was not."""
+        """Print the state of the wait if it is time. ``unreached``: why the store did not answer."""
         if self._began is None or now < self._next:
             return
         self._next = now + _NEXT_NOTE_SECONDS

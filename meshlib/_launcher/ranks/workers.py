@@ -29,7 +29,7 @@ _A_MOMENT = 1.0
 
 
 class RankProcess(Protocol):
-    """A process, with what a ``RankWorker`` uses of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that a ``RankWorker`` uses."""
 
     @property
     def pid(self) -> int:
@@ -51,7 +51,7 @@ class RankProcess(Protocol):
 
 
 class RankWorker:
-    """One rank's process; ``error`` returns what it has said of an error that ends it.
+    """One rank's process; ``error`` returns the error that it reported, if any.
 
     Where it leads a session of its own, a signal reaches all of that.
     """

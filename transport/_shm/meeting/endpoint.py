@@ -1,12 +1,12 @@
 """A rank's endpoint: it hands out descriptors of memory, and notices that a peer has gone.
 
-One listening Unix socket for each rank, in the abstract namespace: the name is the kernel's, lives
-in no file system and ends with the process. Both ends of a connection prove that they know the
+Each rank listens on one Unix socket in the abstract namespace. The kernel chooses its name, which
+lives in no file system and ends with the process. Both ends of a connection prove that they know the
 job's secret and belong to the same user. A connection stays open as long as both processes live:
-that it ends is how a death is noticed, without the store and whatever the process was doing.
+its end reveals a peer's death, without the store and whatever the peer was doing.
 
-All packets are read by one thread, so no call of another thread ever blocks on a socket: it waits
-for its ``DescriptorRequest``, which an abort completes.
+One thread reads all packets, so no other thread ever blocks on a socket. A caller waits for its
+``DescriptorRequest``, which an abort completes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class TrafficKind(enum.IntEnum):
 
 
 class Hello(NamedTuple):
-    """The token of the endpoint that is meant, the group's digest, the sender's group rank, and
-    the channel. This connection is number ``number`` of the link's ``connections``.
+    """The receiving endpoint's token, the group's digest, the sender's group rank, and the
+    connection's ``TrafficKind``. This connection is number ``number`` of the link's ``connections``.
     """
 
     token: bytes
