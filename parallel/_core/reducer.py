@@ -41,8 +41,8 @@ class Reducer:
     asynchronous all-reduce. Buckets go there in the order of their index, in whatever order they
     fill up, so the calls match on all ranks.
 
-    One synchronised backward pass is ``begin()``, the calls of ``ready``, then ``finish()``. Between
-    ``finish`` and the next ``begin`` calls of ``ready`` are ignored: gradients accumulate without
+    One synchronised backward pass is ``begin()``, the calls of ``ready``, then ``finish()``. Calls
+    of ``ready`` between ``finish`` and the next ``begin`` are ignored: gradients accumulate without
     communication.
 
     Frozen parameters are in no bucket. They may change between passes, on all ranks alike: buckets

@@ -3,8 +3,8 @@
 XLA calls ``begin``, then ``arrival(i)`` as soon as gradient i has been computed, on the thread that
 computed it. It calls ``seal`` when all gradients are complete, then ``collection(numbers)`` for
 one bucket after the other. So the program uses the first averages, for instance to update
-parameters, while the last buckets are still being reduced. The reducer starts a bucket's all-reduce once the bucket
-is full, in the order of the buckets.
+parameters, while the last buckets are still being reduced. The reducer starts a bucket's all-reduce
+once the bucket is full, in the order of the buckets.
 
 A gradient is copied into its bucket before its ``arrival`` returns: from then on its memory is
 XLA's, which may use it or free it.

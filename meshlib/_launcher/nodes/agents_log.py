@@ -383,7 +383,7 @@ class Waiting:
                 pass
 
     def tick(self, now: float, unreached: Exception | None = None) -> None:
-        """Print the state of the wait if it is time. ``unreached``: why the store did not answer."""
+        """Print the state of the wait if it is time. ``unreached``: the store's error."""
         if self._began is None or now < self._next:
             return
         self._next = now + _NEXT_NOTE_SECONDS

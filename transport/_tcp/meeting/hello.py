@@ -26,7 +26,7 @@ class TrafficKind(enum.IntEnum):
 
 class Hello(NamedTuple):
     """The receiving endpoint's token, the group's digest, the sender's group rank, and the
-    connection's ``TrafficKind``. This connection is number ``number`` of the link's ``connections``.
+    connection's ``TrafficKind``. It is number ``number`` of the link's ``connections``.
     """
 
     token: bytes
