@@ -157,7 +157,7 @@ class RRef(Generic[T]):
 
 
 class _Proxy:
-    """Calls methods of the object behind an RRef; ``begin`` issues a call and returns its result."""
+    """Calls methods of the object behind an RRef; ``begin`` issues a call."""
 
     def __init__(self, rref: RRef[Any], timeout: Timeout | None, begin: Callable[..., Any]) -> None:
         self._rref = rref

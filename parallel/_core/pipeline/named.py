@@ -18,7 +18,7 @@ from parallel._core.pipeline.orders import (
 from parallel._core.pipeline.schedule import PipelineSchedule, as_stages
 from parallel._core.pipeline.stage import Stage
 from parallel._core.pipeline.table import ScheduleTable
-from parallel._core.replicas import told_to_all
+from parallel._core.replicas import raise_on_all_ranks
 
 
 class NamedSchedule(PipelineSchedule):
@@ -51,7 +51,7 @@ class NamedSchedule(PipelineSchedule):
         count = to_count(n_microbatches, "n_microbatches")
         group, total = listed[0].group, listed[0].num_stages
         each, rest = divmod(total, group.size())
-        with told_to_all(group):
+        with raise_on_all_ranks(group):
             if rest or not each:
                 raise ValueError(
                     f"num_stages is {total}, which does not divide by the {group.size()} ranks of"

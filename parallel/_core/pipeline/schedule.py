@@ -14,7 +14,7 @@ from parallel._core.pipeline.messages import RankPlan, StageShapes
 from parallel._core.pipeline.simulation import ActionSpan, Timing
 from parallel._core.pipeline.stage import SharedParameters, Stage, check_like, specs_of
 from parallel._core.pipeline.table import Action, ScheduleTable
-from parallel._core.replicas import check_same, describe_options, told_to_all
+from parallel._core.replicas import check_same, describe_options, raise_on_all_ranks
 from parallel._groups import gathered
 
 
@@ -48,7 +48,7 @@ class PipelineSchedule:
     ) -> None:
         listed = as_stages(stages)
         self.group: ProcessGroup = listed[0].group
-        with told_to_all(self.group):
+        with raise_on_all_ranks(self.group):
             check_instance(table, ScheduleTable, "table", "gpipe(4, 8)")
             if loss_fn is not None:
                 listed[0].check_loss(loss_fn)

@@ -1,8 +1,8 @@
 """A rank's endpoint: it hands out descriptors of memory, and notices that a peer has gone.
 
 Each rank listens on one Unix socket in the abstract namespace. The kernel chooses its name, which
-lives in no file system and ends with the process. Both ends of a connection prove that they know
-the job's secret and belong to the same user. A connection stays open as long as both processes live:
+lives in no file system and ends with the process. Both ends of a connection prove that they
+know the job's secret and belong to the same user. A connection stays open as long as both processes live:
 its end reveals a peer's death, without the store and whatever the peer was doing.
 
 One thread reads all packets, so no other thread ever blocks on a socket. A caller waits for its
