@@ -2,8 +2,8 @@
 
 Each rank listens on one Unix socket in the abstract namespace. The kernel chooses its name, which
 lives in no file system and ends with the process. Both ends of a connection prove that they
-know the job's secret and belong to the same user. A connection stays open as long as both processes live:
-its end reveals a peer's death, without the store and whatever the peer was doing.
+know the job's secret and belong to the same user. A connection stays open as long as both processes
+live: its end reveals a peer's death, without the store and whatever the peer was doing.
 
 One thread reads all packets, so no other thread ever blocks on a socket. A caller waits for its
 ``DescriptorRequest``, which an abort completes.
