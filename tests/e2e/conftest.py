@@ -162,14 +162,14 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
 def start_hosts(meshrun: Meshrun, network: Network) -> Callable[..., list[subprocess.Popen[str]]]:
     """Start a launcher on each host."""
 
-    def start(script, *flags, ranks=1):
+    def start(script, *flags, arguments=(), ranks=1):
         path = meshrun.script(script)
         secret = {"MESHLIB_SECRET": secrets.token_hex(32)}
         count = len(network.names)
         return [
             meshrun.start(
                 *(f"--nnodes={count}", f"--node-rank={index}", f"--nproc-per-node={ranks}"),
-                *(f"--master-addr={network.address(0)}", *flags, path),
+                *(f"--master-addr={network.address(0)}", *flags, path, *arguments),
                 command=(*network.command(index), *meshrun.COMMAND),
                 env=secret,
             )

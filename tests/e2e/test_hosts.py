@@ -4,68 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = [pytest.mark.netns, pytest.mark.processes]
 
-MEASURE = """
-    import json, os, sys
-    import numpy as np
-    import meshlib as dist
-
-    backend, ranks = sys.argv[1], int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend)
-    rank = dist.get_rank()
-    count = 1 << 20
-    x = np.arange(count, dtype=np.float32) % 97 + rank
-    expected = (np.arange(count, dtype=np.float32) % 97) * ranks + sum(range(ranks))
-    parts = [np.empty(count // 4, np.float32) for _ in range(ranks)]
-
-    def all_reduce():
-        y = x.copy()
-        dist.all_reduce(y)
-        assert np.array_equal(y, expected)
-
-    def broadcast():
-        y = x.copy()
-        dist.broadcast(y, 1)
-        assert np.array_equal(y, x - rank + 1)
-
-    def all_gather():
-        dist.all_gather(parts, np.full(count // 4, rank, np.float32))
-        assert all((part == i).all() for i, part in enumerate(parts))
-
-    def reduce_scatter():
-        y = np.empty(count // 4, np.float32)
-        dist.reduce_scatter(y, [np.full(count // 4, i + rank, np.float32) for i in range(ranks)])
-        assert (y == ranks * rank + sum(range(ranks))).all()
-
-    def sent():
-        for line in open("/proc/net/dev"):
-            name, _, numbers = line.strip().partition(":")
-            if name == "eth0":
-                return int(numbers.split()[8])
-
-    found = {}
-    for call in (all_reduce, broadcast, all_gather, reduce_scatter):
-        call()
-        dist.barrier()
-        before = sent()
-        dist.barrier()
-        for _ in range(4):
-            call()
-        dist.barrier()
-        found[call.__name__] = (sent() - before) / 4
-    if rank % 2 == 0:
-        print(json.dumps(found))
-    dist.destroy_process_group()
-"""
+MEASURE = (PROGRAMS / "bytes_of_collectives.py").read_text()
 MEBIBYTE = 1 << 20
 
 
 def run(meshrun, start_hosts, backend):
-    hosts = start_hosts(MEASURE.replace("sys.argv[1]", repr(backend)), ranks=2)
+    hosts = start_hosts(MEASURE, arguments=[backend], ranks=2)
     results = [meshrun.finish(host) for host in hosts]
     assert [(result.code, result.err) for result in results] == [(0, "")] * len(results)
     return [json.loads(result.out) for result in results]
@@ -117,34 +69,14 @@ def test_a_host_that_is_cut_off_is_named_by_all(meshrun, network, start_hosts):
     assert "meshrun: lost touch with the job's store at 10.200.0.1:29500" in results[1].err
 
 
-CUT_OFF = """
-    import os, sys, time
-    import numpy as np
-    import meshlib as dist
-
-    dist.init_process_group("BACKEND", timeout=6)
-    x = np.ones(1000)
-    dist.all_reduce(x)
-    if dist.get_rank() == 1:
-        open("running", "w").close()
-    begin = time.monotonic()
-    try:
-        while time.monotonic() - begin < 60:
-            dist.all_reduce(x, op=dist.ReduceOp.MAX)
-            begin = time.monotonic()
-            time.sleep(0.01)
-    except dist.DistError as error:
-        rank, seconds = dist.get_rank(), time.monotonic() - begin
-        print(f"rank {rank} {type(error).__name__} {seconds:.1f} s: {error}", flush=True)
-        os._exit(1)
-"""
+CUT_OFF = (PROGRAMS / "cut_off.py").read_text()
 
 
 @pytest.mark.parametrize("backend", ["tcp", "auto"])
 @pytest.mark.parametrize("network", [2], indirect=True)
 def test_both_sides_of_a_cut_wire_raise_at_the_deadline(meshrun, network, start_hosts, backend):
     """Also the one on which the store is not to be heard, and before its launcher ends it."""
-    hosts = start_hosts(CUT_OFF.replace("BACKEND", backend))
+    hosts = start_hosts(CUT_OFF, arguments=[backend])
     assert meshrun.wait_for((meshrun.folder / "running").exists)
     network.cut_off(1)
     results = [meshrun.finish(host) for host in hosts]
@@ -154,39 +86,13 @@ def test_both_sides_of_a_cut_wire_raise_at_the_deadline(meshrun, network, start_
         assert "is gone" not in result.out, result
 
 
-MENDED = """
-    import os, time
-    import numpy as np
-    import meshlib as dist
-
-    dist.init_process_group("BACKEND", timeout=60)
-    rank = dist.get_rank()
-    x = np.ones(200_000)
-    received = np.empty(3000)
-    calls = 0
-    while True:
-        assert dist.all_reduce(x.copy())[-1] == 2
-        if rank == 0:
-            dist.send(np.full(3000, calls, np.float64), 1)
-        else:
-            dist.recv(received, 0)
-            assert (received == calls).all()
-        calls += 1
-        stop = np.array([os.path.exists("plugged in")])
-        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-        if calls == 10 and rank == 1:
-            open("running", "w").close()
-        if stop[0]:
-            break
-    print(f"rank {rank} made {calls} calls")
-    dist.destroy_process_group()
-"""
+MENDED = (PROGRAMS / "goes_on_after_a_cut.py").read_text()
 
 
 @pytest.mark.parametrize("backend", ["tcp", "auto"])
 @pytest.mark.parametrize("network", [2], indirect=True)
 def test_a_wire_that_is_cut_for_two_seconds_loses_nothing(meshrun, network, start_hosts, backend):
-    hosts = start_hosts(MENDED.replace("BACKEND", backend))
+    hosts = start_hosts(MENDED, arguments=[backend])
     assert meshrun.wait_for((meshrun.folder / "running").exists)
     network.cut_off(1)
     time.sleep(2)

@@ -8,38 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from pathlib import Path
 
 import ml_dtypes  # noqa: F401 (bfloat16 by name)
 import numpy as np
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = pytest.mark.processes
 
-SUMS = """
-    import hashlib, json, os
-    import ml_dtypes
-    import numpy as np
-    import meshlib as dist
-
-    cases = CASES
-    found = []
-    for backend in BACKENDS:
-        dist.init_process_group(backend)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        for count, dtype, op in cases:
-            dtype, op = np.dtype(dtype), getattr(dist.ReduceOp, op)
-            x = np.random.default_rng(rank).standard_normal(count).astype(dtype)
-            whole = dist.all_reduce(x.copy(), op)
-            found.append(hashlib.sha256(whole.tobytes()).hexdigest())
-            part = np.empty(count // size, dtype)
-            dist.reduce_scatter_tensor(part, x[: count // size * size].copy(), op)
-            assert part.tobytes() == whole[rank * part.size : (rank + 1) * part.size].tobytes()
-            root = count % size
-            dist.reduce(x, root, op)
-            assert rank != root or x.tobytes() == whole.tobytes()
-        dist.destroy_process_group()
-    print(json.dumps([rank, found]))
-"""
+SUMS = (PROGRAMS / "sums.py").read_text()
 
 
 def tree(count: int, dtype: str, op: str, size: int) -> str:
@@ -69,8 +48,8 @@ def test_hosts_and_processes_add_by_one_tree(meshrun, network, start_hosts):
     chance = random.Random(len(network.names))
     cases, ranks = draw_sums(chance), chance.choice([1, 2, 3]) if len(network.names) < 4 else 1
     backends = ["auto", "tcp"]
-    script = SUMS.replace("CASES", repr(cases)).replace("BACKENDS", repr(backends))
-    results = [meshrun.finish(host) for host in start_hosts(script, ranks=ranks)]
+    arguments = [json.dumps(cases), json.dumps(backends)]
+    results = [meshrun.finish(host) for host in start_hosts(SUMS, arguments=arguments, ranks=ranks)]
     assert [(result.code, result.err) for result in results] == [(0, "")] * len(results)
     check_sums(
         [line for result in results for line in result.out.splitlines()], cases, len(backends)
@@ -83,9 +62,9 @@ def test_processes_of_one_host_add_by_the_same_tree(meshrun, size, compiled):
     """With the compiled engine, through shared memory and TCP, and without it by TCP."""
     cases = draw_sums(random.Random(size))
     backends = ["auto", "tcp", "shm"] if compiled else ["auto", "tcp"]
-    script = SUMS.replace("CASES", repr(cases)).replace("BACKENDS", repr(backends))
+    arguments = [json.dumps(cases), json.dumps(backends)]
     env = {} if compiled else {"MESHLIB_NATIVE": "0"}
-    result = meshrun.run(f"--nproc-per-node={size}", meshrun.script(script), env=env)
+    result = meshrun.run(f"--nproc-per-node={size}", meshrun.script(SUMS), *arguments, env=env)
     assert result.code == 0, result
     check_sums(result.out.splitlines(), cases, len(backends))
 
