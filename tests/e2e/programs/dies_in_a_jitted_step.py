@@ -1,3 +1,5 @@
+"""Rank 1 is killed while all are in a jitted step; the other says whom it lost."""
+
 import os
 import signal
 
@@ -27,7 +29,6 @@ def step(params, x):
 x = jnp.ones((4, 300))
 for _ in range(3):
     jax.block_until_ready(step(params, x))
-assert ddp.share_in_place > 0.9
 dist.barrier()
 if dist.get_rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
