@@ -6,40 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = pytest.mark.processes
 
-PROGRAM = """
-import os, signal, sys
-import numpy as np
-import meshlib as dist
-from parallel import DistributedDataParallel, nn, optim
-from parallel.elastic import ElasticBatches, ElasticMesh
-
-signal_name, until = sys.argv[1], 6
-dist.init_process_group(timeout=50)
-mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
-me = int(os.environ["RANK"])
-with ElasticMesh(mesh, "dp", min_size=3 if signal_name != "none" else 2) as elastic:
-    net = nn.Linear(4, 1, rng=np.random.default_rng(7))
-    model = DistributedDataParallel(net, elastic.mesh["dp"])
-    optimizer = optim.Adam(model.parameters(), lr=0.1)
-    state = {"model": model, "optimizer": optimizer, "own": np.full(3, me)}
-    for step in elastic.steps(state, until, batches=ElasticBatches(30, 12)):
-        with step as mesh:
-            if me == 1 and step.number == 2:
-                if signal_name == "none":
-                    raise ZeroDivisionError
-                os.kill(os.getpid(), getattr(signal, signal_name))
-            x = np.eye(4, dtype=np.float32)[step.share.samples % 4]
-            model.backward(step.share.weight * (model(x) - 1) / len(x))
-            step.on_commit(optimizer.step)
-            step.on_commit(optimizer.zero_grad)
-    values = b"".join(p.data.tobytes() for p in net.parameters()).hex()
-    print(f"rank {me} ends in {mesh.mesh.tolist()} after {elastic.committed}: {values}", flush=True)
-"""
+PROGRAM = (PROGRAMS / "lose_a_rank.py").read_text()
 ENDS = re.compile(r"rank (\d) ends in \[(.*)\] after (\d+): (\w+)")
 
 
@@ -81,29 +56,7 @@ def test_when_all_fail_the_job_has_failed(tmp_path):
     assert "ValueError: of rank" in done.stderr
 
 
-NODES_PROGRAM = """
-import os, signal
-import numpy as np
-import meshlib as dist
-from parallel.elastic import ElasticMesh
-
-dist.init_process_group(timeout=50)
-mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
-me = int(os.environ["RANK"])
-with ElasticMesh(mesh, "dp", min_size=3) as elastic:
-    state = {"sum": np.zeros(3)}
-    for step in elastic.steps(state, 8):
-        with step as mesh:
-            if (me, step.number) == (2, 2):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if (me, step.number) == (1, 4):
-                os.kill(os.getppid(), signal.SIGKILL)  # its launcher: the node is gone
-                signal.pause()
-            gradient = mesh.all_reduce(np.full(3, step.number + 1.0))
-            step.on_commit(lambda: np.add(state["sum"], gradient, out=state["sum"]))
-    node = os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"]
-    print(me, *node, elastic.mesh.mesh.tolist(), *state["sum"].astype(int), flush=True)
-"""
+NODES_PROGRAM = (PROGRAMS / "lose_a_rank_and_a_node.py").read_text()
 
 
 def test_ranks_and_nodes_come_for_lost_ones_over_several_nodes(meshrun, free_port):

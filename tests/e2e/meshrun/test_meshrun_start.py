@@ -6,25 +6,11 @@ from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = pytest.mark.processes
 
-SHOW = """
-    import json, os, sys
-    warm = "numpy" in sys.modules
-    import random
-    import numpy as np
-    opened = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    opened = [path for path in opened if os.path.exists(path)]  # not the listing's own
-    print(json.dumps({
-        "warm": warm,
-        "rank": os.environ["RANK"],
-        "launcher": os.getppid(),
-        "leads": os.getsid(0) == os.getpgid(0) == os.getpid(),
-        "drawn": [random.random(), float(np.random.random())],
-        "threads": len(os.listdir("/proc/self/task")),
-        "files": sorted(os.readlink(path).partition(":")[0] for path in opened),
-    }))
-"""
+SHOW = (PROGRAMS / "show_rank.py").read_text()
 
 
 def shown(result):
@@ -73,31 +59,7 @@ def test_a_forked_rank_that_is_killed_is_told_as_any_other(meshrun):
 
 @pytest.mark.parametrize("way", ["fork", "exec"])
 def test_what_a_program_leaves_open_is_ended_as_python_does(meshrun, tmp_path, way):
-    script = meshrun.script("""
-        import atexit, os, sys, threading, weakref
-        import numpy as np
-        path = os.path.join(sys.argv[1], os.environ["RANK"])
-        file = open(path + "-unflushed", "w")
-        file.write("unflushed")
-        def say(word, write=os.write, descriptor=os.open(path, os.O_WRONLY | os.O_CREAT)):
-            write(descriptor, word.encode() + b" ")
-        class Thing:
-            def __del__(self):
-                say("deleted")
-        def paused():
-            try:
-                yield
-            finally:
-                say("resumed")
-        main = threading.main_thread()
-        thing, other, generator = Thing(), Thing(), paused()
-        next(generator)
-        np.of_the_program = 3
-        weakref.finalize(other, say, "finalized")
-        atexit.register(lambda: say("exit" if "numpy" in sys.modules else "too late"))
-        threading.Thread(target=lambda: (main.join(), say("thread"))).start()
-        sys.stdout.write("unflushed")
-    """)
+    script = meshrun.script((PROGRAMS / "leave_things_open.py").read_text())
     result = meshrun.run("--start", way, "--nproc-per-node", "2", script, str(tmp_path))
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == ["unflushed"] * 2
