@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,38 +17,10 @@ from tests.support.transport.interrupts import deferred, in_thread
 from transport._deadline import Deadline
 from transport._interrupts import Condition, InterruptHandler, look, next_slice, run_outside, sliced
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 SOON = 30.0
-_LIBRARY = """
-import signal
-
-done = []
-
-def interrupted():
-    signal.raise_signal(signal.SIGINT)
-    done.append("went on")
-    return 5
-
-def deeper(function):
-    try:
-        return interrupted()
-    finally:
-        done.append("cleaned up")
-
-def fails():
-    signal.raise_signal(signal.SIGINT)
-    raise ValueError
-
-def twice():
-    interrupted()
-    interrupted()
-
-def call(function, *args):
-    return function(*args)
-
-def within():
-    interrupted()
-    yield
-"""
+_LIBRARY = (PROGRAMS / "interrupted_library.py").read_text()
 
 
 @pytest.fixture

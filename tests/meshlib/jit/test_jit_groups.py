@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental.xla_metadata import set_xla_metadata  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 CALLS = 30
 
@@ -137,43 +139,13 @@ def test_a_mesh_made_again_after_a_failed_call_is_whole_inside_of_jit():
     assert run_ranks(rank, 2) == [(2, 2, 2)] * 2
 
 
-PROGRAM = """
-    import jax, jax.numpy as jnp, numpy as np, pytest
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    import meshlib as dist
-    from meshlib import jit as mj
-    from meshlib.testing import run_ranks
-    from parallel.jax import DistributedDataParallel
-
-    assert len(jax.local_devices()) == 2
-    both = Mesh(np.array(jax.local_devices()), "d")
-
-    def rank():
-        x = jax.device_put(jnp.ones(4), NamedSharding(both, P("d")))
-        ddp = DistributedDataParallel({"w": x})
-        programs = [
-            mj.all_reduce,
-            jax.jit(mj.all_reduce),
-            jax.jit(jax.shard_map(mj.all_reduce, mesh=both, in_specs=P("d"), out_specs=P("d"))),
-            jax.jit(lambda x: (mj.barrier(), x)[1]),
-            jax.jit(lambda x: ddp.value_and_grad(lambda p: (p["w"] ** 2).sum())({"w": x})),
-        ]
-        for program in programs:
-            with pytest.raises(NotImplementedError, match="2 devices of this process.*a process"):
-                program(x)
-        # One device is as good as the other.
-        moved = jax.device_put(x, jax.local_devices()[1])
-        assert (programs[1](moved) == 2).all()
-        assert (ddp.value_and_grad(lambda p: p["w"].sum())({"w": moved})[1]["w"] == 1).all()
-
-    run_ranks(rank, 2)
-"""
+PROGRAM = (PROGRAMS / "several_devices.py").read_text()
 
 
 def test_a_program_over_several_devices_is_told_what_to_do():
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        [sys.executable, "-c", PROGRAM],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "16"},
         capture_output=True,
         text=True,

@@ -7,9 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from transport._store.tcp.store import TCPStore
 from transport._tcp import TcpCommunicator
 from transport._tcp.frame import pack_prefix
 from transport._tcp.meeting.hello import TrafficKind
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 # Point to point.
 
@@ -106,32 +108,7 @@ def test_a_hello_with_a_rank_that_cannot_be_is_refused(store: HashStore) -> None
 
 # Processes.
 
-MEMBER_SCRIPT = """
-    import sys, time
-    import numpy as np
-    from tests.transport.tcp.test_tcp_communicator import member_of, all_reduce, ones
-    from transport._errors import PeerLostError
-    from transport._store.tcp.store import TCPStore
-
-    rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    with TCPStore("127.0.0.1", port, secret=None) as store:
-        with member_of(store, rank, tuple(range(10, 10 + size))) as member:
-            all_reduce(member)
-            print("ready", flush=True)
-            victim = size - 1
-            if rank == victim:
-                time.sleep(60)
-            try:
-                if what == "small":
-                    all_reduce(member)
-                elif what == "large":
-                    member.all_reduce(ones(8_000_000), member_op)
-                else:
-                    member.recv(ones(), victim)
-            except PeerLostError as error:
-                print(f"lost {error.peer} at {time.monotonic()}: {error}", flush=True)
-                member.comm.abort(str(error))
-"""
+MEMBER_SCRIPT = (PROGRAMS / "member.py").read_text()
 
 
 @pytest.mark.processes
@@ -139,13 +116,9 @@ MEMBER_SCRIPT = """
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
     master = TCPStore("127.0.0.1", 0, is_master=True, secret=None)
-    script = textwrap.dedent(MEMBER_SCRIPT).replace(
-        "import numpy as np",
-        "from transport._operands.reduce_op import ReduceOp; member_op = ReduceOp.SUM",
-    )
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), str(size), str(master.port), what],
+            [sys.executable, "-c", MEMBER_SCRIPT, str(rank), str(size), str(master.port), what],
             stdout=subprocess.PIPE,
             text=True,
         )
