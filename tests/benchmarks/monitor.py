@@ -24,29 +24,7 @@ from meshlib._monitor.server import PageServer
 from meshlib._monitor.view import JobView
 from meshlib._monitor.watch import JobWatch
 
-_PROGRAM = """
-import os, sys, time
-import numpy as np
-import meshlib as dist
-
-calls, folder = int(sys.argv[1]), sys.argv[2]
-mesh = dist.init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("dp",))
-matrix = np.random.default_rng(0).standard_normal((160, 160))
-gradient = np.ones(1000, np.float32)
-file = open(os.path.join(folder, os.environ["RANK"]), "w")
-done = np.zeros(1, np.int8)
-while not done[0]:
-    product = matrix
-    for _ in range(60):
-        product = matrix @ product
-        product /= np.abs(product).max()
-    for _ in range(calls):
-        mesh.all_reduce(gradient, dist.ReduceOp.MAX)
-    done[0] = os.path.exists(os.path.join(folder, "end"))
-    mesh.all_reduce(done, dist.ReduceOp.MAX)
-    print(time.monotonic(), time.thread_time(), time.process_time(), file=file)
-file.close()
-"""
+_PROGRAM = Path(__file__).parent / "programs" / "watched.py"
 Turn = tuple[float, float, bool]
 """From when to when (monotonic seconds), and whether the job was watched."""
 
@@ -60,12 +38,10 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=20, help="a step")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        script = Path(name, "program.py")
-        script.write_text(_PROGRAM)
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "meshlib._launcher", "--start", "exec"),
-                *("-n", str(options.ranks), str(script), str(options.calls), name),
+                *("-n", str(options.ranks), str(_PROGRAM), str(options.calls), name),
             ],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test-browser")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -18,30 +20,7 @@ pytestmark = [
 ]
 MILLISECONDS = 60_000
 PICTURES = Path(__file__).parents[2] / "out"
-PROGRAM = """
-    import os, signal, time
-    import numpy as np
-    import meshlib as dist
-
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    slow = int(os.environ["SLOW"])
-    def compute():
-        time.sleep(0.2 if dist.get_rank() == slow else 0.05)
-    try:
-        while not os.path.exists("end"):
-            if dist.get_rank() == 2 and os.path.exists("die"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            compute()
-            mesh["tp"].all_reduce(np.ones(50_000, np.float32))
-            mesh["dp"].all_reduce(np.ones(200_000, np.float32))
-            done = np.array([os.path.exists("end")])
-            dist.all_reduce(done, dist.ReduceOp.MAX)
-            if done[0]:
-                break
-    except dist.RankFailedError:
-        while not os.path.exists("end"):
-            time.sleep(0.02)
-"""
+PROGRAM = (PROGRAMS / "run_until_told.py").read_text()
 
 
 @pytest.fixture(scope="module")

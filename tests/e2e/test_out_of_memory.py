@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = pytest.mark.processes
 
 LIMIT = 256 << 20
@@ -59,26 +61,7 @@ def test_the_report_names_the_likely_cause(meshrun, limited):
     assert os.path.isdir(limited)
 
 
-ASKING = """
-    import sys
-    import numpy as np
-    import meshlib as dist
-
-    dist.init_process_group(backend="shm", timeout=60)
-    rank, what = dist.get_rank(), sys.argv[1]
-    try:
-        if what == "array":
-            dist.group.WORLD.empty(64 << 20)
-        elif what == "reduction":
-            dist.all_reduce(np.ones(1 << 20))
-        elif rank == 0:
-            dist.recv(np.ones(1 << 18), src=1)
-        else:
-            dist.send(np.ones(1 << 18), dst=0)
-        print("all is well")
-    except dist.DistBackendError as error:
-        print(error)
-"""
+ASKING = (PROGRAMS / "ask_for_memory.py").read_text()
 
 SMALL = """
     import fcntl, os, sys, types

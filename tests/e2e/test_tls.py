@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.support.net.certificates import LONG_AGO, Authority
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = pytest.mark.processes
 
-MEET = """
-    import os
-    import numpy as np
-    os.chdir("/")  # the files were named from where meshrun was started
-    import meshlib as dist
-    from transport._net.tls import TlsSocket
-
-    dist.init_process_group("tcp")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    x = np.full(100_000, rank + 1.0)
-    dist.all_reduce(x)
-    assert (x == size * (size + 1) / 2).all()
-    if rank == 0:
-        dist.send(x, dst=size - 1)
-    elif rank == size - 1:
-        dist.recv(x, src=0)
-    import gc
-    used = [o for o in gc.get_objects() if isinstance(o, TlsSocket) and o.fileno() >= 0]
-    print("inside TLS" if len(used) >= 2 else "plain", flush=True)
-    dist.destroy_process_group()
-"""
+MEET = (PROGRAMS / "meet_inside_tls.py").read_text()
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ import pytest
 
 from tests.engines.slurm_cluster import SlurmCluster, why_not
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(400),  # two waits of 150 s, each of which says what it waited for
@@ -35,28 +37,7 @@ HELLO = """
     print(said, flush=True)
     dist.destroy_process_group()
 """
-SAVES = """
-    import os, signal, sys, time
-    import meshlib as dist
-
-    dist.init_process_group(timeout=60)
-    counts = {}
-
-    def told(number, frame):
-        counts[number] = counts.get(number, 0) + 1
-
-    signal.signal(signal.SIGTERM, told)
-    signal.signal(signal.SIGUSR1, told)
-    dist.barrier()
-    print(f"ready {dist.get_rank()}", flush=True)
-    until = time.monotonic() + 60
-    while signal.SIGTERM not in counts and time.monotonic() < until:
-        time.sleep(0.05)
-    time.sleep(2)  # it saves; a second SIGTERM would come now
-    with open(f"saved.{dist.get_rank()}", "w") as file:
-        file.write(f"{counts.get(signal.SIGTERM, 0)} {counts.get(signal.SIGUSR1, 0)}")
-    os._exit(0)
-"""
+SAVES = (PROGRAMS / "saves.py").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -273,26 +254,7 @@ def wait_for(
         time.sleep(0.3)
 
 
-ELASTIC = """
-    import os, time
-    import numpy as np
-    import meshlib as dist
-    from parallel.elastic import ElasticMesh
-
-    dist.init_process_group(timeout=100)
-    mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
-    me = int(os.environ["RANK"])
-    with ElasticMesh(mesh, "dp", min_size=2) as elastic:
-        state = {"sum": np.zeros(1)}
-        for step in elastic.steps(state, 6):
-            with step as mesh:
-                if (me, step.number) == (1, 3):
-                    print("lose me", flush=True)
-                    time.sleep(100)
-                gradient = mesh.all_reduce(np.full(1, step.number + 1.0))
-                step.on_commit(lambda: np.add(state["sum"], gradient, out=state["sum"]))
-        print(f"rank {me} of {elastic.mesh.mesh.tolist()}: {state['sum'][0]:g}", flush=True)
-"""
+ELASTIC = (PROGRAMS / "elastic.py").read_text()
 
 
 def test_a_requeued_node_comes_to_the_others(slurm: SlurmCluster) -> None:

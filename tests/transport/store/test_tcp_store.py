@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -32,6 +33,7 @@ from transport._store.tcp.serving import listen_host
 
 Connect = Callable[[], TCPStore]
 SOON = 30.0
+FORKS = (Path(__file__).parent / "programs" / "fork_of_a_store.py").read_text()
 
 
 class TestMaking:
@@ -324,27 +326,7 @@ class TestConnection:
         self, server: TCPStoreServer, connect: Connect
     ) -> None:
         """Nor say goodbye for it."""
-        code = f"""
-import os, sys
-from transport._store import TCPStore
-store = TCPStore(*{server.address!r}, timeout=10, secret=b"s")
-store.set_will("will", "dead")
-child = os.fork()
-if child == 0:
-    try:
-        store.get("k")
-    except Exception as error:
-        clone = store.clone()
-        clone.set("child", type(error).__name__ + ": " + str(error))
-        clone.close()
-    store.close()
-    os._exit(0)
-os.waitpid(child, 0)
-store.set("alive", "yes")
-store.get("go")
-store.close()
-"""
-        process = subprocess.Popen([sys.executable, "-c", code])
+        process = subprocess.Popen([sys.executable, "-c", FORKS, *map(str, server.address)])
         store = connect()
         assert b"DistStoreError" in store.get("child")
         assert b"cannot be used in its fork" in store.get("child")
