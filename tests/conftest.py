@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from etcd_server import EtcdServer, etcd_of
 from hypothesis import settings
 
 from tests.support.net.ports import reserved_port
@@ -98,3 +99,11 @@ def free_port() -> Iterator[int]:
     """A port on which nobody listens but whom the test has listen."""
     with reserved_port() as port:
         yield port
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """An etcd of one member, which takes larger values than it does by default."""
+    folder = tmp_path_factory.mktemp("etcd")
+    with etcd_of(folder, options=("--max-request-bytes", str(16 << 20))) as server:
+        yield server
