@@ -93,14 +93,17 @@ class ContinuingLeader(Leader):
         return [Granted(record.agent, self._number, first, record.count)]
 
     def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
-        if record.leaves and record.agent != self._agent:
+        if record.leaves and record.agent != self._serves:
             return []  # its ranks are lost when they have ended
         return super()._interrupted(attempt, record)
 
     def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
-        if record.agent == self._agent:
+        if record.agent == self._serves:
             return super()._without(attempt, record)
         attempt.lost[record.agent] = record.lost or "has left"
+        return []
+
+    def _fill(self, attempt: Attempt) -> list[Record]:
         decisions: list[Record] = []
         for hello in list(self._candidates.values()):
             if len(self._running(attempt)) < self._nodes.most:

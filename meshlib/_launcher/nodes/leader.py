@@ -15,6 +15,8 @@ from meshlib._launcher.nodes.records import (
     Ended,
     Failed,
     Gone,
+    Granted,
+    Held,
     Hello,
     Interrupted,
     Record,
@@ -61,6 +63,10 @@ class Attempt:
     interrupted: bool = False
     makes_room: bool = False
 
+    def has(self, agent: str) -> bool:
+        """Whether ``agent`` is a member that is not lost."""
+        return agent in self.members and agent not in self.lost
+
     @property
     def over(self) -> bool:
         """True if no member is left that has ranks running."""
@@ -94,6 +100,8 @@ class Leader:
         self._gathering_since = now
         self._enough_since: float | None = None
         self._done = False
+        self._serves = agent if not self._nodes.etcd else None
+        """The agent without which the job ends, because it serves the store."""
 
     def ranks_of(self, agent: str) -> Sequence[int]:
         """Return the ranks that ``agent`` was given in the attempt under way."""
@@ -141,6 +149,92 @@ class Leader:
                 f" {len(self._candidates)} came: {have}"
             )
         return []
+
+    def take_over(self, past: Sequence[Record], now: float) -> list[Record]:
+        """Lead a job whose log so far is ``past``; return the decisions that are due.
+
+        Decisions in it are facts, whoever made them. The earlier leader may have ended before it
+        answered the last records.
+        """
+        wanted: list[Wanted] = []
+        stopped = -1
+        held: set[str] = set()
+        for record in past:
+            match record:
+                case Hello(agent=agent):
+                    self.present.add(agent)
+                    self._candidates[agent] = record
+                case Refused(agent=agent):
+                    self.present.discard(agent)
+                    self._candidates.pop(agent, None)
+                case Held(agent=agent):
+                    held.add(agent)
+                case Gone(agent=agent):
+                    self._forget(agent)
+                    if (attempt := self._attempt) is not None and attempt.has(agent):
+                        self._without(attempt, record)
+                case Admitted():
+                    self._recall_place(record)
+                case StopAll(attempt=stopped, reason=text, saves=saves):
+                    if self._attempt is not None and self._attempt.reason is None:
+                        # All other reasons are in records before this one.
+                        self._attempt.reason = Reason(text, saves=saves)
+                        self._attempt.makes_room = True
+                case Result(again=True):
+                    if (attempt := self._attempt) is not None:
+                        self._go_on(attempt, self._outcome(attempt)[0], now)
+                case Result():
+                    self._done, self._attempt = True, None
+                case Failed() | Interrupted() | Ended() | Wanted() | Granted():
+                    if self._attempt is not None and record.attempt == self._number:
+                        self._recall(self._attempt, record, wanted)
+                case _:
+                    pass
+        return self._due(wanted, stopped, held, now)
+
+    def _recall(self, attempt: Attempt, record: Record, wanted: list[Wanted]) -> None:
+        match record:
+            case Failed():
+                self._failed(attempt, record)
+            case Interrupted():
+                self._interrupted(attempt, record)
+            case Ended(agent=agent) if attempt.has(agent):
+                attempt.ended[agent] = record
+            case Wanted():
+                wanted.append(record)
+            case Granted(agent=agent, first=first, count=count):
+                attempt.ranks[agent] += range(first, first + count)
+                attempt.next = max(attempt.next, first + count)
+                wanted.remove(next(one for one in wanted if one.agent == agent))
+            case _:
+                pass
+
+    def _recall_place(self, place: Admitted) -> None:
+        if self._attempt is None:
+            self._number = place.attempt
+            self._attempt = Attempt(place.nodes, place.world_size)
+        attempt, hello = self._attempt, self._candidates.pop(place.agent)
+        attempt.members[place.agent] = hello
+        attempt.ranks[place.agent] = list(range(place.first, place.first + hello.ranks))
+        attempt.next = max(attempt.next, place.first + hello.ranks)
+
+    def _due(self, wanted: list[Wanted], stopped: int, held: set[str], now: float) -> list[Record]:
+        """Return the decisions that the earlier leader owed."""
+        due: list[Record] = []
+        attempt, reason = self._attempt, self._attempt and self._attempt.reason
+        if reason is not None and stopped != self._number:
+            due.append(StopAll(self._number, reason.text, reason.saves))
+        if attempt is not None:
+            for record in wanted:
+                due += self._wanted(attempt, record)
+        asked, self._candidates = (
+            self._candidates,
+            {a: h for a, h in self._candidates.items() if a in held},
+        )
+        for agent, hello in asked.items():
+            if agent not in held:
+                due += self._hello(hello, now)
+        return due + (self._settle(attempt, now) if attempt is not None else [])
 
     def _hello(self, hello: Hello, now: float) -> list[Record]:
         problem = self._problem(hello)
@@ -218,7 +312,7 @@ class Leader:
         return []
 
     def _ended(self, attempt: Attempt, record: Ended, now: float) -> list[Record]:
-        if record.agent not in attempt.members or record.agent in attempt.lost:
+        if not attempt.has(record.agent):
             return []
         attempt.ended[record.agent] = record
         return self._settle(attempt, now)
@@ -229,15 +323,24 @@ class Leader:
         return self._stop(attempt, Reason(text, saves=record.saves))
 
     def _gone(self, record: Gone, now: float) -> list[Record]:
-        self.present.discard(record.agent)
-        self._candidates.pop(record.agent, None)
-        self._expected.discard(record.agent)
+        self._forget(record.agent)
         attempt = self._attempt
         if attempt is None:
             return self._gather(now) if self._candidates and not self._done else []
-        if record.agent not in attempt.members or record.agent in attempt.lost:
+        if not attempt.has(record.agent):
             return []
-        return self._without(attempt, record) + self._settle(attempt, now)
+        decisions = self._without(attempt, record) + self._fill(attempt)
+        return decisions + self._settle(attempt, now)
+
+    def _forget(self, agent: str) -> None:
+        self.present.discard(agent)
+        self._candidates.pop(agent, None)
+        self._expected.discard(agent)
+
+    def _fill(self, attempt: Attempt) -> list[Record]:
+        """Return the decisions by which waiting nodes come into the places of lost ones."""
+        del attempt
+        return []
 
     def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
         if record.lost is None:
@@ -263,12 +366,16 @@ class Leader:
             return self._finish(error, exits)
         if not exits and not failed:
             return self._finish(None)
+        self._go_on(attempt, failed, now)
+        return [Result(self._number - 1, again=True, exits=exits, error=error)]
+
+    def _go_on(self, attempt: Attempt, failed: bool, now: float) -> None:
+        """Gather for another attempt."""
         self._restarts_left -= failed
         self._expected = set(attempt.members) - set(attempt.lost) | set(self._candidates)
         self._attempt = None
         self._gathering_since = now
         self._number += 1
-        return [Result(self._number - 1, again=True, exits=exits, error=error)]
 
     def _outcome(self, attempt: Attempt) -> Outcome:
         """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""

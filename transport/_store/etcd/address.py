@@ -45,9 +45,9 @@ class EtcdAddress:
             raise ValueError(f"{_EXPECTED}, got {parts.query or parts.fragment!r} behind {shown!r}")
         return cls(members, prefix, unquote(user), unquote(password), int(lease))
 
-    def under(self, part: str, lease: int) -> EtcdAddress:
-        """Return the address of the keys under ``part``, which get ``lease``."""
-        return replace(self, prefix=f"{self.prefix}/{part}", lease=lease)
+    def leased(self, lease: int, part: str = "") -> EtcdAddress:
+        """Return the address of the keys under ``part`` of the prefix, which get ``lease``."""
+        return replace(self, prefix=f"{self.prefix}/{part}".rstrip("/"), lease=lease)
 
     @property
     def url(self) -> str:

@@ -173,13 +173,14 @@ class EtcdClient:
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(seconds)
-            with self._listed(connection.sock, self._busy) as wanted:
+            sock: socket.socket = connection.sock
+            sock.settimeout(seconds)
+            with self._listed(sock, self._busy) as wanted:
                 if not wanted:
                     raise DistStoreError(f"{self.name} is closed")
                 headers = {"Authorization": self._token} if self._token else {}
                 connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
-                _await_answer(connection.sock, Deadline.after(seconds))
+                _await_answer(sock, Deadline.after(seconds))
                 response = connection.getresponse()
                 status, data = response.status, response.read()
             done = not response.will_close

@@ -17,7 +17,6 @@ import time
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from types import EllipsisType
@@ -144,9 +143,9 @@ class EtcdStore(Store):
         """Return another client of the same keys. Raises DistStoreError when this one is closed."""
         return self._at(self._address)
 
-    def under(self, part: str, lease: int = 0) -> EtcdStore:
+    def leased(self, lease: int, part: str = "") -> EtcdStore:
         """Return a client of the keys under ``part`` of this prefix, which get ``lease``."""
-        return self._at(self._address.under(part, lease))
+        return self._at(self._address.leased(lease, part))
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         super().end_waits(error, by)
@@ -190,7 +189,31 @@ class EtcdStore(Store):
     # Commands.
 
     def _ask(self, op: Op, fields: Fields) -> Fields:
-        return _COMMANDS[op](self, *fields)
+        match op:
+            case Op.SET | Op.MULTI_SET:
+                return self._set(*fields)
+            case Op.ADD:
+                return self._add(*fields)
+            case Op.APPEND:
+                return self._append(*fields)
+            case Op.CHECK:
+                return self._check(*fields)
+            case Op.COMPARE_SET:
+                return self._compare_set(*fields)
+            case Op.DELETE:
+                return self._delete(*fields)
+            case Op.NUM_KEYS:
+                return (b"%d" % len(self._list()),)
+            case Op.LIST_KEYS:
+                return self._list()
+            case Op.PUSH:
+                return self._push(*fields)
+            case Op.TRY_POP:
+                return self._pop(*fields)[0]
+            case Op.QUEUE_LEN:
+                return self._queue_len(*fields)
+            case _:
+                raise AssertionError(op)
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
@@ -422,22 +445,6 @@ class EtcdStore(Store):
         """Let another client, whose change came first, get on."""
         self._client.check_open()
         time.sleep(next_slice(random.uniform(0, _RETRY_SECONDS)))  # noqa: S311 (no secret)
-
-
-_COMMANDS: dict[Op, Callable[..., Fields]] = {
-    Op.SET: EtcdStore._set,
-    Op.MULTI_SET: EtcdStore._set,
-    Op.ADD: EtcdStore._add,
-    Op.APPEND: EtcdStore._append,
-    Op.CHECK: EtcdStore._check,
-    Op.COMPARE_SET: EtcdStore._compare_set,
-    Op.DELETE: EtcdStore._delete,
-    Op.NUM_KEYS: lambda store: (b"%d" % len(store._list()),),
-    Op.LIST_KEYS: EtcdStore._list,
-    Op.PUSH: EtcdStore._push,
-    Op.TRY_POP: lambda store, key: store._pop(key)[0],
-    Op.QUEUE_LEN: EtcdStore._queue_len,
-}
 
 
 def _text(key: str) -> str:
