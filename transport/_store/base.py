@@ -241,7 +241,8 @@ class Store(ABC):
     def set_will(self, key: str, value: Value) -> bool:
         """Have the server append ``value`` to ``key`` if this client disappears without ``close``.
 
-        Return False for stores without a server of ours. A TCPStore's server notices within milliseconds. A client has one will; a later one replaces it.
+        Return False for stores without a server of ours. A TCPStore's server notices within
+        milliseconds. A client has one will; a later one replaces it.
         """
         return self._will(self._key(key), to_bytes(value))
 

@@ -362,7 +362,8 @@ class Follower:
     def close(self) -> None:
         """Stop reading, once the agent has said that it leaves."""
         self._closing.set()
-        self._thread.join(_CLOSE_SECONDS if self._leading is None else _FAREWELL_SECONDS)
+        if self._succession is None:
+            self._thread.join(_CLOSE_SECONDS if self._leading is None else _FAREWELL_SECONDS)
         self._store.close()
         self._thread.join(_CLOSE_SECONDS)
 
@@ -381,8 +382,8 @@ class Follower:
         log = LogReader(self._store, LOG, parse)
         succession, left, beat = self._succession, False, 3600.0
         while not left or (succession is None and self._leading and not self._leading.alone):
-            if self._leading is not None or succession is not None:
-                beat = (self._leading or succession).beat
+            if (source := self._leading or succession) is not None:
+                beat = source.beat
             for record in log.read(beat):
                 if succession is not None:
                     counts = succession.admits(record)

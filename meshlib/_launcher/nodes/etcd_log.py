@@ -1,9 +1,9 @@
 """The agents' log in an etcd, which no node serves: it outlives each of them.
 
 All keys of a job lie under a name and a lease of their own, which every agent renews. The agent
-that leaves last ends the lease, and the keys go with it. If all agents are killed, etcd does so. One
-key, ``PREFIX/v/job:``, says which lease that is. An agent that finds it knocks before it takes part,
-because it may be the remains of a job whose agents were killed.
+that leaves last ends the lease, and the keys go with it. If all agents are killed, etcd does so.
+The key ``job`` says which lease that is. An agent that finds it knocks before it takes part: it may
+be what is left of a job whose agents were killed.
 
 One agent leads. If it leaves, or is silent, another takes over, in a new term.
 """

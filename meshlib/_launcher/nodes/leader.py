@@ -157,47 +157,43 @@ class Leader:
         answered the last records.
         """
         wanted: list[Wanted] = []
-        stopped = -1
         held: set[str] = set()
+        stopped = -1
         for record in past:
             match record:
                 case Hello(agent=agent):
                     self.present.add(agent)
                     self._candidates[agent] = record
                 case Refused(agent=agent):
-                    self.present.discard(agent)
-                    self._candidates.pop(agent, None)
+                    self._forget(agent)
                 case Held(agent=agent):
                     held.add(agent)
-                case Gone(agent=agent):
-                    self._forget(agent)
-                    if (attempt := self._attempt) is not None and attempt.has(agent):
-                        self._without(attempt, record)
                 case Admitted():
                     self._recall_place(record)
-                case StopAll(attempt=stopped, reason=text, saves=saves):
-                    if self._attempt is not None and self._attempt.reason is None:
-                        # All other reasons are in records before this one.
-                        self._attempt.reason = Reason(text, saves=saves)
-                        self._attempt.makes_room = True
-                case Result(again=True):
-                    if (attempt := self._attempt) is not None:
-                        self._go_on(attempt, self._outcome(attempt)[0], now)
-                case Result():
+                case Gone(agent=agent):
+                    self._forget(agent)
+                case Result(again=False):
                     self._done, self._attempt = True, None
-                case Failed() | Interrupted() | Ended() | Wanted() | Granted():
-                    if self._attempt is not None and record.attempt == self._number:
-                        self._recall(self._attempt, record, wanted)
+                case StopAll(attempt=number):
+                    stopped = number
                 case _:
                     pass
+            if (
+                self._attempt is not None
+                and getattr(record, "attempt", self._number) == self._number
+            ):
+                self._recall(self._attempt, record, wanted, now)
         return self._due(wanted, stopped, held, now)
 
-    def _recall(self, attempt: Attempt, record: Record, wanted: list[Wanted]) -> None:
+    def _recall(self, attempt: Attempt, record: Record, wanted: list[Wanted], now: float) -> None:
+        """Take note of what ``record`` has led to in ``attempt``."""
         match record:
             case Failed():
                 self._failed(attempt, record)
             case Interrupted():
                 self._interrupted(attempt, record)
+            case Gone(agent=agent) if attempt.has(agent):
+                self._without(attempt, record)
             case Ended(agent=agent) if attempt.has(agent):
                 attempt.ended[agent] = record
             case Wanted():
@@ -206,6 +202,12 @@ class Leader:
                 attempt.ranks[agent] += range(first, first + count)
                 attempt.next = max(attempt.next, first + count)
                 wanted.remove(next(one for one in wanted if one.agent == agent))
+            case StopAll(reason=text, saves=saves) if attempt.reason is None:
+                # All other reasons are in records before this one.
+                attempt.reason, attempt.makes_room = Reason(text, saves=saves), True
+            case Result(again=True):
+                self._go_on(attempt, self._outcome(attempt)[0], now)
+                wanted.clear()
             case _:
                 pass
 
@@ -227,14 +229,14 @@ class Leader:
         if attempt is not None:
             for record in wanted:
                 due += self._wanted(attempt, record)
-        asked, self._candidates = (
-            self._candidates,
-            {a: h for a, h in self._candidates.items() if a in held},
-        )
-        for agent, hello in asked.items():
-            if agent not in held:
-                due += self._hello(hello, now)
-        return due + (self._settle(attempt, now) if attempt is not None else [])
+        asked = [hello for agent, hello in self._candidates.items() if agent not in held]
+        for hello in asked:
+            del self._candidates[hello.agent]
+        for hello in asked:
+            due += self._hello(hello, now)
+        if attempt is not None:
+            due += self._fill(attempt) + self._settle(attempt, now)
+        return due
 
     def _hello(self, hello: Hello, now: float) -> list[Record]:
         problem = self._problem(hello)

@@ -1,8 +1,8 @@
 """The records that the agents of several nodes exchange: lines of one log in the store.
 
-Every agent reads the whole log, so all see the same things in the same order; one of them leads
-(that which serves the store), by adding decisions. A record names the agent (its launch's name) or, for
-a decision, the attempt that it is about.
+Every agent reads the whole log, so all see the same things in the same order. One of them leads, by
+adding decisions: the agent that serves the store, or any where no node does. A record names the
+agent (its launch's name) or, for a decision, the attempt that it is about.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ class Placement:
     def variables(self) -> dict[str, str]:
         """Return what is equal for all ranks of the node."""
         secret = {environment.SECRET: self.secret} if self.secret else {}
+        store = f"{self.store_host}:{self.store_port} {self.store_url}".rstrip()
         return secret | {
             environment.WORLD_SIZE: str(self.world_size),
             environment.LOCAL_WORLD_SIZE: str(self.ranks),
@@ -48,7 +49,7 @@ class Placement:
             environment.GROUP_WORLD_SIZE: str(self.nodes),
             environment.MASTER_ADDR: self.store_host,
             environment.MASTER_PORT: str(self.store_port),
-            environment.AGENT_STORE: f"{self.store_host}:{self.store_port} {self.store_url}".strip(),
+            environment.AGENT_STORE: store,
             environment.RESTART_COUNT: str(self.attempt),
         }
 

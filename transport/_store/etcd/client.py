@@ -173,7 +173,8 @@ class EtcdClient:
         try:
             if connection.sock is None:
                 connection.connect()
-            sock: socket.socket = connection.sock
+            sock = connection.sock
+            assert isinstance(sock, socket.socket)
             sock.settimeout(seconds)
             with self._listed(sock, self._busy) as wanted:
                 if not wanted:

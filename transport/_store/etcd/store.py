@@ -189,31 +189,21 @@ class EtcdStore(Store):
     # Commands.
 
     def _ask(self, op: Op, fields: Fields) -> Fields:
-        match op:
-            case Op.SET | Op.MULTI_SET:
-                return self._set(*fields)
-            case Op.ADD:
-                return self._add(*fields)
-            case Op.APPEND:
-                return self._append(*fields)
-            case Op.CHECK:
-                return self._check(*fields)
-            case Op.COMPARE_SET:
-                return self._compare_set(*fields)
-            case Op.DELETE:
-                return self._delete(*fields)
-            case Op.NUM_KEYS:
-                return (b"%d" % len(self._list()),)
-            case Op.LIST_KEYS:
-                return self._list()
-            case Op.PUSH:
-                return self._push(*fields)
-            case Op.TRY_POP:
-                return self._pop(*fields)[0]
-            case Op.QUEUE_LEN:
-                return self._queue_len(*fields)
-            case _:
-                raise AssertionError(op)
+        commands: dict[Op, Callable[..., Fields]] = {
+            Op.SET: self._set,
+            Op.MULTI_SET: self._set,
+            Op.ADD: self._add,
+            Op.APPEND: self._append,
+            Op.CHECK: self._check,
+            Op.COMPARE_SET: self._compare_set,
+            Op.DELETE: self._delete,
+            Op.NUM_KEYS: self._num_keys,
+            Op.LIST_KEYS: self._list,
+            Op.PUSH: self._push,
+            Op.TRY_POP: self._try_pop,
+            Op.QUEUE_LEN: self._queue_len,
+        }
+        return commands[op](*fields)
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
@@ -334,6 +324,9 @@ class EtcdStore(Store):
                 return (_value(items[0]),), 0
             self._pause()
 
+    def _try_pop(self, key: bytes) -> Fields:
+        return self._pop(key)[0]
+
     def _tail(self, key: bytes, offset: bytes) -> tuple[Fields | None, Fields, int]:
         number, what = unpack_number(offset), f"following {key_name(key)!r}"
         known, held = self._follows.get(key, (-1, _Held(_Range.of(self._name(key)), [])))
@@ -377,6 +370,9 @@ class EtcdStore(Store):
         items = _in_order(answer["responses"][0]["response_range"])
         names = (b64decode(item["key"])[len(begin) :].partition(b":")[0] for item in items)
         return sorted({unquote_to_bytes(name) for name in names})
+
+    def _num_keys(self) -> Fields:
+        return (b"%d" % len(self._list()),)
 
     # Requests.
 
