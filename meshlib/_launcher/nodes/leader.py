@@ -161,11 +161,12 @@ class Leader:
         stopped = -1
         for record in past:
             match record:
-                case Hello(agent=agent):
+                case Hello(agent=agent) if not self._done:
                     self.present.add(agent)
                     self._candidates[agent] = record
                 case Refused(agent=agent):
-                    self._forget(agent)
+                    self.present.discard(agent)
+                    self._candidates.pop(agent, None)
                 case Held(agent=agent):
                     held.add(agent)
                 case Admitted():
@@ -174,6 +175,8 @@ class Leader:
                     self._forget(agent)
                 case Result(again=False):
                     self._done, self._attempt = True, None
+                case Result():
+                    held.clear()
                 case StopAll(attempt=number):
                     stopped = number
                 case _:
@@ -183,7 +186,8 @@ class Leader:
                 and getattr(record, "attempt", self._number) == self._number
             ):
                 self._recall(self._attempt, record, wanted, now)
-        return self._due(wanted, stopped, held, now)
+        # A node that comes to the end of the job reads how it has ended.
+        return [] if self._done else self._due(wanted, stopped, held, now)
 
     def _recall(self, attempt: Attempt, record: Record, wanted: list[Wanted], now: float) -> None:
         """Take note of what ``record`` has led to in ``attempt``."""
@@ -232,11 +236,17 @@ class Leader:
         asked = [hello for agent, hello in self._candidates.items() if agent not in held]
         for hello in asked:
             del self._candidates[hello.agent]
-        for hello in asked:
-            due += self._hello(hello, now)
         if attempt is not None:
-            due += self._fill(attempt) + self._settle(attempt, now)
-        return due
+            for hello in asked:
+                due += self._hello(hello, now)
+            return due + self._fill(attempt) + self._settle(attempt, now)
+        for hello in asked:
+            if (problem := self._problem(hello)) is not None:
+                self.present.discard(hello.agent)
+                due.append(Refused(hello.agent, problem))
+            else:
+                self._candidates[hello.agent] = hello
+        return due + (self._gather(now) if self._candidates else [])
 
     def _hello(self, hello: Hello, now: float) -> list[Record]:
         problem = self._problem(hello)
@@ -253,6 +263,7 @@ class Leader:
             return []  # the job is about to end, or to begin again
         if len(attempt.members) >= self._nodes.most:
             del self._candidates[hello.agent]
+            self.present.discard(hello.agent)
             return [Refused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
         attempt.makes_room = True
         return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))

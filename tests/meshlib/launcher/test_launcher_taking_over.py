@@ -82,6 +82,18 @@ def something(draw: random.Random, agents: list[str], on_failure: str, boss: Lea
     )
 
 
+def check(other: Leader, log: list[Record], expected: list[Record], boss: Leader, now: float):
+    """``other`` takes over, decides what is ``expected``, and knows what ``boss`` knows."""
+    due = other.take_over(list(log), now)
+    if due != expected and boss._attempt is None:
+        # It begins with the nodes that wait; the first leader would have waited for a last call.
+        assert {type(one) for one in due} == {Admitted}
+        assert {one.agent for one in due} == boss._candidates.keys()
+        return
+    assert due == expected
+    assert state(other) == state(boss)
+
+
 @pytest.mark.parametrize("on_failure", ["stop", "continue"])
 @pytest.mark.parametrize("seed", range(40))
 def test_the_state_is_that_of_a_leader_that_has_lived_on(on_failure, seed):
@@ -98,14 +110,12 @@ def test_the_state_is_that_of_a_leader_that_has_lived_on(on_failure, seed):
             log.append(record)
             decisions = boss.receive(record, now)
             # The first leader has ended before it could write its answer.
-            late = leader(on_failure)
-            assert late.take_over(list(log), now) == decisions
-            assert state(late) == state(boss)
+            check(leader(on_failure), log, decisions, boss, now)
         log += decisions
         seen |= {type(one) for one in decisions}
-        other = leader(on_failure)
-        assert other.take_over([parse(one.line().encode()) for one in log], now) == []
-        assert state(other) == state(boss)
+        check(leader(on_failure), [parse(one.line().encode()) for one in log], [], boss, now)
+        if boss._done:
+            break
     assert seen & {Admitted, Granted, StopAll, Result}
 
 
