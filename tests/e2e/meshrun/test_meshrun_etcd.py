@@ -67,3 +67,107 @@ def test_the_node_of_the_first_agent_is_lost_alone(meshrun, job, etcd):
     assert [one.code for one in done.values()] == [0, 0], [one.err for one in done.values()]
     assert sorted(one.out for one in done.values()) == ["1 1 [1, 2]\n", "2 2 [1, 2]\n"]
     assert left_in(etcd, job.url) == []
+
+
+FOREVER = """
+import os, time
+import numpy as np
+import meshlib as dist
+
+dist.init_process_group(timeout=60)
+attempt = os.environ["MESHLIB_RESTART_COUNT"]
+x = np.ones(4)
+dist.all_reduce(x)
+open(f"attempt-{attempt}-node-{os.environ['GROUP_RANK']}-{os.getppid()}", "w").close()
+while not os.path.exists("enough"):
+    dist.all_reduce(x, op=dist.ReduceOp.MAX)
+    time.sleep(0.01)
+dist.barrier()
+print(attempt, dist.get_world_size(), flush=True)
+"""
+
+
+def node_zero(meshrun, nodes, attempt=0):
+    """Return the launcher of the first node, which leads, once all ranks run."""
+    found = lambda: [*meshrun.folder.glob(f"attempt-{attempt}-*")]  # noqa: E731
+    assert meshrun.wait_for(lambda: len(found()) == len(nodes))
+    (path,) = meshrun.folder.glob(f"attempt-{attempt}-node-0-*")
+    return next(node for node in nodes if node.pid == int(path.name.rpartition("-")[2]))
+
+
+def test_a_job_that_restarts_does_so_without_the_agent_that_led(meshrun, job, etcd):
+    nodes = [job(FOREVER, "--nnodes=2:3", "--max-restarts=1") for _ in range(3)]
+    leader = node_zero(meshrun, nodes)
+    leader.send_signal(signal.SIGKILL)
+    nodes.remove(leader)
+    assert meshrun.finish(leader).code == -signal.SIGKILL
+    node_zero(meshrun, nodes, attempt=1)
+    (meshrun.folder / "enough").touch()
+    done = [meshrun.finish(node) for node in nodes]
+    assert [(one.code, one.out) for one in done] == [(0, "1 2\n")] * 2, [one.err for one in done]
+    assert "is lost" in done[0].err or "has not been heard of for 2 s" in done[0].err
+    assert left_in(etcd, job.url) == []
+
+
+def test_a_new_job_begins_where_all_agents_were_killed(meshrun, job, etcd):
+    killed = [job(FOREVER, "--nnodes=2") for _ in range(2)]
+    node_zero(meshrun, killed)
+    for node in killed:
+        node.send_signal(signal.SIGKILL)
+        meshrun.finish(node)
+    assert left_in(etcd, job.url) == ["job"]
+    for path in meshrun.folder.glob("attempt-*"):
+        path.unlink()
+    nodes = [job(FOREVER, "--nnodes=2") for _ in range(2)]  # it waits until the lease has ended
+    node_zero(meshrun, nodes)
+    (meshrun.folder / "enough").touch()
+    done = [meshrun.finish(node) for node in nodes]
+    assert [(one.code, one.out) for one in done] == [(0, "0 2\n")] * 2, [one.err for one in done]
+    assert left_in(etcd, job.url) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_job_that_is_told_to_end(meshrun, job, etcd, number):
+    nodes = [job(FOREVER, "--nnodes=2") for _ in range(2)]
+    node_zero(meshrun, nodes).send_signal(number)
+    assert all(meshrun.finish(node).code for node in nodes)
+    assert left_in(etcd, job.url) == []
+
+
+def test_a_node_that_finds_no_etcd_says_so(meshrun, free_port):
+    result = meshrun.run(
+        *("--rdzv", f"etcd://127.0.0.1:{free_port}/job", "--nnodes=2"),
+        *("--rdzv-conf", "join_timeout=0.5", meshrun.script(FOREVER)),
+    )
+    assert result.code == 1
+    assert f"EtcdStore(etcd://127.0.0.1:{free_port}/job): no answer to reading 'job'" in result.err
+    assert "Connection refused" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rdzv", "etcd://h:1", "--nnodes=2"], "got no /PREFIX, which keeps jobs apart"),
+        (["--rdzv", "h:1/x", "--nnodes=2"], "--rdzv: expected etcd://"),
+        (["--rdzv", "etcd://h/x", "--nnodes=2"], "got 'h' for HOST:PORT"),
+        (["--rdzv", "etcd://u@h:1/x", "--nnodes=2"], "got a user without a password"),
+        (["--rdzv", "etcd://h:1/x?a=b", "--nnodes=2"], "got 'a=b' behind 'etcd://h:1/x'"),
+        (["--rdzv", "etcd://h:1/x?lease=7", "--nnodes=2"], "the job has a lease of its own"),
+        (["--rdzv", "etcd://h:1/x"], "expected --nnodes with it"),
+        (["--rdzv", "etcd://127.0.0.1:1,10.0.0.1:1/x", "--nnodes=2"], "need a common secret"),
+        (
+            ["--rdzv", "etcd://h:1/x", "--nnodes=2", "--rdzv-endpoint", "h:2"],
+            "--rdzv names the place where nodes meet: expected no --rdzv-endpoint",
+        ),
+        (
+            ["--rdzv", "etcd://localhost:1/x", "--nnodes=2", "--rdzv-conf", "is_host=1"],
+            "no node serves the store of --rdzv etcd://",
+        ),
+        (["--rdzv-backend", "etcd", "--nnodes=2", "--master-addr", "h"], "--rdzv etcd://HOST"),
+    ],
+)
+def test_wrong_options_are_refused(meshrun, options, words):
+    env = {"HOME": str(meshrun.folder), "XDG_CONFIG_HOME": "", "MESHLIB_SECRET": ""}
+    result = meshrun.run(*options, "x.py", env=env)
+    assert result.code == 2
+    assert words in result.err

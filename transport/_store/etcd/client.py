@@ -30,9 +30,11 @@ Body = dict[str, Any]
 _ANSWER_SECONDS = 5.0
 """How long one member may take to answer before the next one is asked."""
 _PAUSE_SECONDS = 0.1
+_SILENT = "silent"
 _BAD_TOKEN = 16
-_TRANSIENT = (4, 8, 14)
-"""gRPC's codes: deadline exceeded, resource exhausted, unavailable (no leader, a new leader)."""
+_TRANSIENT = (4, 14)
+"""gRPC's codes: deadline exceeded, unavailable (no leader, a new leader)."""
+_BUSY = "too many requests"
 
 
 class _UnavailableError(Exception):
@@ -76,7 +78,8 @@ class EtcdClient:
         """Return etcd's answer to ``body`` at ``path``; ``what`` names the request in messages.
 
         A member that fails or is silent is left for the next one, so etcd may carry out a request
-        twice. Raises StoreSilentError at the deadline, DistStoreError for a refused request.
+        twice. Raises DistStoreError for a refused request, and at the deadline; StoreSilentError if
+        all members were silent until then.
         """
         failures: dict[str, str] = {}
         while True:
@@ -96,11 +99,10 @@ class EtcdClient:
                     self._leave(member)
             if deadline.expired:
                 why = "; ".join(f"{where}: {reason}" for where, reason in failures.items())
-                raise StoreSilentError(
-                    f"{self.name}: no answer to {what}{_who()} within {deadline.seconds:g} s:"
-                    f" {why or 'its connections broke'}",
-                    deadline.seconds,
-                )
+                text = f"{self.name}: no answer to {what}{_who()} within {deadline.seconds:g} s"
+                text = f"{text}: {why or 'its connections broke'}"
+                silent = all(reason.startswith(_SILENT) for reason in failures.values())
+                raise StoreSilentError(text, deadline.seconds) if silent else DistStoreError(text)
             if len(failures) == len(self._address.members):
                 time.sleep(next_slice(min(_PAUSE_SECONDS, deadline.remaining())))
 
@@ -182,9 +184,9 @@ class EtcdClient:
                 headers = {"Authorization": self._token} if self._token else {}
                 connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
                 _await_answer(sock, Deadline.after(seconds))
-                response = connection.getresponse()
-                status, data = response.status, response.read()
-            done = not response.will_close
+                with contextlib.closing(connection.getresponse()) as response:
+                    status, data = response.status, response.read()
+                    done = not response.will_close
         finally:
             if done and not self.closed and connection.member == member:
                 self._idle.append(connection)
@@ -208,7 +210,7 @@ class EtcdClient:
         if status == 200:
             return answer
         message, code = str(answer.get("message") or answer.get("error")), answer.get("code")
-        if code in _TRANSIENT:
+        if code in _TRANSIENT or _BUSY in message:
             raise _UnavailableError(message)
         if code == _BAD_TOKEN and self._token is not None:
             self._token = None  # tokens end after some minutes
@@ -279,7 +281,7 @@ def _shut(sockets: set[socket.socket]) -> None:
 
 def _reason(error: Exception, seconds: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"silent for {seconds:.2g} s"
+        return f"{_SILENT} for {seconds:.2g} s"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 

@@ -104,9 +104,9 @@ class EtcdStore(Store):
         timeout: The limit of every wait, seconds or a timedelta.
         tls: The TLS configuration; default: from the environment. Without it, HTTP.
 
-    Nothing is sent before the first call. Calls raise StoreSilentError when no member answers,
-    DistStoreError when etcd refuses a request, such as a value above its ``--max-request-bytes``
-    (1.5 MiB by default). Raises ValueError for a wrong URL.
+    Nothing is sent before the first call. Calls raise DistStoreError when no member answers
+    (StoreSilentError if all are silent), and when etcd refuses a request, such as a value above its
+    ``--max-request-bytes`` (1.5 MiB by default). Raises ValueError for a wrong URL.
     """
 
     def __init__(
