@@ -153,8 +153,8 @@ class Leader:
     def take_over(self, past: Sequence[Record], now: float) -> list[Record]:
         """Lead a job whose log so far is ``past``; return the decisions that are due.
 
-        Decisions in it are facts, whoever made them. The earlier leader may have ended before it
-        answered the last records.
+        Decisions in it are facts. The earlier leader may have ended before it answered the last
+        records.
         """
         wanted: list[Wanted] = []
         held: set[str] = set()

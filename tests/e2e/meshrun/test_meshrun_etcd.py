@@ -53,19 +53,36 @@ def job(meshrun, etcd):
     return start
 
 
-def test_the_node_of_the_first_agent_is_lost_alone(meshrun, job, etcd):
-    script = (ELASTIC, "12", "2")
-    options = ("--nnodes=3", "--on-failure", "continue")
-    first = job(script, *options)
-    nodes = [first, *(job(script, *options) for _ in range(2))]
+def first_of(meshrun, nodes):
+    """Return the launcher of rank 0, which leads, once that rank waits for its end."""
     assert meshrun.wait_for(lambda: [*meshrun.folder.glob("pid-*")])
     (path,) = meshrun.folder.glob("pid-*")
-    leader = next(node for node in nodes if node.pid == int(path.name.partition("-")[2]))
+    return next(node for node in nodes if node.pid == int(path.name.partition("-")[2]))
+
+
+def test_the_node_of_the_first_agent_is_lost_alone(meshrun, job, etcd):
+    script = (ELASTIC, "12", "2")
+    nodes = [job(script, "--nnodes=3", "--on-failure", "continue") for _ in range(3)]
+    leader = first_of(meshrun, nodes)
     leader.send_signal(signal.SIGKILL)  # its ranks end with it
-    done = {node.pid: meshrun.finish(node, 60.0) for node in nodes}
+    done = {node.pid: meshrun.finish(node) for node in nodes}
     assert done.pop(leader.pid).code == -signal.SIGKILL
     assert [one.code for one in done.values()] == [0, 0], [one.err for one in done.values()]
     assert sorted(one.out for one in done.values()) == ["1 1 [1, 2]\n", "2 2 [1, 2]\n"]
+    assert left_in(etcd, job.url) == []
+
+
+def test_another_node_comes_for_the_first_which_was_drained(meshrun, job, etcd):
+    script = (ELASTIC, "12", "3")
+    nodes = [job(script, "--nnodes=3", "--on-failure", "continue") for _ in range(3)]
+    leader = first_of(meshrun, nodes)
+    leader.send_signal(signal.SIGTERM)
+    nodes.remove(leader)
+    assert meshrun.finish(leader).code == 128 + signal.SIGTERM
+    nodes.append(job(script, "--nnodes=3", "--on-failure", "continue"))  # of the new leader
+    done = [meshrun.finish(node) for node in nodes]
+    assert [one.code for one in done] == [0, 0, 0], [one.err for one in done]
+    assert sorted(one.out[:4] for one in done) == ["1 1 ", "2 2 ", "3 3 "]
     assert left_in(etcd, job.url) == []
 
 

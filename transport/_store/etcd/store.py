@@ -1,8 +1,8 @@
 """A store whose keys are in an etcd, where they outlive every process of the job.
 
-A key is a range of etcd's: its value as it was set (``PREFIX/v/KEY:``), then the pieces that were
-appended, each under a name of its own, in the order of their revisions. So appending to a log costs
-one write, and a reader that follows it gets the new pieces alone. A queue is a range of values.
+A key is a range of etcd's: its value as it was set (``PREFIX/v/KEY:``), then the appended pieces.
+Each piece has a name of its own; their order is that of their revisions. So appending to a log costs
+one write, and its follower gets the new pieces alone. A queue is a range of values.
 
 A change that depends on what is there is a transaction, guarded by the revisions that were read. It
 leaves a mark, by which a request that is sent again, because its answer was lost, knows that it has
