@@ -1,7 +1,7 @@
 """A store whose keys are in an etcd, where they outlive every process of the job.
 
 A key is a range of etcd's: its value as it was set (``PREFIX/v/KEY:``), then the appended pieces.
-Each piece has a name of its own; their order is that of their revisions. So appending to a log costs
+Each piece has a name of its own; their order is that of their revisions. So appending to a log is
 one write, and its follower gets the new pieces alone. A queue is a range of values.
 
 A change that depends on what is there is a transaction, guarded by the revisions that were read. It
