@@ -11,8 +11,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -63,12 +63,10 @@ class EtcdServer:
         """Wait until the member serves."""
         until = time.monotonic() + _SECONDS
         while time.monotonic() < until:
-            with suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection(self.hosts[number], timeout=1)
+            connection = http.client.HTTPConnection(self.hosts[number], timeout=1)
+            with closing(connection), suppress(OSError, http.client.HTTPException):
                 connection.request("GET", "/health")
-                answer = connection.getresponse().read()
-                connection.close()
-                if b'"true"' in answer:
+                if b'"true"' in connection.getresponse().read():
                     return
             time.sleep(0.02)
         raise AssertionError((self._folder / f"log{number}").read_text()[-2000:])
@@ -89,7 +87,7 @@ class EtcdServer:
 @contextmanager
 def etcd_of(
     folder: Path, members: int = 1, options: tuple[str, ...] = (), scheme: str = "http"
-) -> Iterator[EtcdServer]:
+) -> Generator[EtcdServer]:
     """Run a cluster; skip the test where that is impossible."""
     if PROGRAM is None:
         pytest.skip(SKIPPED)

@@ -7,17 +7,15 @@ import json
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
-from transport import _environment as environment
 from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreSilentError
-from transport._interrupts import next_slice
+from transport._interrupts import SLICE_SECONDS, next_slice
 from transport._net.fork import refusal
 from transport._net.sockets import format_address
 from transport._store.etcd.address import EtcdAddress
@@ -61,18 +59,14 @@ class EtcdClient:
     """A client of the cluster at ``address``. Any thread; ``name`` stands for it in messages."""
 
     def __init__(self, address: EtcdAddress, tls: Tls | None) -> None:
-        self._address = address
         self.name: str = f"EtcdStore({address.shown})"
-        self._tls = tls
-        self._token: str | None = None
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._at = 0
-        self._idle: deque[_Connection] = deque()
-        self._busy: set[socket.socket] = set()
-        self._watches: set[socket.socket] = set()
-        self._turn = 0
         self.closed: bool = False
+        self._address = address
+        self._tls = tls
+        self._token = ""
+        self._pid = os.getpid()
+        self._members = deque(address.members)
+        self._idle: deque[_Connection] = deque()
 
     def call(self, what: str, path: str, body: Body, deadline: Deadline) -> Body:
         """Return etcd's answer to ``body`` at ``path``; ``what`` names the request in messages.
@@ -82,77 +76,70 @@ class EtcdClient:
         all members were silent until then.
         """
         failures: dict[str, str] = {}
+        share = min(deadline.seconds / len(self._members), _ANSWER_SECONDS)
         while True:
             self.check_open()
-            member = self._address.members[self._at % len(self._address.members)]
-            share = deadline.seconds / len(self._address.members)
-            seconds = max(min(share, deadline.remaining(), _ANSWER_SECONDS), 0.01)
-            fresh = not self._idle
+            member, fresh = self._members[0], not self._idle
+            answer_by = Deadline.after(max(min(share, deadline.remaining()), 0.01))
             try:
-                if self._address.user and self._token is None:
-                    self._log_in(member, seconds)
-                return self._ask(what, member, path, body, seconds)
+                if self._address.user and not self._token:
+                    account = {"name": self._address.user, "password": self._address.password}
+                    who = f"the password of user {self._address.user!r}"
+                    answer = self._ask(who, member, "auth/authenticate", account, answer_by)
+                    self._token = answer["token"]
+                return self._ask(what, member, path, body, answer_by)
             except (OSError, HTTPException, _UnavailableError) as error:
-                self.check_open()
-                if fresh or isinstance(error, TimeoutError):
-                    failures[format_address(*member)] = _reason(error, seconds)
-                    self._leave(member)
+                silent = isinstance(error, TimeoutError)
+                reason = f"{_SILENT} for {answer_by.seconds:.2g} s" if silent else ""
+                reason = reason or str(getattr(error, "strerror", None) or error or repr(error))
+                if fresh or silent:  # else etcd may have closed an idle connection
+                    failures[format_address(*member)] = reason
+                    if member == self._members[0]:
+                        self._members.rotate(-1)
             if deadline.expired:
                 why = "; ".join(f"{where}: {reason}" for where, reason in failures.items())
-                text = f"{self.name}: no answer to {what}{_who()} within {deadline.seconds:g} s"
+                text = f"{self.name}: no answer to {what} within {deadline.seconds:g} s"
                 text = f"{text}: {why or 'its connections broke'}"
-                silent = all(reason.startswith(_SILENT) for reason in failures.values())
-                raise StoreSilentError(text, deadline.seconds) if silent else DistStoreError(text)
-            if len(failures) == len(self._address.members):
+                if all(reason.startswith(_SILENT) for reason in failures.values()):
+                    raise StoreSilentError(text, deadline.seconds)
+                raise DistStoreError(text)
+            if len(failures) == len(self._members):
                 time.sleep(next_slice(min(_PAUSE_SECONDS, deadline.remaining())))
 
-    @property
-    def turn(self) -> int:
-        """Counts how often ``wake`` was called."""
-        return self._turn
+    def watch(
+        self, bounds: Body, revision: int, deadline: Deadline, ended: Callable[[], bool]
+    ) -> None:
+        """Wait until a key in ``bounds`` changes, from ``revision`` on.
 
-    def watch(self, begin: str, end: str, revision: int, deadline: Deadline, turn: int) -> None:
-        """Wait until a key from ``begin`` to before ``end`` changes, from ``revision`` on.
-
-        Also returns at the deadline, when the connection ends, and when ``wake`` is called after
-        ``turn`` was read: look at the keys again.
+        Also returns at the deadline, when the connection ends, and when this client is closed or
+        ``ended()``: look at the keys again.
         """
-        member = self._address.members[self._at % len(self._address.members)]
-        wish = {"key": begin, "range_end": end, "start_revision": str(revision)}
-        text = json.dumps({"create_request": wish}).encode()
-        # HTTP/1.0: the answer is plain lines, which a buffer of our own can wait for in slices.
-        lines = ["POST /v3/watch HTTP/1.0", f"Content-Length: {len(text)}"]
-        lines += [f"Host: {format_address(*member)}"]
-        lines += [f"Authorization: {self._token}"] if self._token else []
-        request = "\r\n".join(lines).encode() + b"\r\n\r\n" + text
-        connection = _Connection(member, _ANSWER_SECONDS, self._tls)
+        request = {"create_request": {**bounds, "start_revision": str(revision)}}
+        connection = _Connection(self._members[0], _ANSWER_SECONDS, self._tls)
+        received = b""
         try:
-            connection.connect()
-            with self._listed(connection.sock, self._watches, turn) as wanted:
-                if not wanted or _changes(connection.sock, request, deadline):
-                    return
+            connection.request("POST", "/v3/watch", json.dumps(request), self._headers())
+            while not (deadline.expired or self.closed or ended()):
+                connection.sock.settimeout(
+                    max(next_slice(min(deadline.remaining(), SLICE_SECONDS)), 0.001)
+                )
+                with contextlib.suppress(TimeoutError):
+                    data = connection.sock.recv(1 << 16)
+                    received += data
+                    if not data or b'"error"' in received:
+                        break
+                    if b'"events"' in received or b'"canceled"' in received:
+                        return
         except OSError:
-            pass
+            pass  # the next request finds out what is wrong with this member
         finally:
             connection.close()
-        if not (deadline.expired or self.closed or self._turn != turn):
-            # The next request finds out what is wrong with this member.
+        if not (deadline.expired or self.closed or ended()):
             time.sleep(next_slice(min(_PAUSE_SECONDS, deadline.remaining())))
 
-    def wake(self) -> None:
-        """End the watches under way."""
-        with self._lock:
-            self._turn += 1
-            _shut(self._watches)
-
     def close(self) -> None:
-        """End all requests under way, and refuse later ones. Never blocks."""
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            self.closed = True
-            self._turn += 1
-            _shut(self._watches | self._busy)
+        """End all requests under way within a moment, and refuse later ones. Never blocks."""
+        self.closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -163,44 +150,38 @@ class EtcdClient:
         if self.closed:
             raise DistStoreError(f"{self.name} is closed")
 
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self._token} if self._token else {}
+
     def _ask(
-        self, what: str, member: tuple[str, int], path: str, body: Body, seconds: float
+        self, what: str, member: tuple[str, int], path: str, body: Body, deadline: Deadline
     ) -> Body:
-        """Return what ``member`` answers within ``seconds``."""
+        """Return what ``member`` answers."""
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = _Connection(member, seconds, self._tls)
+            connection = _Connection(member, deadline.seconds, self._tls)
         done = False
         try:
             if connection.sock is None:
                 connection.connect()
-            sock = connection.sock
-            assert isinstance(sock, socket.socket)
-            sock.settimeout(seconds)
-            with self._listed(sock, self._busy) as wanted:
-                if not wanted:
-                    raise DistStoreError(f"{self.name} is closed")
-                headers = {"Authorization": self._token} if self._token else {}
-                connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
-                _await_answer(sock, Deadline.after(seconds))
-                with contextlib.closing(connection.getresponse()) as response:
-                    status, data = response.status, response.read()
-                    done = not response.will_close
+            assert connection.sock is not None
+            connection.sock.settimeout(max(deadline.remaining(), 0.01))
+            connection.request("POST", f"/v3/{path}", json.dumps(body), self._headers())
+            self._await_answer(connection.sock, deadline)
+            with contextlib.closing(connection.getresponse()) as response:
+                status, data = response.status, response.read()
+                done = connection.member == member and not response.will_close
         finally:
-            if done and not self.closed and connection.member == member:
+            if done and not self.closed:
                 self._idle.append(connection)
             else:
                 connection.close()
-        return self._read(what, member, status, data)
-
-    def _read(self, what: str, member: tuple[str, int], status: int, data: bytes) -> Body:
         where = format_address(*member)
         try:
             answer: Any = json.loads(data)
-            if not isinstance(answer, dict):
-                raise TypeError
-        except (ValueError, TypeError):
+            message = str(answer.get("message") or answer.get("error"))
+        except (ValueError, AttributeError):
             if status >= 500:  # of a proxy before it
                 raise _UnavailableError(f"HTTP status {status}") from None
             raise DistStoreError(
@@ -209,83 +190,18 @@ class EtcdClient:
             ) from None
         if status == 200:
             return answer
-        message, code = str(answer.get("message") or answer.get("error")), answer.get("code")
-        if code in _TRANSIENT or _BUSY in message:
+        if answer.get("code") == _BAD_TOKEN and self._token:
+            self._token = ""  # tokens end after some minutes
             raise _UnavailableError(message)
-        if code == _BAD_TOKEN and self._token is not None:
-            self._token = None  # tokens end after some minutes
+        if answer.get("code") in _TRANSIENT or _BUSY in message:
             raise _UnavailableError(message)
-        raise DistStoreError(f"{self.name}: {where} refused {what}{_who()}: {message}")
+        raise DistStoreError(f"{self.name}: {where} refused {what}: {message}")
 
-    def _log_in(self, member: tuple[str, int], seconds: float) -> None:
-        account = {"name": self._address.user, "password": self._address.password}
-        what = f"the password of user {self._address.user!r}"
-        self._token = self._ask(what, member, "auth/authenticate", account, seconds)["token"]
-
-    def _leave(self, member: tuple[str, int]) -> None:
-        """Turn to the next member, unless another thread has done so."""
-        with self._lock:
-            if member == self._address.members[self._at % len(self._address.members)]:
-                self._at += 1
-        while self._idle:
-            self._idle.pop().close()
-
-    @contextlib.contextmanager
-    def _listed(
-        self, sock: socket.socket, where: set[socket.socket], turn: int | None = None
-    ) -> Generator[bool]:
-        """Let ``close`` or ``wake`` end the use of ``sock`` in the block; False: it has come."""
-        with self._lock:
-            wanted = not self.closed and turn in (None, self._turn)
-            where.add(sock)
-        try:
-            yield wanted
-        finally:
-            with self._lock:
-                where.discard(sock)
-
-
-def _await_answer(sock: socket.socket, deadline: Deadline) -> None:
-    """Wait until ``sock`` can be read. Ctrl-C ends the wait."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    while not poll.poll(deadline.piece() * 1000):
-        if deadline.expired:
-            raise TimeoutError
-
-
-def _changes(sock: socket.socket, request: bytes, deadline: Deadline) -> bool:
-    """Send the ``request`` for a watch; return whether a change comes before the deadline."""
-    sock.sendall(request)
-    received = b""
-    while not deadline.expired:
-        sock.settimeout(max(deadline.piece(), 0.001))
-        try:
-            data = sock.recv(1 << 16)
-        except TimeoutError:
-            continue
-        received += data
-        if not data or b'"error"' in received:
-            return False
-        _, _, lines = received.partition(b"\r\n\r\n")
-        if b'"events"' in lines or b'"canceled"' in lines:
-            return True
-    return True
-
-
-def _shut(sockets: set[socket.socket]) -> None:
-    for sock in sockets:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-
-
-def _reason(error: Exception, seconds: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"{_SILENT} for {seconds:.2g} s"
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
-
-
-def _who() -> str:
-    """Return which rank asks, where this process is one."""
-    rank = os.environ.get(environment.RANK)
-    return f" by rank {rank}" if rank else ""
+    def _await_answer(self, sock: socket.socket, deadline: Deadline) -> None:
+        """Wait until ``sock`` can be read. Ctrl-C and ``close`` end the wait."""
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(min(deadline.piece(), SLICE_SECONDS) * 1000):
+            self.check_open()
+            if deadline.expired:
+                raise TimeoutError
