@@ -32,6 +32,7 @@ from meshlib._launcher.options.launch import LaunchOptions
 from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.base import Store
+from transport._store.etcd.client import RefusedError
 from transport._store.etcd.store import EtcdStore
 from transport._store.tcp.server import TCPStoreServer
 
@@ -57,7 +58,7 @@ class EtcdLog(SharedLog):
                 try:
                     job = self._enter(root.with_patience(self._beat))
                 except DistStoreError as error:
-                    if deadline.expired:
+                    if deadline.expired or isinstance(error, RefusedError):
                         raise
                     self._waiting.tick(time.monotonic(), error)
                     self._closing.wait(_PAUSE_SECONDS)

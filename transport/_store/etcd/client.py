@@ -29,10 +29,15 @@ _ANSWER_SECONDS = 5.0
 """How long one member may take to answer before the next one is asked."""
 _PAUSE_SECONDS = 0.1
 _SILENT = "silent"
+_NOT_FOUND = 5
 _BAD_TOKEN = 16
 _TRANSIENT = (4, 14)
 """gRPC's codes: deadline exceeded, unavailable (no leader, a new leader)."""
 _BUSY = "too many requests"
+
+
+class RefusedError(DistStoreError):
+    """etcd refused a request, or something else answered: to ask again does not help."""
 
 
 class _UnavailableError(Exception):
@@ -184,7 +189,7 @@ class EtcdClient:
         except (ValueError, AttributeError):
             if status >= 500:  # of a proxy before it
                 raise _UnavailableError(f"HTTP status {status}") from None
-            raise DistStoreError(
+            raise RefusedError(
                 f"{self.name}: {where} answered {what} with HTTP status {status} and {data[:60]!r}:"
                 " expected etcd 3.4 or later, and its API over HTTP"
             ) from None
@@ -195,7 +200,10 @@ class EtcdClient:
             raise _UnavailableError(message)
         if answer.get("code") in _TRANSIENT or _BUSY in message:
             raise _UnavailableError(message)
-        raise DistStoreError(f"{self.name}: {where} refused {what}: {message}")
+        text = f"{self.name}: {where} refused {what}: {message}"
+        if answer.get("code") == _NOT_FOUND:
+            raise DistStoreError(f"{text}: the lease has ended, and with it all keys")
+        raise RefusedError(text)
 
     def _await_answer(self, sock: socket.socket, deadline: Deadline) -> None:
         """Wait until ``sock`` can be read. Ctrl-C and ``close`` end the wait."""

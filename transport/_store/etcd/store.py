@@ -141,7 +141,7 @@ class EtcdStore(Store):
         what, lease = f"renewing lease {self._address.lease}", str(self._address.lease)
         answer = self._call(what, "lease/keepalive", {"ID": lease})
         if not int(answer.get("result", {}).get("TTL", 0)):
-            raise DistStoreError(f"{self.describe()}: its lease has ended, and with it all keys")
+            raise DistStoreError(f"{self.describe()}: the lease has ended, and with it all keys")
 
     def revoke(self) -> None:
         """End the lease of this store's keys, and with it the keys."""
