@@ -292,21 +292,19 @@ class Leading:
 
     def take(self, record: Record) -> None:
         """Add to the log what the leader makes of a record of it."""
-        if isinstance(record, Knock):
-            self._store.set(answer_key(record.agent), b"")
-        self._announce(record)
+        self._answer(record)
         self._decide(self._leader.receive(record, time.monotonic()))
 
     def take_over(self, past: Sequence[Record]) -> None:
         """Go on where another agent has ceased to lead: ``past`` is the log so far."""
         due = self._leader.take_over(past, time.monotonic())
         for record in past:
-            if isinstance(record, Knock):
-                self._store.set(answer_key(record.agent), b"")
-            self._announce(record)
+            self._answer(record)
         self._decide(due)
 
-    def _announce(self, record: Record) -> None:
+    def _answer(self, record: Record) -> None:
+        if isinstance(record, Knock):
+            self._store.set(answer_key(record.agent), b"")
         losses = self._leader.losses(record)
         if losses:  # they may be waited for: their peers hear it before they are stopped
             announce_lost(self._store, losses)
@@ -358,6 +356,10 @@ class Follower:
     def leads(self) -> bool:
         """Whether this node's agent leads now."""
         return self._leading is not None
+
+    def join(self) -> None:
+        """Wait until the agent's leaving has been read, for some seconds."""
+        self._thread.join(_FAREWELL_SECONDS)
 
     def close(self) -> None:
         """Stop reading, once the agent has said that it leaves."""

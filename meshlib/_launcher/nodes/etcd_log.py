@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import time
 
-from meshlib._events.log import LogReader
 from meshlib._launcher.nodes.agents_log import Follower, Leading, SharedLog, Silence
 from meshlib._launcher.nodes.continuing import last_members, leader_of
 from meshlib._launcher.nodes.records import (
@@ -26,7 +25,6 @@ from meshlib._launcher.nodes.records import (
     Refused,
     answer_key,
     is_decision,
-    parse,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from transport._deadline import Deadline
@@ -96,21 +94,14 @@ class EtcdLog(SharedLog):
 
     def _leave(self, store: Store) -> None:
         assert isinstance(store, EtcdStore)
-        terms, present = Terms(), set[str]()
-        for record in filter(terms.admit, LogReader(store, LOG, parse).read(0.0)):
-            match record:
-                case Hello(agent=agent):
-                    present.add(agent)
-                case Gone(agent=agent) | Refused(agent=agent):
-                    present.discard(agent)
-                case _:
-                    pass
-        if not present:
+        assert self._follower is not None
+        self._follower.join()
+        if not self._succession.present:
             store.revoke()
 
     def _follow(self, store: Store) -> None:
-        succession = Succession(self._options, self._agent, store, self._silence)
-        self._follower = Follower(store, self._agent, None, self._hear, succession)
+        self._succession = Succession(self._options, self._agent, store, self._silence)
+        self._follower = Follower(store, self._agent, None, self._hear, self._succession)
 
 
 class Terms:
@@ -142,6 +133,8 @@ class Succession:
         self._terms = Terms()
         self._past: list[Record] = []
         self._gone: set[str] = set()
+        self.present: set[str] = {agent}
+        """The agents that take part, as far as the log is read."""
         self.leading: Leading | None = None
         """Set while this agent leads."""
 
@@ -154,7 +147,10 @@ class Succession:
             if record.term > before:
                 self.leading = self._begin() if record.agent == self._agent else None
             return False
-        if isinstance(record, Gone):
+        if isinstance(record, Hello):
+            self.present.add(record.agent)
+        elif isinstance(record, Gone | Refused):
+            self.present.discard(record.agent)
             self._gone.add(record.agent)
         self._past.append(record)
         return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from etcd_server import EtcdServer
+from etcd_server import EtcdServer, etcd_of
 
 from transport._store.etcd.store import EtcdStore
 
@@ -151,6 +153,17 @@ def test_nothing_is_left_of_a_job_that_is_told_to_end(meshrun, job, etcd, number
     assert left_in(etcd, job.url) == []
 
 
+def test_a_job_ends_with_its_etcd(meshrun, tmp_path):
+    with etcd_of(tmp_path) as cluster:
+        url, path = cluster.url(), meshrun.script(FOREVER)
+        nodes = [meshrun.start("--rdzv", url, *QUICK, "--nnodes=2", path) for _ in range(2)]
+        node_zero(meshrun, nodes)
+        cluster.kill(0)
+        done = [meshrun.finish(node) for node in nodes]
+    assert [one.code for one in done] == [1, 1]
+    assert all(f"{cluster.hosts[0]}: Connection refused" in one.err for one in done), done
+
+
 def test_a_node_that_finds_no_etcd_says_so(meshrun, free_port):
     result = meshrun.run(
         *("--rdzv", f"etcd://127.0.0.1:{free_port}/job", "--nnodes=2"),
@@ -161,30 +174,28 @@ def test_a_node_that_finds_no_etcd_says_so(meshrun, free_port):
     assert "Connection refused" in result.err
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--rdzv", "etcd://h:1", "--nnodes=2"], "got no /PREFIX, which keeps jobs apart"),
-        (["--rdzv", "h:1/x", "--nnodes=2"], "--rdzv: expected etcd://"),
-        (["--rdzv", "etcd://h/x", "--nnodes=2"], "got 'h' for HOST:PORT"),
-        (["--rdzv", "etcd://u@h:1/x", "--nnodes=2"], "got a user without a password"),
-        (["--rdzv", "etcd://h:1/x?a=b", "--nnodes=2"], "got 'a=b' behind 'etcd://h:1/x'"),
-        (["--rdzv", "etcd://h:1/x?lease=7", "--nnodes=2"], "the job has a lease of its own"),
-        (["--rdzv", "etcd://h:1/x"], "expected --nnodes with it"),
-        (["--rdzv", "etcd://127.0.0.1:1,10.0.0.1:1/x", "--nnodes=2"], "need a common secret"),
-        (
-            ["--rdzv", "etcd://h:1/x", "--nnodes=2", "--rdzv-endpoint", "h:2"],
-            "--rdzv names the place where nodes meet: expected no --rdzv-endpoint",
-        ),
-        (
-            ["--rdzv", "etcd://localhost:1/x", "--nnodes=2", "--rdzv-conf", "is_host=1"],
-            "no node serves the store of --rdzv etcd://",
-        ),
-        (["--rdzv-backend", "etcd", "--nnodes=2", "--master-addr", "h"], "--rdzv etcd://HOST"),
-    ],
-)
-def test_wrong_options_are_refused(meshrun, options, words):
-    env = {"HOME": str(meshrun.folder), "XDG_CONFIG_HOME": "", "MESHLIB_SECRET": ""}
-    result = meshrun.run(*options, "x.py", env=env)
-    assert result.code == 2
-    assert words in result.err
+def test_a_launcher_that_etcd_refuses_says_so_at_once(meshrun):
+    class Refusing(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            text = b'{"code": 3, "message": "authentication failed"}'
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"etcd://me:my-secret@127.0.0.1:{server.server_port}/job"
+        result = meshrun.run("--rdzv", url, "--nnodes=2", meshrun.script(FOREVER))
+        server.shutdown()
+        thread.join()
+    assert result.code == 1
+    assert "refused the password of user 'me': authentication failed" in result.err
+    assert "my-secret" not in result.err
