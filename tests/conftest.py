@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from etcd_server import EtcdServer, etcd_of
 from hypothesis import settings
 
+from tests.support.net.etcd_server import EtcdServer, etcd_of
 from tests.support.net.ports import reserved_port
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from certificates import Authority
-from etcd_server import EtcdServer, etcd_of
 
+from tests.support.net.certificates import Authority
+from tests.support.net.etcd_server import EtcdServer, etcd_of
 from transport._errors import DistStoreError, StoreSilentError, StoreTimeoutError
 from transport._store.etcd.address import EtcdAddress
 from transport._store.etcd.store import EtcdStore

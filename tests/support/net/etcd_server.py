@@ -16,7 +16,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from ports import reserved_port
+
+from tests.support.net.ports import reserved_port
 
 _SECONDS = 60.0
 PROGRAM = shutil.which("etcd")
