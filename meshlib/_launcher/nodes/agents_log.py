@@ -135,11 +135,14 @@ class SharedLog(Log):
                     store.hang_up()  # a goodbye would wait, and withdraw the will
                     raise
         except Exception as error:  # noqa: BLE001  (whatever it is: who hears nothing more waits)
-            why = str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, StoreSilentError) and error.seconds is not None:
-                why = f"no answer for {error.seconds:g} s"
-            where = format_address(self.host, self.port)
-            self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
+            self._lose_touch(error)
+
+    def _lose_touch(self, error: Exception) -> None:
+        why = str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, StoreSilentError) and error.seconds is not None:
+            why = f"no answer for {error.seconds:g} s"
+        where = format_address(self.host, self.port)
+        self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
 
     def _serve(self) -> TCPStoreServer | None:
         """Return the store's server if it is this node's to serve it, and the time has come."""
@@ -180,7 +183,7 @@ class SharedLog(Log):
                 self._options, self._agent, lambda attempt: last_members(store, attempt)
             )
             leading = Leading(leader, store, self._agent, Silence(store, self._silence))
-        self._follower = Follower(store, self._agent, leading, self._hear)
+        self._follower = Follower(store, self._agent, leading, self._hear, self._lose_touch)
 
     def _connect(self) -> Store | None:
         """Return a connection to the store as soon as it is served; None when closed before.
@@ -330,9 +333,9 @@ class Leading:
 
 class Follower:
     """Reads the log from its beginning and hands each record on, in a thread of its own, to the
-    leaving of ``agent``; where that leads, until all others have left. ``CutOff`` where following,
-    or leading, has become impossible. Where the store outlives nodes, a ``succession`` says which
-    agent leads.
+    leaving of ``agent``; where that leads, until all others have left. Calls ``lose_touch`` with
+    the error that makes it stop before. Where the store outlives nodes, a ``succession`` says
+    which agent leads.
     """
 
     def __init__(
@@ -341,12 +344,14 @@ class Follower:
         agent: str,
         leading: Leading | None,
         hear: Callable[[Record], None],
+        lose_touch: Callable[[Exception], None],
         succession: Succession | None = None,
     ) -> None:
         self._store = store
         self._agent = agent
         self._leading = leading
         self._hear = hear
+        self._lose_touch = lose_touch
         self._succession = succession
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
@@ -373,12 +378,8 @@ class Follower:
         try:
             self._read()
         except Exception as error:  # noqa: BLE001 (an agent that hears nothing would wait forever)
-            if self._leading is not None:
-                if not self._closing.is_set():
-                    self._hear(CutOff(f"this node can no longer lead the job: {error!r}"))
-            elif not isinstance(error, DistError):
-                # Of the store's end the talker's connection tells.
-                self._hear(CutOff(f"the agents' log cannot be read: {error!r}"))
+            if not self._closing.is_set():
+                self._lose_touch(error)
 
     def _read(self) -> None:
         log = LogReader(self._store, LOG, parse)

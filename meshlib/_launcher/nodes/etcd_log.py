@@ -101,7 +101,9 @@ class EtcdLog(SharedLog):
 
     def _follow(self, store: Store) -> None:
         self._succession = Succession(self._options, self._agent, store, self._silence)
-        self._follower = Follower(store, self._agent, None, self._hear, self._succession)
+        self._follower = Follower(
+            store, self._agent, None, self._hear, self._lose_touch, self._succession
+        )
 
 
 class Terms:
