@@ -22,12 +22,15 @@ def make_folder(prefix: str) -> Path:
     """
     while True:
         path = tempfile.mkdtemp(prefix=prefix)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # another launcher has removed it before it was opened
         with suppress(OSError):  # a file system without locks, where no launcher gets one
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.path.isdir(path):
             return Path(path)
-        os.close(descriptor)  # another launcher has found it before it was locked
+        os.close(descriptor)  # another launcher removed it before it was locked
 
 
 def remove_abandoned_folders(prefix: str) -> None:
