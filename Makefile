@@ -13,7 +13,7 @@ CUDA   ?= cuda13
 # What tests start a thousand times is compiled once, also where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage wheels gpu-check check lint types docs bench format clean
+.PHONY: demo test test-without-core coverage wheels gpu-check check lint types docs bench format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 test: $(STAMP)  ## run all tests, in some 10 minutes on 2 cores
 	@echo "make test: all tests, some 10 minutes on 2 cores and less on more"
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+test-without-core: $(STAMP)  ## the transports as users without a compiler have them, in one process
+	MESHLIB_NATIVE=0 $(BIN)/python -m pytest -p no:xdist tests/transport/conformance
 
 COVERED := COVERAGE_FILE=out/coverage.data $(BIN)/python -m
 coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes that tests start do not count

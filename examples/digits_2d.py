@@ -28,11 +28,9 @@ import meshlib as dist
 from meshlib import DeviceMesh
 from meshlib.checkpoint import Checkpointer
 from parallel import (
-    ColumnParallelLinear,
     ColwiseParallel,
     DistributedDataParallel,
     DistributedSampler,
-    RowParallelLinear,
     RowwiseParallel,
     nn,
     optim,
@@ -181,16 +179,11 @@ def count_correct(model: nn.Module, data: Digits, indices: list[int]) -> int:
     return int((model(data.images[indices]).argmax(axis=-1) == data.labels[indices]).sum())
 
 
-def gather_whole(model: nn.Sequential) -> nn.Sequential:
+def gather_whole(model: nn.Sequential, hidden: int, seed: int) -> nn.Sequential:
     """Return the model with its split layers put together again. Every rank calls it."""
-    return nn.Sequential(
-        *(
-            layer.to_linear()
-            if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
-            else layer
-            for layer in model
-        )
-    )
+    whole = make_model(hidden, seed, tp=None)
+    whole.load_state_dict(model.state_dict())
+    return whole
 
 
 def largest_difference(model: nn.Module, other: nn.Module) -> float:
@@ -252,7 +245,7 @@ def main() -> None:
 
         share = DistributedSampler(test.labels, mesh=dp, evaluation=True)
         correct = dp.all_reduce(np.array(count_correct(model, test, list(share))))
-        whole = gather_whole(model)
+        whole = gather_whole(model, hidden, seed)
         dist.destroy_process_group()
         if not first:
             return

@@ -72,7 +72,7 @@ def run_ranks(
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     if to_whole_number(world_size, "world_size") < 1:
         raise ValueError(f"world_size is {world_size}; expected at least 1")
-    run = _Run(fn, args, world_size, backend, to_seconds(timeout), call_timeout)
+    run = _ThreadJob(fn, args, world_size, backend, to_seconds(timeout), call_timeout)
     with _threads_of_xla.for_ranks(world_size) as device:
         return run.results(device)
 
@@ -174,7 +174,7 @@ def _count_threads() -> int:
     return (thread_names() or []).count("tf_XLAEigen")
 
 
-class _Run:
+class _ThreadJob:
     def __init__(
         self,
         fn: Callable[..., Any],

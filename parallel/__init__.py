@@ -26,23 +26,19 @@ from parallel.samplers import (
     WeightedDistributedSampler,
 )
 from parallel.tensor_parallel import (
-    ColumnParallelLinear,
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
     PrepareModuleOutput,
-    RowParallelLinear,
     RowwiseParallel,
     SequenceParallel,
     VocabParallelCrossEntropyLoss,
-    VocabParallelEmbedding,
     parallelize,
 )
 from parallel.zero import ZeroRedundancyOptax, ZeroRedundancyOptimizer
 
 __all__ = [
     "Buffer",
-    "ColumnParallelLinear",
     "ColwiseParallel",
     "CommHook",
     "DistributedBatchSampler",
@@ -61,11 +57,9 @@ __all__ = [
     "Parameter",
     "PrepareModuleInput",
     "PrepareModuleOutput",
-    "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",
     "VocabParallelCrossEntropyLoss",
-    "VocabParallelEmbedding",
     "WeightedDistributedSampler",
     "ZeroRedundancyOptax",
     "ZeroRedundancyOptimizer",

@@ -36,11 +36,6 @@ def namespace(array: Array, name: str = "the array") -> Namespace:
     return sys.modules[library]
 
 
-def address(array: Array) -> int:
-    """Return where the memory of ``array`` begins; faster than ``array.ctypes.data``."""
-    return array.__array_interface__["data"][0]
-
-
 def is_array(value: object) -> bool:
     """True if ``value`` is an array of a supported library."""
     return _library(value) is not None and hasattr(value, "dtype")

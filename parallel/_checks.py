@@ -113,3 +113,12 @@ def check_state_dict(state: object, *keys: str, name: str = "state") -> None:
     if missing:
         has = sorted(map(str, state))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         raise KeyError(f"{name} lacks {missing}, has {has}; expected what state_dict() returned")
+
+
+def check_transformation(transformation: object) -> None:
+    """Raise TypeError for what is no ``optax.GradientTransformation``, or like one."""
+    if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
+        raise TypeError(
+            "transformation must be an optax.GradientTransformation, such as optax.adamw(1e-3), "
+            f"got {describe(transformation)}"
+        )

@@ -9,7 +9,7 @@ from meshlib import DeviceMesh, ProcessGroup
 from parallel._checks import check_instance
 
 
-class Ranks(Protocol):
+class GroupLike(Protocol):
     """A set of ranks that can be communicated over: a ``DeviceMesh`` or a ``ProcessGroup``."""
 
     @property
@@ -18,7 +18,7 @@ class Ranks(Protocol):
         ...
 
 
-def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
+def resolve(ranks: GroupLike | None, argument: str) -> ProcessGroup:
     """Return the group of ``ranks``, or the default group when None.
 
     Raises, naming ``argument``, ValueError when this rank is not a member, and TypeError for what
@@ -41,7 +41,7 @@ def gathered(own: Any, group: ProcessGroup) -> list[Any]:
     return everybody
 
 
-def same_dims(ranks: Ranks | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
+def same_dims(ranks: GroupLike | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
     """Return the slice of ``mesh`` along the dims of the slice ``ranks``, which ``what`` was given.
 
     Raises ValueError when ``ranks`` is no slice of a mesh with names.

@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 def map_leaves(function: Callable[..., Any], value: Any, *others: Any, path: str = "") -> Any:
     """Return ``value`` with ``function(path, leaf, *leaves of others)`` for each leaf.
 
-    A leaf is what is no list, tuple or dict. ``others`` have the structure of ``value``; what they
-    have in the place of a leaf may be anything. Paths are written as Python's subscripts, behind
+    A leaf is any object but a list, tuple or dict. ``others`` have the structure of ``value``, with
+    any object in the place of a leaf. Paths are written as Python's subscripts, behind
     ``path``.
 
     Raises ValueError that names the place where another one is built differently.

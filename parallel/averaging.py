@@ -13,7 +13,7 @@ from typing import Any
 from meshlib import ProcessGroup
 from parallel._checks import check_instance, check_state_dict, to_count
 from parallel._core.replicas import average_coalesced
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._parameter import Parameter
 from parallel.optim._optimizer import Optimizer, ParamGroup
@@ -81,7 +81,7 @@ class PeriodicModelAverager(ModelAverager):
     """
 
     def __init__(
-        self, period: int, warmup_steps: int = 0, process_group: Ranks | None = None
+        self, period: int, warmup_steps: int = 0, process_group: GroupLike | None = None
     ) -> None:
         self.period: int = to_count(period, "period")
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
@@ -109,7 +109,7 @@ class HierarchicalModelAverager(ModelAverager):
     ranks of the one before (naming them); TypeError for arguments of another type.
     """
 
-    def __init__(self, period_group_dict: Mapping[int, Ranks], warmup_steps: int = 0) -> None:
+    def __init__(self, period_group_dict: Mapping[int, GroupLike], warmup_steps: int = 0) -> None:
         check_instance(period_group_dict, Mapping, "period_group_dict", "{2: mesh['dp']}")
         if not period_group_dict:
             raise ValueError("period_group_dict is empty; expected at least one period")
@@ -171,11 +171,11 @@ class PostLocalSGDOptimizer(Joinable):
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's, and the averager's count as ``"step"``."""
+        """Return the optimizer's state dict, with the averager's count as ``"step"``."""
         return {**self.optimizer.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned. Raises as the optimizer does."""
+        """Load a state that ``state_dict`` returned. Raises as the optimizer does."""
         check_state_dict(state, "step")
         self.optimizer.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self.averager.step = int(state["step"])

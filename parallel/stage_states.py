@@ -93,20 +93,15 @@ class StageStates:
 
     def _own(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Return this stage's arrays and the states of its parameters, by path, as global ones."""
-        parameters = dict(self._model.named_parameters())
-        model = {
-            path: as_global(parameters[path], value) if path in parameters else value
-            for path, value in self._model.state_dict().items()
-        }
         optimizer = {
             path: {
                 name: as_global(parameter, value)
                 for name, value in self._optimizer.state[parameter].items()
             }
-            for path, parameter in parameters.items()
+            for path, parameter in self._model.named_parameters()
             if parameter in self._optimizer.state
         }
-        return model, optimizer
+        return self._model.state_dict(), optimizer
 
 
 def _as(own: Any, loaded: Any) -> Any:

@@ -1,8 +1,7 @@
 """The state of a training run as global arrays: what a checkpoint needs to load on another mesh.
 
-Modules and optimizers give the arrays that this rank computes with. Those that a layer has split
-(tensor parallel) become ``DArray`` here, which say what they are parts of; so do an optimizer's
-states of them. Everything else is as ``state_dict`` gives it.
+The state dicts of modules and optimizers have DArrays for the arrays of which each rank has a part.
+Where each rank has the states of some parameters only, so has the state here.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshlib.sharding import DArray, Sharding
+from meshlib.sharding import Sharding
 from parallel._checks import check_instance, check_state_dict
 from parallel.nn._module import Module
-from parallel.nn._parameter import Parameter, as_global
 from parallel.optim._optimizer import Optimizer
 from parallel.zero import ZeroRedundancyOptimizer
 
@@ -32,25 +30,11 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
         TypeError: For what is no module or optimizer.
     """
     _check(model, optimizer)
-    parameters = _by_path(model)
-    state: dict[str, Any] = {
-        "model": {
-            path: as_global(parameters[path], array) if path in parameters else array
-            for path, array in model.state_dict().items()
-        }
-    }
+    state: dict[str, Any] = {"model": model.state_dict()}
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         state["optimizer"] = optimizer.global_state_dict()
     elif optimizer is not None:
-        told = optimizer.state_dict()
-        numbered = optimizer.parameters()
-        state["optimizer"] = {
-            **told,
-            "state": {
-                number: {name: as_global(numbered[number], value) for name, value in values.items()}
-                for number, values in told["state"].items()
-            },
-        }
+        state["optimizer"] = optimizer.state_dict()
     return state
 
 
@@ -68,7 +52,7 @@ def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str
         TypeError: For an argument that is not a module or optimizer.
     """
     _check(model, optimizer)
-    like: dict[str, Any] = {"model": global_state(model)["model"]}
+    like: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         like["optimizer"] = _layout_of(optimizer)
     return like
@@ -90,43 +74,17 @@ def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None
     """
     _check(model, optimizer)
     check_state_dict(state, "model", *([] if optimizer is None else ["optimizer"]))
-    splits = _by_path(model)
     if optimizer is not None:
         optimizer.check_state(state["optimizer"])  # before the model is changed
-    model.load_state_dict(
-        {path: _part(value, splits.get(path)) for path, value in state["model"].items()}
-    )
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    model.load_state_dict(state["model"])
+    if optimizer is not None:
         optimizer.load_state_dict(state["optimizer"])
-    elif optimizer is not None:
-        saved, numbered = state["optimizer"], optimizer.parameters()
-        parts = {
-            number: {
-                name: _part(value, numbered[number] if number < len(numbered) else None)
-                for name, value in values.items()
-            }
-            for number, values in saved["state"].items()
-        }
-        optimizer.load_state_dict({**saved, "state": parts})
 
 
 def _check(model: Any, optimizer: Any) -> None:
     check_instance(model, Module, "model")
     if optimizer is not None:
         check_instance(optimizer, Optimizer, "optimizer", "optim.AdamW(model.parameters())")
-
-
-def _by_path(model: Module) -> dict[str, Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
-
-
-def _part(value: Any, parameter: Parameter | None) -> Any:
-    """Return this rank's part of a ``value`` that lies as a layer has split ``parameter``."""
-    part = None if parameter is None else parameter.global_part
-    if part is None or part.kept:
-        return value
-    is_split = isinstance(value, DArray) and value.sharding == part.sharding
-    return value.local if is_split else value
 
 
 def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ...]], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from tests.support.net.etcd_server import EtcdServer, etcd_of
@@ -47,6 +50,29 @@ def pytest_collection_finish() -> None:
     """What all tests consist of stays: the collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores: a third of the tests' time is spent waiting for something."""
+    return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """Have a test that hangs say on the terminal where each thread is, and end its process.
+
+    pytest-timeout's own words are lost with the worker; nor do they come while C keeps the GIL.
+    """
+    terminal = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=terminal)
+    return True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_cancel_timer() -> bool:
+    faulthandler.cancel_dump_traceback_later()
+    return True
 
 
 class Memory:

@@ -10,7 +10,7 @@ from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._hierarchical import HierarchicalCommunicator
-from transport._hierarchical.hosts import Placement, Spread
+from transport._hierarchical.hosts import MembersByHost, Spread
 from transport._shm import ShmCommunicator
 from transport._tcp import TcpCommunicator
 
@@ -24,7 +24,7 @@ def choose(membership: Membership, table: Thresholds | None = None) -> Communica
     between hosts. Where each is on a host of its own, or the members of the only host cannot share
     memory, they use TCP alone. ``table`` chooses algorithms (default: the job's tuning).
     """
-    placement = Placement.of(membership.places)
+    placement = MembersByHost.of(membership.places)
     host, _ = placement.find(membership.rank)
     members, shares = placement.hosts[host], placement.memory[host]
     if len(members) > 1 and not shares:

@@ -34,7 +34,7 @@ _FRAME_COST = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Frame:
+class _QueuedFrame:
     """A frame in a queue; ``lent`` when ``data`` is the sender's own memory."""
 
     packed: bytes
@@ -45,34 +45,34 @@ class _Frame:
     taken: bool = False
 
 
-class _Channel:
+class _FrameQueue:
     """Frames from one member to another. Its methods raise ``_Cut`` when an end is gone."""
 
     def __init__(self, eager: int) -> None:
         self._eager = eager
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
-        self._frames: deque[_Frame] = deque()
+        self._frames: deque[_QueuedFrame] = deque()
         self._queued = 0
         self._cut = False
         self._sender_left = False
         self._receiver_left = False
 
-    def offer(self, call: Call, data: memoryview, tag: int = 0) -> _Frame:
+    def offer(self, call: Call, data: memoryview, tag: int = 0) -> _QueuedFrame:
         """Queue a frame without waiting. One that is lent must be awaited with ``wait_taken``."""
         with self._lock:
             if self._cut or self._receiver_left:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
             lent = data.nbytes > self._eager or self._queued + cost > HIGH_WATER
-            frame = _Frame(call.packed, tag, data if lent else memoryview(bytes(data)), lent)
+            frame = _QueuedFrame(call.packed, tag, data if lent else memoryview(bytes(data)), lent)
             if not lent:
                 self._queued += cost
             self._frames.append(frame)
             self._changed.notify_all()
             return frame
 
-    def wait_taken(self, frame: _Frame, deadline: Deadline) -> bool:
+    def wait_taken(self, frame: _QueuedFrame, deadline: Deadline) -> bool:
         """Wait until a lent frame has been copied. False, and the frame is taken back, when the
         deadline passes first.
         """
@@ -91,7 +91,9 @@ class _Channel:
                     self._frames.remove(frame)
                     return False
 
-    def begin_take(self, deadline: Deadline, packed: bytes = b"", tag: int = 0) -> _Frame | None:
+    def begin_take(
+        self, deadline: Deadline, packed: bytes = b"", tag: int = 0
+    ) -> _QueuedFrame | None:
         """Wait for the next frame of the call ``packed`` with ``tag``, or one of another call, for
         which there is no sense in waiting; None when the deadline passes first.
         """
@@ -109,7 +111,7 @@ class _Channel:
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
 
-    def end_take(self, frame: _Frame) -> None:
+    def end_take(self, frame: _QueuedFrame) -> None:
         """Give the frame's memory back to its sender."""
         with self._lock:
             frame.taken = True
@@ -146,9 +148,9 @@ class _Hub:
         self._joined: set[int] = set()
         self._aborted: set[int] = set()
         self._left: set[int] = set()
-        self._channels: dict[tuple[int, int], _Channel] = {}
+        self._channels: dict[tuple[int, int], _FrameQueue] = {}
         # By member, its channels: who leaves must not look at everybody's.
-        self._ends: dict[int, tuple[list[_Channel], list[_Channel]]] = {}
+        self._ends: dict[int, tuple[list[_FrameQueue], list[_FrameQueue]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         # Lost members with their reasons, and waiting threads: shared by all mailboxes.
         self.lost: dict[int, Exception] = {}
@@ -178,12 +180,12 @@ class _Hub:
                 box = self._mailboxes[rank] = Mailbox(place, lost=self.lost, waiting=self._waiting)
             return box
 
-    def channel(self, src: int, dst: int, eager: int) -> _Channel:
+    def channel(self, src: int, dst: int, eager: int) -> _FrameQueue:
         """Return the channel from ``src`` to ``dst``."""
         channel = self._channels.get((src, dst))
         if channel is not None:
             return channel
-        made = _Channel(eager)
+        made = _FrameQueue(eager)
         # Without the lock, which all members would want at once. Each of these steps is atomic,
         # and who leaves says so before it looks for its channels.
         channel = self._channels.setdefault((src, dst), made)
@@ -198,7 +200,7 @@ class _Hub:
                 channel.leave(as_sender=False)
         return channel
 
-    def _ends_of(self, rank: int) -> tuple[list[_Channel], list[_Channel]]:
+    def _ends_of(self, rank: int) -> tuple[list[_FrameQueue], list[_FrameQueue]]:
         """Return the channels that lead away from ``rank``, and those that lead there."""
         return self._ends.get(rank) or self._ends.setdefault(rank, ([], []))
 
@@ -245,31 +247,31 @@ class InprocLink(Link):
         self.peer = peer
         self._owner = owner
 
-    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _Sent:
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _InprocSend:
         try:
             frame = self._outward.offer(call, data, tag)
         except _Cut:
             raise self._gone() from None
-        return _Sent(self, call, frame)
+        return _InprocSend(self, call, frame)
 
-    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _Received:
-        return _Received(self, call, into, tag)
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _InprocReceive:
+        return _InprocReceive(self, call, into, tag)
 
     # Many algorithms send to one neighbour and receive from another one.
 
     @cached_property
-    def _outward(self) -> _Channel:
+    def _outward(self) -> _FrameQueue:
         return self._owner.channel(self._owner.rank, self.peer)
 
     @cached_property
-    def _inward(self) -> _Channel:
+    def _inward(self) -> _FrameQueue:
         return self._owner.channel(self.peer, self._owner.rank)
 
     @property
     def _name(self) -> str:
         return self._owner.membership.describe(self.peer)
 
-    def finish_send(self, call: Call, frame: _Frame) -> None:
+    def finish_send(self, call: Call, frame: _QueuedFrame) -> None:
         """Wait until the peer has taken a frame that was lent."""
         call.waiting_for = self.peer
         try:
@@ -309,12 +311,12 @@ class InprocLink(Link):
         return PeerLostError(f"{self._name} is gone", self.peer)
 
 
-class _Sent(Request):
+class _InprocSend(Request):
     """A frame that the peer takes."""
 
     __slots__ = ("_call", "_frame", "_link")
 
-    def __init__(self, link: InprocLink, call: Call, frame: _Frame) -> None:
+    def __init__(self, link: InprocLink, call: Call, frame: _QueuedFrame) -> None:
         self._link = link
         self._call = call
         self._frame = frame
@@ -326,7 +328,7 @@ class _Sent(Request):
             self.done = True
 
 
-class _Received(Request):
+class _InprocReceive(Request):
     """A frame that its receiver copies when it waits."""
 
     __slots__ = ("_call", "_into", "_link", "_tag")
@@ -371,7 +373,7 @@ class InprocCommunicator(LinkCommunicator):
             link = self._links[peer] = InprocLink(self, peer)
         return link
 
-    def channel(self, src: int, dst: int) -> _Channel:
+    def channel(self, src: int, dst: int) -> _FrameQueue:
         """Return the channel from ``src`` to ``dst``, one of which this rank is."""
         return self._hub.channel(src, dst, self._eager)
 

@@ -1,8 +1,7 @@
 """Waiting for other threads, processes and devices.
 
-If an event will wake it, it polls for a moment before it sleeps: ``LookOut``. If no event can wake
-    it, it polls at growing intervals: ``Pauses``.
-wake it, it asks ever more rarely: ``Pauses``.
+A thread that an event will wake polls for a moment before it sleeps: ``SpinWait``. One that no
+event can wake polls at growing intervals: ``Pauses``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ LOOK_SECONDS = 500e-6
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 
 
-class LookOut:
+class SpinWait:
     """Polls for an event before its receiver sleeps. One thread at a time.
 
     Sleeping and waking takes longer than most small calls: some 40 microseconds on either side, in

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,6 +49,21 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
     if files is not None:
         files.close()
     return losses
+
+
+def make_step(path: Path, mesh: dist.DeviceMesh) -> Callable[[], dict[str, Any]]:
+    """Return a step that returns what this rank holds, for ``meshlib explain estimate``."""
+    config = Config(path)
+    jax.config.update("jax_enable_x64", config.run.dtype == "float64")
+    trainer = Trainer(config, mesh)
+
+    def step() -> dict[str, Any]:
+        trainer.step(0)
+        params, state = jax.block_until_ready(trainer.tree)
+        gradients = [stage.grads for stage in trainer.stages]
+        return {"parameters": params, "gradients": gradients, "optimizer": state}
+
+    return step
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ _PATTERN: Floats = (np.arange(_TILE_COUNT + _PERIOD) % _PERIOD).astype(np.float3
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PatternSlice:
     """``count`` values from the pattern's ``position`` on, times ``scale``, plus ``shift``."""
 
     position: int
@@ -47,7 +47,7 @@ class Run:
         return _PATTERN[start : start + count] * np.float32(self.scale) + np.float32(self.shift)
 
 
-def _pieces(array: Floats, runs: Sequence[Run]) -> list[tuple[Floats, Floats]]:
+def _pieces(array: Floats, runs: Sequence[PatternSlice]) -> list[tuple[Floats, Floats]]:
     """Return ``array`` in pieces that stay in the cache, each with its values: ``runs`` in turn."""
     pieces: list[tuple[Floats, Floats]] = []
     start = 0
@@ -96,7 +96,7 @@ class Case(ABC):
         self.output: Floats = self.input
         if self.has_output:
             self.output = self._allocate(size if self.joins else 1, self.takers, empty)
-        self._source = _pieces(self.input, [Run(0, self.input.size, shift=rank)])
+        self._source = _pieces(self.input, [PatternSlice(0, self.input.size, shift=rank)])
         self.clear()
 
     def _allocate(self, parts: int, ranks: slice, empty: Empty) -> Floats:
@@ -138,7 +138,7 @@ class Case(ABC):
         return cls.moved(nbytes, size)
 
     def clear(self) -> None:
-        """Fill the input, and the output with what no call leaves there."""
+        """Fill the input; fill the output with values that no call writes."""
         self.output.fill(np.nan)
         self._fill_input()
 
@@ -156,7 +156,7 @@ class Case(ABC):
         return [array[rank * self.each : (rank + 1) * self.each] for rank in range(self.size)]
 
     @abstractmethod
-    def expected(self) -> list[Run] | None:
+    def expected(self) -> list[PatternSlice] | None:
         """Return what the result must hold; None if this rank gets no result."""
 
     def is_right(self, result: Floats) -> bool:
@@ -167,7 +167,7 @@ class Case(ABC):
         )
 
 
-class AllReduce(Case):
+class AllReduceCase(Case):
     """Sums, in place."""
 
     name = "all_reduce"
@@ -176,76 +176,76 @@ class AllReduce(Case):
     def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return float(nbytes), 2 * (size - 1) / size
 
-    def expected(self) -> list[Run] | None:
-        return [Run(0, self.each, self.size, sum(range(self.size)))]
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(0, self.each, self.size, sum(range(self.size)))]
 
 
-class Broadcast(Case):
+class BroadcastCase(Case):
     """From the root, in place."""
 
     name = "broadcast"
     givers = ROOT_ALONE
     takers = ALL_BUT_ROOT
 
-    def expected(self) -> list[Run] | None:
-        return [Run(0, self.each, shift=ROOT)]
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(0, self.each, shift=ROOT)]
 
 
-class Reduce(Case):
+class ReduceCase(Case):
     """Sums, in place on the root; what the others' arrays hold then is undefined."""
 
     name = "reduce"
     takers = ROOT_ALONE
 
-    def expected(self) -> list[Run] | None:
+    def expected(self) -> list[PatternSlice] | None:
         if self.rank != ROOT:
             return None
-        return [Run(0, self.each, self.size, sum(range(self.size)))]
+        return [PatternSlice(0, self.each, self.size, sum(range(self.size)))]
 
 
-class AllGather(Case):
+class AllGatherCase(Case):
     """Into one array."""
 
     name = "all_gather"
     has_output = True
     joins = True
 
-    def expected(self) -> list[Run] | None:
-        return [Run(0, self.each, shift=rank) for rank in range(self.size)]
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(0, self.each, shift=rank) for rank in range(self.size)]
 
 
-class Gather(AllGather):
+class GatherCase(AllGatherCase):
     """Into one array of the root."""
 
     name = "gather"
     takers = ROOT_ALONE
 
-    def expected(self) -> list[Run] | None:
+    def expected(self) -> list[PatternSlice] | None:
         return super().expected() if self.rank == ROOT else None
 
 
-class ReduceScatter(Case):
+class ReduceScatterCase(Case):
     """Sums of one array's parts."""
 
     name = "reduce_scatter"
     has_output = True
     splits = True
 
-    def expected(self) -> list[Run] | None:
-        return [Run(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
 
 
-class Scatter(ReduceScatter):
+class ScatterCase(ReduceScatterCase):
     """Parts of the root's array."""
 
     name = "scatter"
     givers = ROOT_ALONE
 
-    def expected(self) -> list[Run] | None:
-        return [Run(self.rank * self.each, self.each, shift=ROOT)]
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(self.rank * self.each, self.each, shift=ROOT)]
 
 
-class AllToAll(Case):
+class AllToAllCase(Case):
     """Equal parts of one array."""
 
     name = "all_to_all"
@@ -253,11 +253,13 @@ class AllToAll(Case):
     splits = True
     joins = True
 
-    def expected(self) -> list[Run] | None:
-        return [Run(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)]
+    def expected(self) -> list[PatternSlice] | None:
+        return [
+            PatternSlice(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)
+        ]
 
 
-class PingPong(Case):
+class PingPongCase(Case):
     """A message from rank 0 to rank 1 and back; the other ranks look on.
 
     The answer comes from another array than the one the message was received in, so that both
@@ -273,11 +275,11 @@ class PingPong(Case):
     def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return 2.0 * nbytes, 1.0
 
-    def expected(self) -> list[Run] | None:
-        return [Run(0, self.each, shift=1 - self.rank)] if self.rank < 2 else None
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(0, self.each, shift=1 - self.rank)] if self.rank < 2 else None
 
 
-class Barrier(Case):
+class BarrierCase(Case):
     """Moves no data."""
 
     name = "barrier"
@@ -287,11 +289,11 @@ class Barrier(Case):
     def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def expected(self) -> list[Run] | None:
+    def expected(self) -> list[PatternSlice] | None:
         return None
 
 
-class Copy(Case):
+class CopyCase(Case):
     """No collective: every rank copies its input, all at once. What the memory can do."""
 
     name = COPY
@@ -301,28 +303,28 @@ class Copy(Case):
     def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return float(2 * nbytes * size), 1.0
 
-    def expected(self) -> list[Run] | None:
-        return [Run(0, self.each, shift=self.rank)]
+    def expected(self) -> list[PatternSlice] | None:
+        return [PatternSlice(0, self.each, shift=self.rank)]
 
     def copy(self) -> None:
-        """Do it."""
+        """Copy the input to the output."""
         np.copyto(self.output, self.input)
 
 
 CASES: dict[str, type[Case]] = {
     case.name: case
     for case in (
-        AllReduce,
-        Broadcast,
-        AllGather,
-        ReduceScatter,
-        AllToAll,
-        Reduce,
-        Gather,
-        Scatter,
-        Barrier,
-        PingPong,
-        Copy,
+        AllReduceCase,
+        BroadcastCase,
+        AllGatherCase,
+        ReduceScatterCase,
+        AllToAllCase,
+        ReduceCase,
+        GatherCase,
+        ScatterCase,
+        BarrierCase,
+        PingPongCase,
+        CopyCase,
     )
 }
 COLLECTIVES = [name for name in CASES if name != COPY]

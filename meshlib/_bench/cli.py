@@ -16,9 +16,9 @@ from meshlib._bench.libraries import LIBRARIES, OWN
 from meshlib._bench.libraries.environments import python_of
 from meshlib._bench.plot import check_can_plot, plot
 from meshlib._bench.predict import Network, comparison, cost_of, extrapolation
-from meshlib._bench.progress import Progress
+from meshlib._bench.progress import ProgressBar
 from meshlib._bench.report import as_json, copy_bandwidth, header, rows
-from meshlib._bench.run import Plan, Result, Skipped, grid, run
+from meshlib._bench.run import BenchmarkPlan, CaseResult, Skipped, grid, run
 from meshlib._bench.sizes import parse_size
 from meshlib._command_line import USAGE_ERROR, OneLineParser, say
 from transport._choosing.tuning import Tuning, from_environment
@@ -53,10 +53,10 @@ def _measure_here(args: argparse.Namespace) -> None:
     own = own_libraries(backends, args.symmetric)
     pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
     cells = grid(args.collectives, args.sizes, args.ranks, list(pythons))
-    plan = Plan(cells, pythons, args.rounds)
-    results: list[Result] = []
+    plan = BenchmarkPlan(cells, pythons, args.rounds)
+    results: list[CaseResult] = []
     sys.stdout.write(header(list(pythons)) + "\n")
-    with Progress() as progress:
+    with ProgressBar() as progress:
         for found in run(plan, progress):
             progress.clear()
             if isinstance(found, Skipped):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from transport._hierarchical.hosts import Placement, Spread
+from transport._hierarchical.hosts import MembersByHost, Spread
 
 FORMAT = 1
 Pair = tuple[int, int]
@@ -81,7 +81,7 @@ class HostNetwork:
         sites = tuple(str(host.get("site", "")) for host in document["hosts"])
         return cls(hosts, sites, paths)
 
-    def placement(self, ranks: Sequence[int]) -> Placement:
+    def placement(self, ranks: Sequence[int]) -> MembersByHost:
         """Return how a group of ``ranks`` is placed, with the sites that its hosts name."""
         members = {
             host: tuple(ranks.index(rank) for rank in sorted(there, key=ranks.index))
@@ -90,10 +90,10 @@ class HostNetwork:
         }
         order = sorted(members, key=lambda host: members[host][0])
         sites = tuple(self.sites[host] for host in order)
-        return Placement(tuple(members[host] for host in order), (True,) * len(order), sites)
+        return MembersByHost(tuple(members[host] for host in order), (True,) * len(order), sites)
 
 
-def levels_in_words(placement: Placement) -> str:
+def levels_in_words(placement: MembersByHost) -> str:
     """Return by which levels ``auto`` carries out a group's collectives."""
     sites = placement.by_site()
     if sites.spread is Spread.APART and len(sites.hosts) > 1:
@@ -104,7 +104,7 @@ def levels_in_words(placement: Placement) -> str:
     return f"between {len(sites.hosts)} sites, and inside each {' or '.join(sorted(inside))}"
 
 
-def _on_hosts(placement: Placement) -> str:
+def _on_hosts(placement: MembersByHost) -> str:
     count = len(placement.hosts)
     if placement.spread is Spread.TOGETHER:
         alone = len(placement.hosts[0]) == 1

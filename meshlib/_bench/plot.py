@@ -10,7 +10,7 @@ from typing import Any
 
 from meshlib._bench.cases import COPY
 from meshlib._bench.libraries import OWN
-from meshlib._bench.run import Result
+from meshlib._bench.run import CaseResult
 
 _COLUMNS = 4
 
@@ -23,7 +23,7 @@ def check_can_plot(file: Path) -> None:
         raise ValueError("--plot needs matplotlib; pip install 'meshlib-spmd[examples]' has it")
 
 
-def plot(results: Sequence[Result], file: Path) -> None:
+def plot(results: Sequence[CaseResult], file: Path) -> None:
     """Draw the medians of the cases that have sizes into ``file``."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshlib._bench.run import Result
+from meshlib._bench.run import CaseResult
 from meshlib._bench.sizes import format_size
 from transport._choosing.cost import Cost, work_of
 from transport._choosing.tuning import Tuning
@@ -49,11 +49,11 @@ def in_words(cost: Cost) -> str:
     """Return ``cost`` for people: what a frame and bytes cost, and how many ranks work at once."""
     return (
         f"{1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s sent,"
-        f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.lanes:g} at a time"
+        f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.parallelism:g} at a time"
     )
 
 
-def comparison(results: Sequence[Result], tuning: Tuning, transport: str) -> str:
+def comparison(results: Sequence[CaseResult], tuning: Tuning, transport: str) -> str:
     """Return a table of the model's times beside those that were measured over ``transport``."""
     cost = cost_of(tuning, transport)
     lines = [

@@ -8,14 +8,14 @@ import time
 _CELLS = 24
 
 
-class Progress:
+class ProgressBar:
     """The bar, gone when its block ends; nothing is written where stderr is no terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._shown = sys.stderr.isatty()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshlib._bench.cases import COPY
 from meshlib._bench.libraries import OWN
-from meshlib._bench.run import MEMORY_BOUND, Result
+from meshlib._bench.run import MEMORY_BOUND, CaseResult
 from meshlib._bench.sizes import format_size
 from transport._platform import available_cores
 
@@ -27,7 +27,7 @@ def references(libraries: Iterable[str]) -> list[str]:
 
 
 def ratio(
-    results: Sequence[Result], library: str, reference: str, *, after_last: bool = False
+    results: Sequence[CaseResult], library: str, reference: str, *, after_last: bool = False
 ) -> float | None:
     """Return ``library``'s median over ``reference``'s; None where one was not measured.
 
@@ -50,7 +50,7 @@ def header(libraries: Sequence[str]) -> str:
     return line + "".join(f"{'/ ' + name:>11}" for name in references(libraries))
 
 
-def rows(results: Sequence[Result], libraries: Sequence[str], memory: float | None) -> str:
+def rows(results: Sequence[CaseResult], libraries: Sequence[str], memory: float | None) -> str:
     """Return a line for each library; ours have their time over each other's.
 
     ``memory`` is the bytes a second that the ranks copy, if that is known.
@@ -76,13 +76,13 @@ def rows(results: Sequence[Result], libraries: Sequence[str], memory: float | No
     return "\n".join(lines)
 
 
-def copy_bandwidth(results: Iterable[Result], ranks: int) -> float | None:
+def copy_bandwidth(results: Iterable[CaseResult], ranks: int) -> float | None:
     """Return the bytes a second that ``ranks`` ranks copied together, if that was measured."""
     found = [result.moved for result in results if (result.case, result.ranks) == (COPY, ranks)]
     return found[-1] if found else None
 
 
-def as_json(results: Sequence[Result], settings: dict[str, Any]) -> str:
+def as_json(results: Sequence[CaseResult], settings: dict[str, Any]) -> str:
     """Return all results, how they were made, and on what machine."""
     return json.dumps(
         {
@@ -100,7 +100,7 @@ def as_json(results: Sequence[Result], settings: dict[str, Any]) -> str:
     )
 
 
-def _result_as_json(result: Result) -> dict[str, Any]:
+def _result_as_json(result: CaseResult) -> dict[str, Any]:
     after_last = result.median_after_last
     return {
         "case": result.case,

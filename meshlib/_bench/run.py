@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshlib._bench.cases import CASES, COPY
-from meshlib._bench.jobs.job import BenchmarkError, Block, Job, running_job
+from meshlib._bench.jobs.job import BenchmarkError, LibraryJob, Repetitions, running_job
 from meshlib._bench.libraries import LIBRARIES, OWN
 from meshlib._bench.sizes import format_size
 from transport._deadline import Deadline
@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchmarkPlan:
     """The cells to measure. Cells with the same number of ranks are adjacent.
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
@@ -90,7 +90,7 @@ def _has(library: str, case: str, first: str) -> bool:
 
 
 @dataclass(slots=True)
-class Result:
+class CaseResult:
     """One case, size and number of ranks in one library.
 
     ``rounds`` holds for each of its turns the seconds of each call: those of the slowest rank.
@@ -152,11 +152,13 @@ class WrongResultError(BenchmarkError):
 class Contender:
     """A job that takes turns with others."""
 
-    job: Job
+    job: LibraryJob
     version: str
     seconds_a_call: float = 0.0
 
-    def measure(self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool) -> Block:
+    def measure(
+        self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool
+    ) -> Repetitions:
         """Take a turn; raise WrongResultError when the result is wrong."""
         block = self.job.measure(case, nbytes, repetitions, warmup, keep=keep)
         if not block.right:
@@ -193,7 +195,7 @@ class Skipped:
         return f"{self.cell}: not measured: {self.reason}"
 
 
-def run(plan: Plan, progress: Progress) -> Iterator[list[Result] | Skipped]:
+def run(plan: BenchmarkPlan, progress: Progress) -> Iterator[list[CaseResult] | Skipped]:
     """Yield the results of each cell, a list with one for each library."""
     done = 0
     for size, group in itertools.groupby(plan.cells, lambda cell: cell.ranks):
@@ -212,8 +214,8 @@ def run(plan: Plan, progress: Progress) -> Iterator[list[Result] | Skipped]:
 
 
 def _measure(
-    plan: Plan, cell: Cell, contenders: Sequence[Contender]
-) -> Iterator[list[Result] | Skipped]:
+    plan: BenchmarkPlan, cell: Cell, contenders: Sequence[Contender]
+) -> Iterator[list[CaseResult] | Skipped]:
     case, nbytes, rounds = cell.case, cell.nbytes, plan.rounds
     needed, available = CASES[case].memory(nbytes, cell.ranks), memory_left()[0]
     if needed > _LARGEST_SHARE * available:
@@ -222,7 +224,7 @@ def _measure(
         return
     keep = needed * len(contenders) <= _KEPT_SHARE * available
     results = {
-        it.job.library: Result(case, nbytes, cell.ranks, it.job.library, it.version)
+        it.job.library: CaseResult(case, nbytes, cell.ranks, it.job.library, it.version)
         for it in contenders
     }
 

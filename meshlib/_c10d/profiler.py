@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import current_world
 from meshlib._job.world import World
 from meshlib._recording.recorder import Record
@@ -42,19 +43,21 @@ class profile:
     def __init__(self) -> None:
         self._world: World | None = None
         self._records: list[Record] = []
+        self._kept: list[ProcessGroup] | None = None
         self._outer: Any = None
 
     def __enter__(self) -> Self:
         """Begin to record. Raises ValueError without a job."""
-        self._world = current_world()
+        self._world, self._kept = current_world(), None
         recorder = self._world.recorder
         self._records = recorder.follow()
         self._outer, recorder.annotate = recorder.annotate, _annotation()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the recording; keep the records."""
+        """End the recording; keep the records, and the groups for when the job is over."""
         assert self._world is not None
+        self._kept = self._world.groups()
         self._world.recorder.unfollow(self._records)
         self._world.recorder.annotate = self._outer
 
@@ -102,7 +105,9 @@ class profile:
         ]
         return "\n".join(lines)
 
-    def _groups(self) -> list[Any]:
+    def _groups(self) -> list[ProcessGroup]:
+        if self._kept is not None:
+            return self._kept
         return [] if self._world is None else self._world.groups()
 
 

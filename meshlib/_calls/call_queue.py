@@ -295,16 +295,16 @@ class CallQueue:
         context, state, streams = self.context, self.state, self.streams
         if native is None or not state.usual or (state.fast_path is not None and not met):
             return
-        # It makes small calls where it has an outline of the memory that the ranks share.
+        # It makes small calls where it has a native handle to the memory that the ranks share.
         communicator = state.communicators["cpu"]
-        outline = communicator.outline() if met else None
+        handle = communicator.native_handle() if met else None
         rings = communicator.message_rings()
         # In the order of ``meshlib/_native/fast_path.c``.
         of_group = (self.members.id, self.ranks, self._resume, self._carry_message, self._run)
         of_lanes = (state.order, streams.collectives, streams.of_peer)
         of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
         parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
-        fast_path: FastPath = native.FastPath(outline, rings, met, parts)
+        fast_path: FastPath = native.FastPath(handle, rings, met, parts)
         with state.lock:
             if state.usual:
                 state.fast_path = fast_path

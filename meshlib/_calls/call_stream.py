@@ -113,7 +113,7 @@ class CallStream(StreamLock):
             self.leave()
 
 
-class Continuations(CallStream):
+class ContinuationStream(CallStream):
     """The continuations of a group's calls: the callbacks of their futures.
 
     They run in the order in which the calls ended, off the calls' own streams: so they may wait for

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from meshlib._calls.call_stream import CallStream, Continuations
+from meshlib._calls.call_stream import CallStream, ContinuationStream
 from transport._deadline import Deadline
 from transport._header import Kind
 
@@ -26,7 +26,9 @@ class CallStreams:
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
         self.collectives: CallStream = CallStream(f"meshlib-{name}-{rank}")
-        self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
+        self.continuations: ContinuationStream = ContinuationStream(
+            f"meshlib-{name}-then-{rank}", enter
+        )
         # A stream lives as long as it has a task or a thread, or is referred to. Those made
         # last are to this, and a few to the compiled core. A tag that never comes again costs none.
         self._peers: WeakValueDictionary[tuple[Kind, int, int], CallStream] = WeakValueDictionary()
@@ -50,7 +52,7 @@ class CallStreams:
         return stream
 
     def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
-        """Let calls end, and what follows on them; return whether all did in time.
+        """Wait for calls and their continuations; return whether all ended in time.
 
         Receives whose messages do not come are not waited for: ``is_receiving`` says whether one is
         on its way.
@@ -87,7 +89,7 @@ class CallStreams:
 def _drain_receives(
     streams: list[CallStream], deadline: Deadline, is_receiving: Callable[[], bool]
 ) -> bool:
-    """Let receives end whose messages come; return whether there are no others."""
+    """Wait for the receives whose messages are arriving; return whether no others are left."""
     while True:
         soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
         if all(stream.drain(soon.remaining()) for stream in streams):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from meshlib._calls.call_stream import Continuations
+from meshlib._calls.call_stream import ContinuationStream
 from transport._deadline import Deadline, Timeout
 from transport._errors import DistBackendError
 from transport._interrupts import Condition, run_outside
@@ -55,7 +55,7 @@ class Future(Generic[T]):
     def __init__(
         self,
         told: Callable[[], object] | None = None,
-        continuations: Continuations | None = None,
+        continuations: ContinuationStream | None = None,
         blocked: Callable[[], bool] | None = None,
     ) -> None:
         self._told = told
@@ -111,7 +111,7 @@ class Future(Generic[T]):
                 " handler cannot wait for it; expected the handler to return first"
             )
         deadline = None if timeout is None else Deadline.after(timeout)
-        stream = _lane_of_this_thread()
+        stream = _stream_of_this_thread()
         if stream is not None:
             self._wait_in_a_callback(stream, what, deadline)
         else:
@@ -140,7 +140,7 @@ class Future(Generic[T]):
             import asyncio  # here, because it takes longer than most of meshlib
 
             self._check_process(what)
-            stream = _lane_of_this_thread()
+            stream = _stream_of_this_thread()
             # A loop cannot run the continuations that lie between, as wait() does.
             if stream is not None and (
                 self._needs(stream) or (self._continuations is stream and self._source is not None)
@@ -169,7 +169,7 @@ class Future(Generic[T]):
                 raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
 
     def _wait_in_a_callback(
-        self, stream: Continuations, what: Callable[[], str], deadline: Deadline | None
+        self, stream: ContinuationStream, what: Callable[[], str], deadline: Deadline | None
     ) -> None:
         """Wait in a task of ``stream``, which may be needed for the outcome."""
         before, stream.awaited = stream.awaited, self
@@ -182,7 +182,7 @@ class Future(Generic[T]):
         finally:
             stream.awaited = before
 
-    def _needs(self, stream: Continuations) -> bool:
+    def _needs(self, stream: ContinuationStream) -> bool:
         """True if this cannot have an outcome before the task that ``stream`` runs has ended."""
         future, seen = self, set[Future[Any]]()
         while future not in seen:
@@ -336,10 +336,10 @@ class Future(Generic[T]):
                 _LOGGER.exception("a callback of a future raised")
 
 
-def _lane_of_this_thread() -> Continuations | None:
+def _stream_of_this_thread() -> ContinuationStream | None:
     """Return the stream in whose task the calling thread is."""
     stream = getattr(threading.current_thread(), "stream", None)
-    return stream if isinstance(stream, Continuations) else None
+    return stream if isinstance(stream, ContinuationStream) else None
 
 
 def _after_the_callback(what: Callable[[], str]) -> RuntimeError:

@@ -101,7 +101,7 @@ class GroupState:
         return tuple(rank for rank in self.members.ranks if rank in left)
 
     def advance(self, to: Lifecycle, error: DistError | None = None) -> bool:
-        """Go on to ``to``, never back; return whether that, or ``error``, is news.
+        """Advance to the phase ``to``, never back; return whether the phase or the error changed.
 
         With ``lock``. ``error`` is what broke the group: the first one stays, also where it comes
         after the group was closed.
@@ -199,7 +199,7 @@ class GroupState:
         return is_held(self._making)
 
     def open_communicators(self) -> list[Communicator]:
-        """Return those that can still carry something. With ``lock``."""
+        """Return the communicators that can still carry a message. With ``lock``."""
         return [] if self.destroyed else list(self.communicators.values())
 
     def lose(self, communicators: list[Communicator], departed: Iterable[int]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import UntakenResult
-from meshlib._calls.call_stream import Continuations
+from meshlib._calls.call_stream import ContinuationStream
 from meshlib._calls.future import End, Future, after, at_once, awaited, block, joint
 from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError
@@ -28,7 +28,7 @@ class WorkResult(enum.IntEnum):
     UNKNOWN = 100
 
 
-class Message(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """The outcome of a receive: its result, and the global rank of the sender."""
 
     result: Any
@@ -47,7 +47,7 @@ class Work(Generic[T]):
         self,
         describe: Callable[[], str],
         told: Callable[[], object] | None = None,
-        continuations: Continuations | None = None,
+        continuations: ContinuationStream | None = None,
         where: Callable[[], str] = lambda: "a call",
         blocked: Callable[[], bool] | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ class Work(Generic[T]):
         """
         self.wait()
         outcome = self._outcome
-        if not isinstance(outcome, Message):
+        if not isinstance(outcome, ReceivedMessage):
             raise ValueError(f"source_rank() of {self._describe()}: only a receive has a source")
         return outcome.source
 
@@ -137,7 +137,7 @@ class Work(Generic[T]):
 
 
 def outcome_of(work: Work[Any]) -> Any:
-    """Wait for the end of ``work`` and return all of it: a ``Message`` for a receive."""
+    """Wait for the end of ``work`` and return all of it: a ``ReceivedMessage`` for a receive."""
     take(work)
     work.wait()
     return work._outcome
@@ -146,7 +146,7 @@ def outcome_of(work: Work[Any]) -> Any:
 def finish(work: Work[Any], outcome: Any, completion: End | None = None) -> None:
     """Record a good end: what the call gave, and the end of what a device still does for it."""
     work._outcome = outcome
-    result = outcome.result if isinstance(outcome, Message) else outcome
+    result = outcome.result if isinstance(outcome, ReceivedMessage) else outcome
     if is_only_returned(result) and not work._taken:
         work._untaken = UntakenResult(work, work._where())
     work._future.set_result(result, completion)

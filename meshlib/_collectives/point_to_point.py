@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from meshlib._arrays import adapter as arrays
 from meshlib._arrays.checks import check_dtype
 from meshlib._calls.spec import CallSpec
-from meshlib._calls.work import Message, Work
+from meshlib._calls.work import ReceivedMessage, Work
 from meshlib._collectives.group_of_ranks import (
     ARRAYS,
     NO_MEMBER,
@@ -221,9 +221,9 @@ def prepare_receive(
         x.put_back(put)
     flat, code = x.flat, check_dtype(x, "tensor")
 
-    def run(communicator: Communicator, call: Call) -> Message:
+    def run(communicator: Communicator, call: Call) -> ReceivedMessage:
         source = communicator.recv(call, flat, peer, tag)
-        return Message(x.finish(), call_queue.ranks[source])
+        return ReceivedMessage(x.finish(), call_queue.ranks[source])
 
     sender = ANY_SOURCE if peer is None else peer
     return CallSpec(_RECV, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, sender)

@@ -77,7 +77,7 @@ class SymmetricMemory(GroupOfRanks):
 
     def _on_gpu(
         self,
-        place: _Place,
+        place: _ArrayDevice,
         dims: tuple[int, ...],
         dtype: np.dtype[Any],
         timeout: Timeout | None,
@@ -96,7 +96,7 @@ class SymmetricMemory(GroupOfRanks):
         return self._call_queue.issue(spec, timeout=timeout)
 
 
-class _Place:
+class _ArrayDevice:
     """The place of an array: the CPU, or the GPU ``number`` of ``driver``."""
 
     def __init__(self, device: str) -> None:
@@ -114,10 +114,10 @@ class _Place:
 
 def _check(
     shape: int | Sequence[int], dtype: npt.DTypeLike, device: str
-) -> tuple[tuple[int, ...], np.dtype[Any], int, _Place]:
+) -> tuple[tuple[int, ...], np.dtype[Any], int, _ArrayDevice]:
     """Return the lengths, the dtype, its code and the place of an array."""
     wanted = np.dtype(dtype)
-    return _check_shape(shape), wanted, dtype_code(wanted), _Place(device)
+    return _check_shape(shape), wanted, dtype_code(wanted), _ArrayDevice(device)
 
 
 def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class SharedThread(ABC, Generic[U]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: dict[U, None] = {}
-        self._run: _Run | None = None
+        self._run: _ThreadLifetime | None = None
 
     @classmethod
     def of(cls, store: Store) -> SharedThread[U]:
@@ -55,7 +55,7 @@ class SharedThread(ABC, Generic[U]):
                 if self.prepares or store.in_one_process:
                     own = store.clone()
                     self._prepare(own, user)
-                self._run = _Run(store, own)
+                self._run = _ThreadLifetime(store, own)
                 self._run.begin(self)
 
     def leave(self, user: U) -> None:
@@ -80,7 +80,7 @@ class SharedThread(ABC, Generic[U]):
         """Act on the loss of the store before its users left; ``error`` is the symptom."""
 
 
-class _Run:
+class _ThreadLifetime:
     """One thread, from the first user to the last, and its client: ``own``, else a clone."""
 
     def __init__(self, store: Store, own: Store | None) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Protocol
 
 from meshlib._diagnosis.shared_thread import END_SECONDS, SharedThread
-from meshlib._events.events import Departures, Event, Leave, RankLost, parse
+from meshlib._events.events import Departures, JobEvent, Leave, RankLost, parse
 from meshlib._events.log import EVENTS, LogReader
 from transport import _environment as environment
 from transport._errors import DistError
@@ -33,7 +33,7 @@ a moment after the rank's connection breaks.
 # Ranks leave together: waking up for each of them would take as many wakeups as ranks.
 LEAVING_SECONDS = 0.01
 
-News = Event | Departures
+News = JobEvent | Departures
 
 
 class Listener(Protocol):
@@ -62,7 +62,7 @@ class Watcher:
         self._seen = 0
         # Held while an event is handled; an RLock, because that may end in ``close``.
         self._turn = threading.RLock()
-        self._reader = _Reader.of(store)
+        self._reader = _EventReader.of(store)
         self._reader.enter(self, store)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Watcher:
             _LOGGER.exception("rank %d could not act on %r", self._rank, event)
 
 
-class _Reader(SharedThread[Watcher]):
+class _EventReader(SharedThread[Watcher]):
     """Reads the log for all watchers."""
 
     name = "watcher"
@@ -141,17 +141,17 @@ def _patience() -> float:
     return FROM_LAUNCHER_SECONDS if alone else BETTER_NEWS_SECONDS
 
 
-def _unexplained(events: Sequence[Event]) -> bool:
+def _unexplained(events: Sequence[JobEvent]) -> bool:
     """True if a rank is lost, and no event says how."""
     lost = [event for event in events if isinstance(event, RankLost)]
     return bool({e.rank for e in lost if e.vague} - {e.rank for e in lost if not e.vague})
 
 
-def _is_vague(event: Event) -> bool:
+def _is_vague(event: JobEvent) -> bool:
     return isinstance(event, RankLost) and event.vague
 
 
-def _together(events: Sequence[Event]) -> list[News]:
+def _together(events: Sequence[JobEvent]) -> list[News]:
     """Return ``events`` with successive departures as one."""
     found: list[News] = []
     for _, run in groupby(events, lambda event: isinstance(event, Leave)):

@@ -33,7 +33,7 @@ _ERRORS: dict[str, type[DistError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One line of a log; ``kind`` tells what it is."""
 
     kind: ClassVar[str]
@@ -43,7 +43,7 @@ class Entry:
         return json.dumps({"kind": self.kind} | values_of(self), default=values_of) + "\n"
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=LogEntry)
 Parse = Callable[[bytes], E]
 """Returns the entry in a line."""
 
@@ -60,12 +60,12 @@ def reader_of(*kinds: type[E]) -> Parse[E]:
 
 
 @dataclass(frozen=True, slots=True)
-class Event(Entry):
+class JobEvent(LogEntry):
     """One line of a job's log."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankLost(Event):
+class RankLost(JobEvent):
     """``rank`` is gone, and breaks its groups; ``how`` completes "rank 1 …".
 
     ``vague``: another event may give the reason.
@@ -78,7 +78,7 @@ class RankLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnded(Event):
+class RankEnded(JobEvent):
     """The program of ``rank``, in the launcher's numbering, has ended: it will never come."""
 
     kind: ClassVar[str] = "ended"
@@ -87,7 +87,7 @@ class RankEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Leave(Event):
+class Leave(JobEvent):
     """``rank`` has left in good order; ``joined`` are the groups that it has made calls on."""
 
     kind: ClassVar[str] = "leave"
@@ -96,7 +96,7 @@ class Leave(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Query(Event):
+class Query(JobEvent):
     """Every member of ``group`` is asked for a statement about the collective ``sequence``.
 
     ``ticket`` says where the answer goes (``answer_key``).
@@ -109,7 +109,7 @@ class Query(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Abort(Event):
+class Abort(JobEvent):
     """``group`` is broken on all its members.
 
     ``error`` is the class of their exception, with ``message``. ``lost`` is the lost rank, if any.
@@ -136,7 +136,7 @@ class Abort(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Event):
+class Refused(JobEvent):
     """A member of ``group`` does not make the collective ``sequence``: its arguments are wrong.
 
     ``message`` names the member, its line, and the wrong argument.
@@ -149,7 +149,7 @@ class Refused(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed(Event):
+class Agreed(JobEvent):
     """Members have settled the agreement ``name`` (``job.continuing.agreement``) on ``text``."""
 
     kind: ClassVar[str] = "agreed"
@@ -158,7 +158,7 @@ class Agreed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(Event):
+class Ready(JobEvent):
     """``rank``, which has no place in the job so far, waits for one."""
 
     kind: ClassVar[str] = "ready"
@@ -166,7 +166,7 @@ class Ready(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Watched(Event):
+class Watched(JobEvent):
     """The monitor ``by`` wants a sample of each rank every ``every`` seconds; 0: no more."""
 
     kind: ClassVar[str] = "watched"
@@ -175,7 +175,7 @@ class Watched(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StackAsked(Event):
+class StackAsked(JobEvent):
     """``rank`` is asked for the stacks of its threads; ``ticket`` says where the answer goes."""
 
     kind: ClassVar[str] = "stack asked"
@@ -184,7 +184,7 @@ class StackAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked(Event):
+class StopAsked(JobEvent):
     """``rank`` asks all ranks to stop at the same step; ``why`` is a signal's name, or a reason."""
 
     kind: ClassVar[str] = "stop asked"
@@ -193,7 +193,7 @@ class StopAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CanStop(Event):
+class CanStop(JobEvent):
     """``rank`` can stop at ``step``, but at no earlier one."""
 
     kind: ClassVar[str] = "can stop"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from meshlib._events.events import Event, RankEnded, RankLost
+from meshlib._events.events import JobEvent, RankEnded, RankLost
 from transport._errors import StoreTimeoutError
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore, underlying
@@ -51,7 +51,7 @@ class LogReader(Generic[T]):
         return [self._parse(line) for line in news.splitlines()]
 
 
-def publish(store: Store, event: Event) -> None:
+def publish(store: Store, event: JobEvent) -> None:
     """Append ``event`` to the job's log."""
     store.append(EVENTS, event.line())
 
@@ -116,5 +116,5 @@ def _logs(store: Store, prefix: str = "") -> list[str]:
     return [log for log in dict.fromkeys(said) if log and log.startswith(prefix)]
 
 
-def _lines(events: Sequence[Event]) -> str:
+def _lines(events: Sequence[JobEvent]) -> str:
     return "".join(event.line() for event in events)

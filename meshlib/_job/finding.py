@@ -21,7 +21,7 @@ from transport._store.hash_store import HashStore
 DEFAULT_INIT_METHOD = "env://"
 
 
-class Found(NamedTuple):
+class FoundJob(NamedTuple):
     """The store that the ranks share, this rank, the number of ranks, and how they connect."""
 
     store: Store
@@ -40,7 +40,7 @@ def find_others(
     default: str,
     timeout: float,
     networked: bool,
-) -> Found:
+) -> FoundJob:
     """Return the store at which the ranks meet, and this rank's number among them.
 
     ``default`` is the URL without ``init_method`` and ``store``; ``networked``: ranks are
@@ -71,12 +71,12 @@ def find_others(
         agree(tuning, shared, rank)
         undo.pop_all()
     runtime = Runtime(secret, os.environ.get(environment.HOST), tls, tuning=tuning)
-    return Found(shared, rank, world_size, runtime)
+    return FoundJob(shared, rank, world_size, runtime)
 
 
 def find_alone(
     init_method: str | None, store: object, rank: int, world_size: int, group_name: object
-) -> Found:
+) -> FoundJob:
     """Return the place of a rank in a job that has no other process, and a store of its own.
 
     Without ``rank`` or ``world_size`` they are the environment's. Raises as ``init_process_group``.
@@ -94,7 +94,7 @@ def find_alone(
         raise ValueError(
             f"backend='fake' needs 0 <= rank < world_size, got rank={rank}, world_size={world_size}"
         )
-    return Found(HashStore(), rank, world_size, Runtime(tuning=from_environment()))
+    return FoundJob(HashStore(), rank, world_size, Runtime(tuning=from_environment()))
 
 
 def check_group_name(group_name: object) -> None:

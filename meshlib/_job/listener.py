@@ -26,7 +26,7 @@ from meshlib._events.events import (
 from meshlib._events.log import answer_key
 from meshlib._job.meeting import call_off
 from meshlib._job.membership import JobMembership
-from meshlib._job.progress import Progress
+from meshlib._job.progress import ProgressReporter
 from meshlib._job.registry import GroupRegistry
 from meshlib._job.stopping import StopAgreement
 from meshlib._recording.recorder import FlightRecorder
@@ -47,7 +47,7 @@ class FailureListener:
         membership: JobMembership,
         registry: GroupRegistry,
         recorder: FlightRecorder,
-        progress: Progress,
+        progress: ProgressReporter,
         stopping: StopAgreement,
         main_thread: int,
         *,

@@ -1,4 +1,4 @@
-"""``Progress``: what this rank shows to monitors of the job, when they ask."""
+"""``ProgressReporter``: what this rank shows to monitors of the job, when they ask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshlib._diagnosis.sampling.sampler import RankStatus
 
 
-class Progress:
+class ProgressReporter:
     """Shows the calls of the rank of ``membership``, whose main thread is ``main_thread``."""
 
     def __init__(

@@ -29,7 +29,7 @@ from meshlib._job.leaving import chains, count_out, find_mismatch, say_goodbye
 from meshlib._job.listener import FailureListener
 from meshlib._job.meeting import join, meet, places_of, server_of
 from meshlib._job.membership import Epoch, JobMembership
-from meshlib._job.progress import Progress
+from meshlib._job.progress import ProgressReporter
 from meshlib._job.registry import GroupRegistry
 from meshlib._job.stopping import StopAgreement
 from meshlib._recording.log import RankLog
@@ -60,14 +60,14 @@ _IN_A_FORK = (
 )
 
 
-class _Entered(threading.local):
+class _EnteredMeshes(threading.local):
     """The meshes whose ``with`` blocks each thread is in, the innermost last."""
 
     def __init__(self) -> None:
         self.meshes: list[Any] = []
 
 
-class Service(Protocol):
+class RankService(Protocol):
     """A service of this rank for other ranks."""
 
     @property
@@ -116,10 +116,10 @@ class World:
         self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
         self.observers: dict[str, Observer] = {}
         """See ``meshlib.extend.observe``; by the id of the observer's group."""
-        self.entered: _Entered = _Entered()
+        self.entered: _EnteredMeshes = _EnteredMeshes()
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
-        self.rpc: Service | None = None
+        self.rpc: RankService | None = None
         """The worker of remote calls, where there is one."""
         self.rpc_count = 0
         self.refusal: DistBackendError | None = None
@@ -136,7 +136,7 @@ class World:
         self.flight_record: FlightRecord = FlightRecord(
             self.recorder, self.membership, self.registry, self.log
         )
-        self.progress: Progress = Progress(
+        self.progress: ProgressReporter = ProgressReporter(
             store, self.recorder, self.membership, self.registry, self.thread_id
         )
         self.stopping: StopAgreement = StopAgreement(store, self.membership, timeout)

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from meshlib._command_line import reader_is_gone, say, tell
-from meshlib._launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
+from meshlib._launcher.nodes.coordinator import Coordinator, StartRanks, Stop, Verdict
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.options.numa import describe
 from meshlib._launcher.ranks.failure import RankExit, Report, rank_list
-from meshlib._launcher.ranks.placement import Placement
+from meshlib._launcher.ranks.placement import NodePlacement
 from meshlib._launcher.ranks.starting import ForkServer
 from meshlib._launcher.ranks.sweep import end_strays
-from meshlib._launcher.ranks.workers import Ending, Worker, WorkerGroup
+from meshlib._launcher.ranks.workers import Ending, RankWorker, WorkerGroup
 from meshlib._launcher.signals import SignalPipe
 from meshlib._trace import HOW_TO_KEEP, RECORDS
 from transport import _environment as environment
@@ -49,7 +49,7 @@ class Agent:
         run_id: str,
         directory: Path,
         spare: Iterable[int],
-        show: Callable[[Placement], None],
+        show: Callable[[NodePlacement], None],
         server: ForkServer | None = None,
     ) -> None:
         self._options = options
@@ -95,9 +95,9 @@ class Agent:
         events = self._coordinator.poll()
         for event in events:
             match event:
-                case Placement():
+                case NodePlacement():
                     self._start(event)
-                case Come(ranks):
+                case StartRanks(ranks):
                     self._add(ranks)
                 case Stop(reason, saves):
                     self._stop(reason, saves=saves)
@@ -112,7 +112,7 @@ class Agent:
             self._look_at_ranks()
         return None
 
-    def _start(self, placement: Placement) -> None:
+    def _start(self, placement: NodePlacement) -> None:
         if self._interrupt is not None:
             self._coordinator.ended([], interrupted=True)
             return
@@ -188,7 +188,7 @@ class Agent:
         return Ending(lambda: group.running, 0.0, grace, None)
 
     def _ending_after(
-        self, failure: RankExit | None, workers: Sequence[Worker], *, saves: bool = False
+        self, failure: RankExit | None, workers: Sequence[RankWorker], *, saves: bool = False
     ) -> Ending:
         """End ``workers``, also later ones, because of a failure; ``saves``: of a signal."""
         grace = self._options.signal_grace if saves else self._options.failure_grace
@@ -240,7 +240,7 @@ class Agent:
             for number in self._signals.wait(left):
                 self._handle(number)
 
-    def _rank_failed(self, group: WorkerGroup, worker: Worker, result: RankExit) -> None:
+    def _rank_failed(self, group: WorkerGroup, worker: RankWorker, result: RankExit) -> None:
         self._coordinator.failed(result)
         if self._go_on_without(group, worker, result):
             return
@@ -249,7 +249,7 @@ class Agent:
         elif result.is_cause:
             self._ending.hear_cause()
 
-    def _go_on_without(self, group: WorkerGroup, worker: Worker, result: RankExit) -> bool:
+    def _go_on_without(self, group: WorkerGroup, worker: RankWorker, result: RankExit) -> bool:
         """Return whether the others go on, with another rank in the place of ``worker`` or not."""
         limit = self._options.replace
         if not self._options.continues or self._ending is not None or self._interrupt is not None:

@@ -1,9 +1,9 @@
 """A launcher that another process controls, by its standard input.
 
-First comes an ``Order``, with its length before it. Each byte after that is a signal's number, and
-acts as that signal to the launcher. The end of the input counts as SIGHUP, so the ranks end with
-the controlling process, also when that is killed, and across ssh. The order may hold secrets: other
-users see a command line, but not this.
+First comes a ``LaunchOrder``, with its length before it. Each byte after that is a signal's
+number, and acts as that signal to the launcher. The end of the input counts as SIGHUP, so the ranks
+end with the controlling process, also when that is killed, and across ssh. The order may hold
+secrets: other users see a command line, but not this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODULE = "meshlib._launcher.controlled"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LaunchOrder:
     """What the launcher is to do: meshrun's ``arguments``, in ``directory``.
 
     ``variables`` are added to its environment. ``decided`` has options that hold whatever the
@@ -46,7 +46,9 @@ def command(python: str = sys.executable) -> list[str]:
     return [python, "-P", "-m", MODULE]  # -P: no module of the current directory is in the way
 
 
-def start(words: Sequence[str], order: Order, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+def start(
+    words: Sequence[str], order: LaunchOrder, stdout: int, stderr: int
+) -> subprocess.Popen[bytes]:
     """Start ``words``, a ``command`` or what leads to one, and give it its ``order``.
 
     ``stdout`` and ``stderr`` are descriptors, or ``subprocess.PIPE``. The process is in a session
@@ -100,10 +102,10 @@ def _take_standard_input() -> int:
     return control
 
 
-def _receive(control: int) -> Order | None:
+def _receive(control: int) -> LaunchOrder | None:
     header = _read(control, LENGTH.size)
     body = _read(control, LENGTH.unpack(header)[0]) if header else b""
-    return Order(**json.loads(body)) if body else None
+    return LaunchOrder(**json.loads(body)) if body else None
 
 
 def _read(descriptor: int, size: int) -> bytes:

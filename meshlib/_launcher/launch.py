@@ -16,7 +16,7 @@ from meshlib._launcher.signals import SignalPipe
 from transport._errors import DistError
 
 if TYPE_CHECKING:
-    from meshlib._launcher.ranks.placement import Placement
+    from meshlib._launcher.ranks.placement import NodePlacement
 
 
 def launch(options: LaunchOptions, control: int | None = None) -> int:
@@ -65,9 +65,9 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
         made.callback(shutil.rmtree, temporary, ignore_errors=True)
         adopt_orphans()
         from meshlib._launcher.agent import Agent
-        from meshlib._launcher.nodes.coordinator import Coordinator, Log, OwnLog
+        from meshlib._launcher.nodes.coordinator import AgentLog, Coordinator, OwnLog
 
-        log: Log
+        log: AgentLog
         if options.nodes.etcd:
             from meshlib._launcher.nodes.etcd_log import EtcdLog
 
@@ -111,12 +111,12 @@ class _Shown:
         self._made = made
         self._has_page = False
 
-    def begin(self, placement: Placement) -> None:
+    def begin(self, placement: NodePlacement) -> None:
         """Show the ranks that are about to be started; the page is at the first node alone."""
-        from meshlib._monitor.jobs import Job, write
+        from meshlib._monitor.jobs import RunningJob, write
 
         program = self._options.program.target
-        job = Job(
+        job = RunningJob(
             name=self._run_id,
             host=placement.store_host,
             port=placement.store_port,

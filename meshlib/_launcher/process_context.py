@@ -14,10 +14,10 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from meshlib._launcher.nodes.coordinator import Coordinator, OwnLog
-from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOptions, Program
+from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOptions, RankProgram
 from meshlib._launcher.ranks.failure import ErrorRecord, RankExit, describe_code, first_failure
-from meshlib._launcher.ranks.placement import Placement, node_environment
-from meshlib._launcher.ranks.workers import Ending, Worker
+from meshlib._launcher.ranks.placement import NodePlacement, node_environment
+from meshlib._launcher.ranks.workers import Ending, RankWorker
 from meshlib._launcher.spawned_rank import (
     ProcessException,
     ProcessExitedException,
@@ -36,22 +36,22 @@ class ProcessContext:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool
     ) -> None:
-        program = Program("function", getattr(fn, "__qualname__", repr(fn)))
+        program = RankProgram("function", getattr(fn, "__qualname__", repr(fn)))
         options = LaunchOptions(program, nprocs)
         name = f"spawn-{os.getpid()}"
         self._job = Coordinator(options, name, OwnLog(options, name))
         self._job.join()
         (placement,) = self._job.poll()
-        assert isinstance(placement, Placement)
+        assert isinstance(placement, NodePlacement)
         environment = node_environment(os.environ, placement, {})
-        self._ranks: list[_Rank] = []
-        self._failed: list[_Rank] = []
+        self._ranks: list[_SpawnedRank] = []
+        self._failed: list[_SpawnedRank] = []
         self._daemon = daemon
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             for rank in range(nprocs):
                 variables = environment | placement.variables_of(rank, rank)
-                self._ranks.append(_Rank(fn, args, rank, variables, daemon))
+                self._ranks.append(_SpawnedRank(fn, args, rank, variables, daemon))
             undo.pop_all()
         atexit.register(self._at_exit)
 
@@ -110,7 +110,7 @@ class ProcessContext:
                 _wait(running, None)
         self.close()
 
-    def _look(self) -> list[_Rank]:
+    def _look(self) -> list[_SpawnedRank]:
         """Tell the other ranks what has happened to some; return those that have not ended."""
         for rank in self._ranks:
             ended = rank.collect()
@@ -123,7 +123,7 @@ class ProcessContext:
                 self._job.finished([rank.rank])
         return self._running()
 
-    def _running(self) -> list[_Rank]:
+    def _running(self) -> list[_SpawnedRank]:
         return [rank for rank in self._ranks if rank.running]
 
     def _first_failure(self) -> RankExit | None:
@@ -131,7 +131,7 @@ class ProcessContext:
         return first_failure(result for result in results if not result.ok)
 
 
-class _Rank(Worker):
+class _SpawnedRank(RankWorker):
     """One rank, seen from its parent."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _Rank(Worker):
             name=f"meshlib-rank-{rank}",
             daemon=daemon,
         )
-        super().__init__(_Process(self.child), rank, rank, self._receive)
+        super().__init__(_SpawnedProcess(self.child), rank, rank, self._receive)
         try:
             self.child.start()
         except Exception:
@@ -181,8 +181,8 @@ class _Rank(Worker):
         return self._told
 
 
-class _Process:
-    """A process of multiprocessing's, with what a ``Worker`` uses of ``subprocess.Popen``."""
+class _SpawnedProcess:
+    """A process of multiprocessing's, with what a ``RankWorker`` uses of ``subprocess.Popen``."""
 
     def __init__(self, child: SpawnProcess) -> None:
         self._child = child
@@ -204,7 +204,7 @@ class _Process:
         return self.poll()
 
 
-def _wait(ranks: Sequence[_Rank], timeout: float | None) -> bool:
+def _wait(ranks: Sequence[_SpawnedRank], timeout: float | None) -> bool:
     return bool(wait([item for rank in ranks for item in rank.waitables], timeout))
 
 

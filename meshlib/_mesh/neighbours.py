@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,11 +59,17 @@ class MeshOfNeighbours(MeshValue, Collectives):
         or one for each dim).
 
         A collective along each dim: all ranks call it with equal arguments and shapes that fit.
+        ``meshlib.jit.exchange_halo`` does so in ``jax.jit``.
         Raises TypeError for what is no writable NumPy array, ValueError for a ``width`` below 1,
         for a wrong axis, and for an axis with fewer than ``3 * width`` cells; MeshDimError (a
         ValueError) for a dim that is not there; and what ``isend`` and ``irecv`` raise.
         """
-        for dim, axis, around in _checked(self, array, dims, width, periodic):
+        if not isinstance(array, np.ndarray) or not array.flags.writeable:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"array must be a NumPy array that can be written to, got {type(array).__name__};"
+                " for JAX arrays see meshlib.jit.exchange_halo"
+            )
+        for dim, axis, around in check_halo(self, array.shape, dims, width, periodic):
             # Faces of the second axis contain ghost cells of the first one: so corners come.
             faces = np.moveaxis(array, axis, 0)
             group, before, behind = self._neighbours(dim, 1, periodic=around)
@@ -160,19 +166,18 @@ class MeshOfNeighbours(MeshValue, Collectives):
         return group, before, behind
 
 
-def _checked(
+def check_halo(
     mesh: MeshValue,
-    array: np.ndarray[Any, Any],
+    shape: Sequence[int],
     dims: Mapping[DimKey, int],
     width: int,
     periodic: bool | Mapping[DimKey, bool],
-) -> Iterator[tuple[DimKey, int, bool]]:
-    """Check all arguments; return each dim with its axis and whether it closes to a ring."""
-    if not isinstance(array, np.ndarray) or not array.flags.writeable:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"array must be a NumPy array that can be written to, got {type(array).__name__};"
-            " for JAX arrays see meshlib.jit.exchange_halo"
-        )
+) -> list[tuple[DimKey, int, bool]]:
+    """Check the arguments of ``exchange_halo`` for an array of ``shape``.
+
+    Returns each dim, its axis counted from 0, and whether it closes to a ring.
+    """
+    ndim = len(shape)
     width = to_whole_number(width, "width")
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
@@ -183,19 +188,18 @@ def _checked(
     for dim, named in dims.items():
         mesh[dim]  # raises MeshDimError for a dim that is not there
         axis = to_whole_number(named, f"dims[{dim!r}]")
-        if not -array.ndim <= axis < array.ndim or axis % array.ndim in axes:
+        if not -ndim <= axis < ndim or axis % ndim in axes:
             raise ValueError(
-                f"dims[{dim!r}] is axis {axis}; expected an axis of the array's {array.ndim},"
-                " each once"
+                f"dims[{dim!r}] is axis {axis}; expected an axis of the array's {ndim}, each once"
             )
-        axes.add(axis % array.ndim)
-        if array.shape[axis] < 3 * width:
+        axes.add(axis % ndim)
+        if shape[axis] < 3 * width:
             raise ValueError(
-                f"array has {array.shape[axis]} cells along axis {axis}; expected at least"
+                f"array has {shape[axis]} cells along axis {axis}; expected at least"
                 f" {3 * width}: a width of {width} at both ends, and as much between"
             )
-        found.append((dim, axis, _is_ring(periodic, dim)))
-    return iter(found)
+        found.append((dim, axis % ndim, _is_ring(periodic, dim)))
+    return found
 
 
 def _is_ring(periodic: bool | Mapping[DimKey, bool], dim: DimKey) -> bool:

@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"(.*[^:]|\[.*\]):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunningJob:
     """A job whose store is at ``host`` and ``port``, or in an etcd at ``url``; ``secret`` is in
     hexadecimal digits.
 
@@ -55,7 +55,7 @@ class Job:
         return open_store(self.host, self.port, self.url, timeout=seconds, secret=secret)
 
 
-def write(folder: Path, job: Job) -> None:
+def write(folder: Path, job: RunningJob) -> None:
     """Leave ``job`` in its launcher's ``folder``. The file appears whole."""
     unfinished = folder / f"{_FILE}.part"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -64,15 +64,15 @@ def write(folder: Path, job: Job) -> None:
     unfinished.replace(folder / _FILE)
 
 
-def running() -> list[Job]:
+def running() -> list[RunningJob]:
     """Return the jobs that this user's launchers on this machine run now, the newest last."""
-    found: list[tuple[float, Job]] = []
+    found: list[tuple[float, RunningJob]] = []
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{_FILE}"):
         with suppress(OSError, ValueError, TypeError):
             about = path.stat()
             if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
                 continue  # another one's, or what anybody may have written
-            job = Job(**json.loads(path.read_text(encoding="utf-8")))
+            job = RunningJob(**json.loads(path.read_text(encoding="utf-8")))
             os.kill(job.pid, 0)
             found.append((about.st_mtime, job))
     # The launchers of a job's nodes may all be here.
@@ -82,7 +82,7 @@ def running() -> list[Job]:
     return list(by_store.values())
 
 
-def find(text: str | None) -> Job:
+def find(text: str | None) -> RunningJob:
     """Return the job that ``text`` means: a launcher's process id, the beginning of a launch's name
     or of its program, or HOST:PORT of a job's store; None: the only one that runs here.
 
@@ -91,7 +91,7 @@ def find(text: str | None) -> Job:
     if text is not None and (address := _ADDRESS.fullmatch(text)):
         host, port = address[1].removeprefix("[").removesuffix("]"), int(address[2])
         secret = secret_from_environment()
-        return Job(text, host, port, secret.hex() if secret is not None else "")
+        return RunningJob(text, host, port, secret.hex() if secret is not None else "")
     jobs = running()
     chosen = [job for job in jobs if text is None or _means(text, job)]
     if len(chosen) == 1:
@@ -105,10 +105,10 @@ def find(text: str | None) -> Job:
     raise ValueError(f"several jobs run here; expected JOB to be one of {_list(chosen)}")
 
 
-def _means(text: str, job: Job) -> bool:
+def _means(text: str, job: RunningJob) -> bool:
     names = (job.name, job.program, os.path.basename(job.program))
     return text == str(job.pid) or any(name.startswith(text) for name in names)
 
 
-def _list(jobs: list[Job]) -> str:
+def _list(jobs: list[RunningJob]) -> str:
     return ", ".join(f"{job.pid} ({job.program}, {job.name})" for job in jobs)

@@ -49,7 +49,7 @@ class PageServer:
         self.token: str = secrets.token_urlsafe(24)
         """The secret that each request must contain."""
         self.host = host
-        self._server = _Server((host, port), watch, self.token)
+        self._server = _JobPageServer((host, port), watch, self.token)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="meshlib-page", daemon=True
         )
@@ -73,7 +73,7 @@ class PageServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _JobPageServer(ThreadingHTTPServer):
     block_on_close = False  # a request for the stacks of a silent rank takes seconds
     request_queue_size = 16
 
@@ -114,7 +114,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: _JobPageServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = _REQUEST_SECONDS
     server_version = "meshlib"
     sys_version = ""

@@ -16,7 +16,7 @@ from meshlib._diagnosis.sampling.sample import Sample
 from meshlib._events.events import (
     Abort,
     Agreed,
-    Event,
+    JobEvent,
     Leave,
     RankEnded,
     RankLost,
@@ -165,7 +165,7 @@ class JobView:
             self.over = how
             self._note(at, "end", how)
 
-    def hear(self, event: Event, at: float) -> None:
+    def hear(self, event: JobEvent, at: float) -> None:
         """Note an event of the job's log."""
         match event:
             case RankLost(rank, how, vague):

@@ -45,7 +45,7 @@ class JobWatch:
         self._every = every
         self._lock = threading.Lock()
         self._logs = LogReader(self._store, LOGS, bytes.decode)
-        self._log: _Log | None = None
+        self._log: _WatchedLog | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshlib-monitor", daemon=True)
 
@@ -116,7 +116,7 @@ class JobWatch:
 
     def _follow(self, name: str, now: float) -> None:
         self._leave()
-        log = _Log(self._whole.clone(), name, self._every)
+        log = _WatchedLog(self._whole.clone(), name, self._every)
         with self._lock:
             self._view.begin("the ranks have begun anew", now)
         self._log = log
@@ -127,7 +127,7 @@ class JobWatch:
             log.close()
 
 
-class _Log:
+class _WatchedLog:
     """The log ``name`` at ``store``, which is this object's, and the samples beside it."""
 
     def __init__(self, store: Store, name: str, every: float) -> None:

@@ -152,7 +152,7 @@ Annotate = Callable[[str], AbstractContextManager[object]]
 """Makes a range, named for a call, in some profiler's timeline."""
 
 
-class _Ring:
+class _CallRing:
     """The last ``capacity`` calls, whose records are of ``type_``. The compiled core has the same.
 
     ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
@@ -212,7 +212,7 @@ class StepMarks:
         self.moments.append(now)
 
 
-Ring: type[_Ring] = _Ring if native is None else native.Ring
+Ring: type[_CallRing] = _CallRing if native is None else native.Ring
 
 
 class FlightRecorder(Ring):

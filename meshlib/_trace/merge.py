@@ -76,7 +76,7 @@ def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
 
 
 @dataclass(frozen=True)
-class Span:
+class CallSpan:
     """One call of ``rank`` in time: it waits from ``begin`` to ``ready``, then moves until ``end``.
 
     ``together`` is the collective that it is a part of, ``remote`` the remote call.
@@ -91,13 +91,13 @@ class Span:
     remote: Key | None
 
 
-def spans(dumps: Sequence[RankDump]) -> list[Span]:
+def spans(dumps: Sequence[RankDump]) -> list[CallSpan]:
     """Return all calls, in seconds from the first one on; open calls last to the end."""
     calls = [(dump.rank, call) for dump in dumps for call in dump.calls]
     origin = min((call.issued for _, call in calls), default=0.0)
     last = max((max(call.ended, call.started, call.issued) for _, call in calls), default=0.0)
     merged = {(one.group, one.sequence): one for one in collectives(dumps)}
-    found: list[Span] = []
+    found: list[CallSpan] = []
     for rank, call in calls:
         one = merged[call.group, call.sequence] if call.collective else None
         begin, end = (call.started or call.issued) - origin, (call.ended or last) - origin
@@ -107,7 +107,7 @@ def spans(dumps: Sequence[RankDump]) -> list[Span]:
             ready = min(max(one.all_started - origin, begin), end)
         else:
             ready = end
-        found.append(Span(rank, call, begin, ready, end, one, key_of(rank, call)))
+        found.append(CallSpan(rank, call, begin, ready, end, one, key_of(rank, call)))
     return found
 
 

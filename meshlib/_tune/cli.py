@@ -20,7 +20,7 @@ from meshlib._bench.sizes import format_size
 from meshlib._command_line import OneLineParser, say
 from meshlib._launcher.spawn import spawn
 from meshlib._tune.contests import CONTESTS
-from meshlib._tune.measure import TRANSPORTS, Found, measure, run
+from meshlib._tune.measure import TRANSPORTS, TuningResults, measure, run
 from meshlib.testing import run_ranks
 from transport import _environment as environment
 from transport._choosing.choice import DEFAULT, Thresholds
@@ -30,7 +30,7 @@ from transport._platform import available_cores
 
 _SECONDS = 600.0
 _DEFAULT_FILE = "meshlib-tuning.json"
-Measure = Callable[[str, int], Found]
+Measure = Callable[[str, int], TuningResults]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def tune(
     """
     found: dict[str, TransportTuning] = {}
     for transport in transports:
-        results: list[tuple[int, Found]] = []
+        results: list[tuple[int, TuningResults]] = []
         for size in sorted(ranks):
             progress(f"{transport}, {size} ranks")
             results.append((size, measure(transport, size)))
@@ -96,13 +96,13 @@ def _row(entry: TransportTuning, field: str) -> str:
     return "".join(f"{shown(table):>12} ({ranks} ranks)" for ranks, table in entry.thresholds)
 
 
-def _measure(transport: str, size: int) -> Found:
+def _measure(transport: str, size: int) -> TuningResults:
     if transport == "inproc":
         return run_ranks(measure, size, transport, timeout=_SECONDS)[0]
     with tempfile.TemporaryDirectory(prefix="meshlib-tune-") as folder:
         path = Path(folder) / "found.json"
         spawn(run, args=(transport, str(path)), nprocs=size)
-        return Found.unpack(path.read_text(encoding="utf-8"))
+        return TuningResults.unpack(path.read_text(encoding="utf-8"))
 
 
 def _source() -> str:

@@ -19,7 +19,7 @@ from meshlib._job.world import World
 from meshlib._records import JsonRecord
 from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib._tune.estimates import best_of, crossover, fit_line
-from meshlib._tune.stopwatch import Runner, interleaved
+from meshlib._tune.stopwatch import CallIssuer, interleaved
 from transport._auto import choose
 from transport._call import Call
 from transport._choosing.choice import DEFAULT, Thresholds
@@ -43,14 +43,14 @@ _GAMMA_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Found(JsonRecord):
+class TuningResults(JsonRecord):
     """The results of the measurements among one number of ranks."""
 
     cost: Cost | None
     thresholds: Thresholds
 
 
-class Bench:
+class TransportBenchmark:
     """Makes communicators of ``transport`` among all ranks of the World, and measures them."""
 
     def __init__(self, transport: str) -> None:
@@ -71,20 +71,20 @@ class Bench:
         """Return what a frame, a byte and a byte reduced cost; None where other transports say."""
         if self._transport == "hierarchical":
             return None
-        lanes = available_cores()
-        with self._runner(DEFAULT) as runner:
-            if isinstance(runner.communicator, LinkCommunicator):
-                alpha, beta = _exchange_cost(runner, runner.communicator)
+        parallelism = available_cores()
+        with self._issuer(DEFAULT) as issuer:
+            if isinstance(issuer.communicator, LinkCommunicator):
+                alpha, beta = _exchange_cost(issuer, issuer.communicator)
             else:
-                alpha, beta = self._shared_memory_cost(runner)
-        return Cost(alpha, beta, _gamma(), float(lanes))
+                alpha, beta = self._shared_memory_cost(issuer)
+        return Cost(alpha, beta, _gamma(), float(parallelism))
 
     def _decide(self, contest: Contest) -> int:
         with ExitStack() as stack:
-            runners = [
-                stack.enter_context(self._runner(table)) for table in (contest.below, contest.above)
+            issuers = [
+                stack.enter_context(self._issuer(table)) for table in (contest.below, contest.above)
             ]
-            times = [interleaved(runners, contest.kind, size) for size in contest.sizes]
+            times = [interleaved(issuers, contest.kind, size) for size in contest.sizes]
         below, above = zip(*times, strict=True)
         return crossover(contest.sizes, below, above)
 
@@ -93,27 +93,27 @@ class Bench:
         pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
         halving = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
-            runners = [stack.enter_context(self._runner(choice)) for choice in (pairs, halving)]
-            pairwise, halved = interleaved(runners, Kind.ALL_REDUCE, LARGE_BYTES)
+            issuers = [stack.enter_context(self._issuer(choice)) for choice in (pairs, halving)]
+            pairwise, halved = interleaved(issuers, Kind.ALL_REDUCE, LARGE_BYTES)
         if self._size > 2 and halved < 0.97 * pairwise:
             table = replace(table, pairwise_ranks=self._size - 1)
         with ExitStack() as stack:
             choices = [replace(table, segment=segment) for segment in SEGMENTS]
-            runners = [stack.enter_context(self._runner(choice)) for choice in choices]
-            times = interleaved(runners, Kind.ALL_REDUCE, LARGE_BYTES, rounds=2)
+            issuers = [stack.enter_context(self._issuer(choice)) for choice in choices]
+            times = interleaved(issuers, Kind.ALL_REDUCE, LARGE_BYTES, rounds=2)
         seconds = dict(zip(SEGMENTS, times, strict=True))
         return replace(table, segment=best_of(seconds, DEFAULT.segment))
 
-    def _shared_memory_cost(self, runner: Runner) -> tuple[float, float]:
+    def _shared_memory_cost(self, issuer: CallIssuer) -> tuple[float, float]:
         sizes = [size for size in EXCHANGED if size >= 64 << 10]
-        times = [interleaved([runner], Kind.ALL_REDUCE, size)[0] for size in sizes]
+        times = [interleaved([issuer], Kind.ALL_REDUCE, size)[0] for size in sizes]
         moved = [inside_bytes(Kind.ALL_REDUCE, size, self._size) for size in sizes]
         _, beta = fit_line(moved, times)
         # A step is what a barrier takes: to say that one is there, and to see that all are.
-        return interleaved([runner], Kind.BARRIER, 0)[0], beta
+        return interleaved([issuer], Kind.BARRIER, 0)[0], beta
 
     @contextlib.contextmanager
-    def _runner(self, table: Thresholds) -> Generator[Runner]:
+    def _issuer(self, table: Thresholds) -> Generator[CallIssuer]:
         # Ranks make the same communicators in the same order, so the names agree.
         name = f"tune-{self._transport}-{next(self._names)}"
         world = self._world
@@ -121,7 +121,7 @@ class Bench:
         membership = Membership(name, world.rank, tuple(range(self._size)), store, world.runtime)
         communicator = self._make(membership, table)
         try:
-            yield Runner(communicator)
+            yield CallIssuer(communicator)
         finally:
             communicator.close()
 
@@ -139,7 +139,7 @@ class Bench:
                 return choose(replace(membership, places=places), table)
 
 
-def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[float, float]:
+def _exchange_cost(issuer: CallIssuer, communicator: LinkCommunicator) -> tuple[float, float]:
     """Return the seconds of a frame and of a byte, when both directions are in use."""
     peer = communicator.rank ^ 1
     times: list[float] = []
@@ -150,7 +150,7 @@ def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[floa
             link = communicator.link(peer, call)
             exchange_frames(call, link, mine, link, theirs)
 
-        times.append(statistics.median(runner.times(Kind.BARRIER, exchange, nbytes)))
+        times.append(statistics.median(issuer.times(Kind.BARRIER, exchange, nbytes)))
     return fit_line(EXCHANGED, times)
 
 
@@ -165,10 +165,10 @@ def _gamma() -> float:
     return statistics.median(seconds) / _GAMMA_BYTES
 
 
-def measure(transport: str) -> Found:
+def measure(transport: str) -> TuningResults:
     """Measure among all ranks of the job, of which this is one."""
-    bench = Bench(transport)
-    return Found(bench.cost(), bench.thresholds())
+    bench = TransportBenchmark(transport)
+    return TuningResults(bench.cost(), bench.thresholds())
 
 
 def run(rank: int, transport: str, path: str) -> None:

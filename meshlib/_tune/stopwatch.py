@@ -24,7 +24,7 @@ _FLOAT = np.dtype(np.float32)
 Run = Callable[[Call], None]
 
 
-class Runner:
+class CallIssuer:
     """Makes calls of ``communicator``, numbered as a group would number them."""
 
     def __init__(self, communicator: Communicator) -> None:
@@ -70,14 +70,14 @@ class Runner:
         return seconds.tolist()
 
 
-def interleaved(runners: list[Runner], kind: Kind, nbytes: int, rounds: int = 4) -> list[float]:
-    """Return the median seconds of ``kind`` on ``nbytes`` for each of ``runners``, taken by turns
+def interleaved(issuers: list[CallIssuer], kind: Kind, nbytes: int, rounds: int = 4) -> list[float]:
+    """Return the median seconds of ``kind`` on ``nbytes`` for each of ``issuers``, taken by turns
     so that all meet the same weather.
     """
-    runs = [runner.prepare(kind, nbytes) for runner in runners]
-    seconds: list[list[float]] = [[] for _ in runners]
+    runs = [issuer.prepare(kind, nbytes) for issuer in issuers]
+    seconds: list[list[float]] = [[] for _ in issuers]
     for round_ in range(rounds):
-        order = range(len(runners)) if round_ % 2 == 0 else reversed(range(len(runners)))
+        order = range(len(issuers)) if round_ % 2 == 0 else reversed(range(len(issuers)))
         for number in order:
-            seconds[number] += runners[number].times(kind, runs[number], nbytes)
+            seconds[number] += issuers[number].times(kind, runs[number], nbytes)
     return [statistics.median(times) for times in seconds]

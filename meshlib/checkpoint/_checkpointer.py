@@ -13,7 +13,7 @@ from meshlib.checkpoint._files.locations import Location, open_storage
 from meshlib.checkpoint._files.storage import Storage
 from meshlib.checkpoint._loading import load_like
 from meshlib.checkpoint._participants import Participants
-from meshlib.checkpoint._pieces import Room, Shares
+from meshlib.checkpoint._pieces import ChunkShares, Room
 from meshlib.checkpoint._saving import Save
 from transport._interrupts import join
 
@@ -151,7 +151,7 @@ class Checkpointer:
         self._path = path
         self._participants = participants.with_own_group()
         self._room: Room | None = None
-        self._shares: Shares | None = None
+        self._shares: ChunkShares | None = None
         self._thread: threading.Thread | None = None
         self._outcome: str | BaseException | None = None
         self._closed = False

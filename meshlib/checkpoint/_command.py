@@ -17,7 +17,7 @@ from meshlib._plain_text import binary_size, columns
 from meshlib.checkpoint._errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint._files.folder import (
     Description,
-    Entry,
+    StoredCheckpoint,
     claim_entry,
     entries_of,
     find,
@@ -37,7 +37,7 @@ from meshlib.checkpoint._files.zarr import (
 from meshlib.checkpoint._leaves import Host
 from meshlib.checkpoint._loading import ChunkReader
 from meshlib.checkpoint._nodes import array_of, decode, leaves_of, shown
-from meshlib.checkpoint._pieces import Piece, write_document
+from meshlib.checkpoint._pieces import ChunkWrite, write_document
 from meshlib.sharding._sharding import Sharding
 from meshlib.sharding._spec import parse_spec
 
@@ -108,7 +108,7 @@ def _ls(given: argparse.Namespace) -> str:
     return "\n".join([*columns(rows), ""])
 
 
-def _row(found: Description, entry: Entry) -> list[str]:
+def _row(found: Description, entry: StoredCheckpoint) -> list[str]:
     total = sum(grid.nbytes for grid in found.grids.values())
     metric = "" if found.metric is None else f"{found.metric:g}"
     return [str(entry.step), str(len(found.arrays)), binary_size(total), metric, entry.name]
@@ -208,7 +208,7 @@ def _rewrite(found: Description, storage: Storage, grids: Mapping[str, ChunkGrid
     checksums: dict[str, list[int]] = {name: [] for name in grids}
     for name, grid in grids.items():
         for index in grid.all_chunks():
-            piece = Piece(name, index, grid, reader.read(name, grid.box(index)))
+            piece = ChunkWrite(name, index, grid, reader.read(name, grid.box(index)))
             checksums[name].append(piece.write(storage, entry.name))
     documents = {name: array_document(grid, name) for name, grid in grids.items()}
     groups = groups_above(list(documents))

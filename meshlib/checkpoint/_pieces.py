@@ -35,7 +35,7 @@ Room = npt.NDArray[np.uint8]
 
 
 @dataclass
-class Piece:
+class ChunkWrite:
     """A chunk that this rank writes: what of it lies in the array, as a view or a copy."""
 
     array: str
@@ -70,7 +70,7 @@ Checksums = dict[str, dict[Index, int]]
 """The checksum of each chunk by its index, by array."""
 
 
-class Kept(NamedTuple):
+class ArrayEntry(NamedTuple):
     """An array of a state as it is kept: all of it but the values."""
 
     name: str
@@ -79,7 +79,7 @@ class Kept(NamedTuple):
     sharding: Sharding | None
 
     @classmethod
-    def of(cls, name: str, leaf: Any) -> Kept:
+    def of(cls, name: str, leaf: Any) -> ArrayEntry:
         """Describe an array. Raises TypeError, naming it, for one that cannot be saved."""
         check_saved(name, leaf)
         return cls(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding_of(leaf))
@@ -94,7 +94,7 @@ class Kept(NamedTuple):
         return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 
-class Shares:
+class ChunkShares:
     """The chunks of all arrays, and this rank's share of them.
 
     It holds no values, so it serves every state with the same ``arrays``, and a ``Checkpointer``
@@ -104,7 +104,7 @@ class Shares:
     CheckpointError for arrays on ranks outside of the group.
     """
 
-    def __init__(self, participants: Participants, arrays: tuple[Kept, ...]) -> None:
+    def __init__(self, participants: Participants, arrays: tuple[ArrayEntry, ...]) -> None:
         outside = members_outside((kept.sharding for kept in arrays), participants.ranks)
         if outside:
             raise CheckpointError(
@@ -120,9 +120,11 @@ class Shares:
         self._chunks: dict[str, list[tuple[Index, tuple[Any, ...]]]] = {}
         writers = Writers(participants.ranks, participants.rank)
         for kept in arrays:
-            self._deal(writers, participants, kept)
+            self._assign_chunks(writers, participants, kept)
 
-    def _deal(self, writers: Writers, participants: Participants, kept: Kept) -> None:
+    def _assign_chunks(
+        self, writers: Writers, participants: Participants, kept: ArrayEntry
+    ) -> None:
         name, shape, dtype, sharding = kept
         count = len(participants.ranks)
         if sharding is not None:
@@ -134,7 +136,7 @@ class Shares:
         grid = chunked(shape, dtype, sharding, count)
         self._grids[name] = grid
         self.documents[name] = array_document(grid, name)
-        indices = list(writers.deal(grid, sharding))
+        indices = list(writers.assign_chunks(grid, sharding))
         if not indices:
             return
         origin = sharding.slices(shape, participants.rank) if sharding is not None else grid.whole
@@ -147,23 +149,25 @@ class Shares:
         """The properties of each array that must be equal on all ranks, by its name."""
         return {kept.name: kept.line() for kept in self.arrays}
 
-    def pieces(self, leaves: Mapping[str, Any]) -> list[Piece]:
+    def pieces(self, leaves: Mapping[str, Any]) -> list[ChunkWrite]:
         """Return what this rank writes of the arrays, given by name, as views.
 
         Called by all ranks, which communicate where arrays are ``moved``.
         """
-        pieces: list[Piece] = []
+        pieces: list[ChunkWrite] = []
         for name, leaf in leaves.items():
             moved = self.moved.get(name)
             landed = leaf if moved is None else leaf.redistribute(moved)
             if name in self._chunks:
                 grid, host = self._grids[name], to_host(landed)
                 assert host is not None
-                pieces += [Piece(name, index, grid, host[box]) for index, box in self._chunks[name]]
+                pieces += [
+                    ChunkWrite(name, index, grid, host[box]) for index, box in self._chunks[name]
+                ]
         return pieces
 
     def write(
-        self, pieces: Sequence[Piece], storage: Storage, folder: str, *, first: bool
+        self, pieces: Sequence[ChunkWrite], storage: Storage, folder: str, *, first: bool
     ) -> Checksums:
         """Write this rank's chunks; return their checksums.
 
@@ -194,7 +198,7 @@ class Shares:
         }
 
 
-def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:
+def detach(pieces: Sequence[ChunkWrite], room: Room | None = None) -> Room:
     """Copy the pieces into ``room``, so that the state may change, and return that memory.
 
     The memory of an earlier call is reused if it is large enough: fresh memory costs more than

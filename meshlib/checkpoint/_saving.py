@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.folder import (
-    Entry,
+    StoredCheckpoint,
     check_step,
     claim_entry,
     entries_of,
@@ -32,7 +32,7 @@ from meshlib.checkpoint._files.storage import Storage
 from meshlib.checkpoint._files.zarr import chunk_file, groups_above
 from meshlib.checkpoint._nodes import array_of, leaves_of, shown
 from meshlib.checkpoint._participants import Participants, first_difference
-from meshlib.checkpoint._pieces import Checksums, Kept, Piece, Room, Shares, detach
+from meshlib.checkpoint._pieces import ArrayEntry, Checksums, ChunkShares, ChunkWrite, Room, detach
 from meshlib.checkpoint._tree import encode
 from transport._errors import DistError
 
@@ -55,8 +55,8 @@ class Save:
 
     _storage: Storage
     _tree: Any
-    _entry: Entry | None = None
-    shares: Shares | None = None
+    _entry: StoredCheckpoint | None = None
+    shares: ChunkShares | None = None
     """The chunks that this rank writes; None while that is unknown."""
 
     def __init__(
@@ -68,16 +68,16 @@ class Save:
         metric: float | None,
         *,
         detached: bool = False,
-        known: Shares | None = None,
+        known: ChunkShares | None = None,
     ) -> None:
         self._participants = participants
         self._step, self._metric = -1, metric
         self._owner = new_owner()
-        self._unfinished: list[Entry] = []
+        self._unfinished: list[StoredCheckpoint] = []
         # An error here is raised on all ranks at their next exchange.
         self._wrong: Exception | None = None
         self._failed: Exception | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[ChunkWrite] = []
         arrays: dict[str, Any] = {}
         try:
             arrays = self._flatten(storage, state, step, known)
@@ -115,7 +115,7 @@ class Save:
         return room
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> StoredCheckpoint:
         """The entry that the checkpoint will have, once that is agreed."""
         assert self._entry is not None
         return self._entry
@@ -123,21 +123,21 @@ class Save:
     # ------------------------------------------------------------------ agreeing
 
     def _flatten(
-        self, storage: Callable[[], Storage], state: Any, step: int, known: Shares | None
+        self, storage: Callable[[], Storage], state: Any, step: int, known: ChunkShares | None
     ) -> dict[str, Any]:
         """Take the state apart; return its arrays by name."""
         self._storage = storage()
         self._step, self._metric = check_step(step), check_metric(self._metric)
         self._tree, arrays = encode(state)
-        kept = tuple(Kept.of(name, leaf) for name, leaf in arrays.items())
+        kept = tuple(ArrayEntry.of(name, leaf) for name, leaf in arrays.items())
         same = known is not None and known.arrays == kept
-        self.shares = known if same else Shares(self._participants, kept)
+        self.shares = known if same else ChunkShares(self._participants, kept)
         return arrays
 
     def _agree(self) -> None:
         participants = self._participants
 
-        def tell() -> tuple[str, Entry | None]:
+        def tell() -> tuple[str, StoredCheckpoint | None]:
             if self._wrong is not None:
                 raise self._wrong
             digest = sha256(json.dumps(self._lines()).encode()).hexdigest()

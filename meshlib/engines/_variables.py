@@ -7,14 +7,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from meshlib._launcher.ranks.placement import Placement
+from meshlib._launcher.ranks.placement import NodePlacement
 from transport import _environment as environment
 from transport._net.auth import new_secret
 from transport._store.tcp.server import TCPStoreServer
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AttemptVariables:
     """The values that all ranks of an attempt share; ``mesh`` is as for ``meshrun --mesh``."""
 
     name: str
@@ -31,7 +31,7 @@ class Job:
         nodes = list(nodes)
         node = nodes[rank]
         order = list(dict.fromkeys(nodes))
-        placement = Placement(
+        placement = NodePlacement(
             attempt=self.attempt,
             node=order.index(node),
             nodes=len(order),
@@ -47,7 +47,7 @@ class Job:
         return placement.variables() | own | ({environment.MESH: self.mesh} if self.mesh else {})
 
 
-class Attempt:
+class AttemptStore:
     """One attempt to run a ``job``: a store, served from here, that its ranks meet in.
 
     ``host`` is the address at which ranks reach this process. The kernel chooses the port, and each
@@ -57,7 +57,9 @@ class Attempt:
     def __init__(self, host: str, name: str, mesh: str | None, number: int = 0) -> None:
         secret = new_secret()
         self._server = TCPStoreServer("", 0, secret=secret)
-        self.job: Job = Job(name, number, host, self._server.port, secret.hex(), mesh)
+        self.job: AttemptVariables = AttemptVariables(
+            name, number, host, self._server.port, secret.hex(), mesh
+        )
 
     def close(self) -> None:
         """Stop serving the store. Idempotent."""

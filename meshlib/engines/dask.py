@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Client, as_completed, wait
 
 from meshlib._launcher.ranks.failure import RaisedError, first_failure
-from meshlib.engines._variables import Attempt, rank_variables
+from meshlib.engines._variables import AttemptStore, rank_variables
 from transport._net import LOOPBACK
 from transport._net.sockets import local_address_towards
 
@@ -60,7 +60,7 @@ def run(
         MeshConfig.from_string(mesh).resolve(len(chosen))
     hosts = [information[worker]["host"] for worker in chosen]
     name = f"dask-{secrets.token_hex(4)}"
-    attempt = Attempt(host or _address_of_client(client), name, mesh)
+    attempt = AttemptStore(host or _address_of_client(client), name, mesh)
     futures: list[Any] = []
     try:
         for rank, worker in enumerate(chosen):

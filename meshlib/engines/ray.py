@@ -20,7 +20,7 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from meshlib.engines._variables import Attempt, Job
+from meshlib.engines._variables import AttemptStore, AttemptVariables
 
 _LEAVING_SECONDS = 5.0
 
@@ -76,7 +76,7 @@ class _MeshlibBackend(Backend):
     share_cuda_visible_devices = True  # LOCAL_RANK chooses, as everywhere
 
     def __init__(self) -> None:
-        self._attempt: Attempt | None = None
+        self._attempt: AttemptStore | None = None
         self._attempts = 0
 
     def on_start(self, worker_group: Any, backend_config: MeshlibConfig) -> None:
@@ -84,7 +84,7 @@ class _MeshlibBackend(Backend):
         self._close()  # of an attempt whose end was not announced
         name = f"ray-{ray.get_runtime_context().get_job_id()}"
         host, mesh = ray.util.get_node_ip_address(), backend_config.mesh
-        self._attempt = Attempt(host, name, mesh, self._attempts)
+        self._attempt = AttemptStore(host, name, mesh, self._attempts)
         self._attempts += 1
         places = ray.get(worker_group.execute_async(_where))
         nodes = [node for _, node in sorted(places)]
@@ -112,7 +112,7 @@ def _where() -> tuple[int, str]:
     return ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id()
 
 
-def _become_rank(job: Job, nodes: list[str]) -> None:
+def _become_rank(job: AttemptVariables, nodes: list[str]) -> None:
     rank, host = ray.train.get_context().get_world_rank(), ray.util.get_node_ip_address()
     os.environ.update(job.variables(rank, nodes, host))
 

@@ -17,16 +17,23 @@ from meshlib.jit._functions import (
     scatter,
 )
 from meshlib.jit._messages import recv, recv_anysource, send, sendrecv
-from meshlib.jit._permuting import Passing, permute, permute_done, permute_start
+from meshlib.jit._permuting import (
+    PendingPermute,
+    exchange_halo,
+    permute,
+    permute_done,
+    permute_start,
+)
 from meshlib.jit._starting import jit
 
 __all__ = [
-    "Passing",
+    "PendingPermute",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
+    "exchange_halo",
     "gather",
     "jit",
     "permute",

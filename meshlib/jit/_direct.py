@@ -41,7 +41,7 @@ handler: Any = None if native is None else native.xla_handler
 Spec = Callable[[HostArray, HostArray], CallSpec]
 
 
-class _Outline(ShmCommunicator):
+class _EngineCallCapture(ShmCommunicator):
     """Stands in for a communicator: keeps what a call would hand to the engine."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -102,10 +102,10 @@ class DirectCall(NamedTuple):
         result = np.empty(self.result.shape, self.result.dtype)
         operand = result if self.in_place else np.empty(self.operand.shape, self.operand.dtype)
         given = (operand, operand) if self.only_sends else (result, operand)
-        spec, outline = self.spec(*given), _Outline(group.rank(), group.size())
-        spec.run(outline, None)  # type: ignore[arg-type]
+        spec, recorder = self.spec(*given), _EngineCallCapture(group.rank(), group.size())
+        spec.run(recorder, None)  # type: ignore[arg-type]
         arrays = [(0, operand), (len(itemsizes), result)] if itemsizes else [(0, result)]
-        places = [_place(array, arrays) for array in (*outline.inputs, *outline.outputs)]
+        places = [_place(array, arrays) for array in (*recorder.inputs, *recorder.outputs)]
         alone = spec.peer == group.rank() and self.sending is None and not half
         calls = None if alone else program_calls(group)
         sending = self.sending and self.sending.compile(code, owner, itemsizes, half=True)
@@ -115,14 +115,14 @@ class DirectCall(NamedTuple):
             calls and calls.native,
             owner,
             fields,
-            outline.op is not None,
+            recorder.op is not None,
             spec.nbytes,
             spec.peer,
             calls.number_of(code) if calls else 0,
             self.clears,
             tuple(itemsizes),
             () if self.only_sends and not half else (result.itemsize,),
-            len(outline.inputs),
+            len(recorder.inputs),
             places,
         )
 
@@ -234,8 +234,8 @@ class ProgramCalls:
                 native.set_self(lent is not None)
             elif lent is not None:
                 native.connect(peer, *lent)
-        outline = communicator.outline()
-        if outline is None or native.attach(outline):
+        handle = communicator.native_handle()
+        if handle is None or native.attach(handle):
             native.open(MOMENT)
 
     def close(self, seconds: float) -> None:

@@ -109,7 +109,7 @@ class _SendAndForget(Send):
 
 
 @dataclass(frozen=True)
-class Exchange(InJit):
+class SendReceive(InJit):
     """Sends the operand to ``dst`` and returns what ``src`` sends, of another shape if ``other``.
 
     Neither waits for the other. The transpose goes the other way round.
@@ -275,4 +275,4 @@ def sendrecv(
     if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
         dtype_code(like.dtype)
         comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
-    return bind(Exchange(calls, to, origin, tag, comes, goes), x)
+    return bind(SendReceive(calls, to, origin, tag, comes, goes), x)

@@ -1,9 +1,9 @@
-"""``permute``, whole and in two halves, between which the program computes."""
+"""``permute``, whole and in two halves, and the exchange of ghost cells that is made of it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._collectives.point_to_point import check_tag
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, derived_group
+from meshlib._mesh.device_mesh import DeviceMesh
+from meshlib._mesh.names import DimKey
+from meshlib._mesh.neighbours import check_halo
 from meshlib.jit._arguments import in_one_call, is_tree, prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._kinds import Issuing, flat_of
@@ -68,7 +71,7 @@ class Permute(Issuing):
         return Permute(self.group, tuple((there, here) for here, there in self.pairs))
 
 
-class _UnderWay(NamedTuple):
+class _StartedPermute(NamedTuple):
     """A permute that was begun. It has its own memory, because XLA may move or free its buffers."""
 
     work: Work[Any]
@@ -117,7 +120,7 @@ class PermuteStart(_Half):
                 )
             came = np.empty_like(held)
             work: Work[Any] = call_queue_of(group).issue(spec(came, held.copy()), async_op=True)
-            under_way[tag] = _UnderWay(work, came, program, break_off)
+            under_way[tag] = _StartedPermute(work, came, program, break_off)
             program.guard(break_off)
 
         def break_off(error: BaseException) -> None:
@@ -155,9 +158,9 @@ class PermuteDone(_Half):
         return bind(self.whole, t)
 
 
-def _taken(group: ProcessGroup, tag: int) -> _UnderWay:
+def _taken(group: ProcessGroup, tag: int) -> _StartedPermute:
     """Remove and return the permute under way with ``tag``; RuntimeError if there is none."""
-    under_way: _UnderWay | None = state_in_jit(group).under_way.pop(tag, None)
+    under_way: _StartedPermute | None = state_in_jit(group).under_way.pop(tag, None)
     if under_way is None:
         raise RuntimeError(f"permute_done with tag {tag}, but no permute_start before it: {group}")
     under_way.program.unguard(under_way.break_off)
@@ -183,7 +186,7 @@ def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any
 
 @partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["halves"])
 @dataclass(frozen=True)
-class Passing:
+class PendingPermute:
     """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
 
     x: jax.Array
@@ -193,7 +196,7 @@ class Passing:
 
 def permute_start(
     x: Any, perm: Iterable[tuple[int, int]], group: Group = None, *, tag: int = 0
-) -> Passing:
+) -> PendingPermute:
     """Begin a ``permute``, and compute meanwhile: ``permute_done`` waits for it.
 
         passing = mj.permute_start(x, perm, group)
@@ -213,10 +216,10 @@ def permute_start(
     check_tag(tag)
     whole = Permute(calls, pairs)
     halves = PermuteStart(calls, whole, tag), PermuteDone(calls, whole, tag)
-    return Passing(x if calls.size() == 1 else bind(halves[0], x), halves)
+    return PendingPermute(x if calls.size() == 1 else bind(halves[0], x), halves)
 
 
-def permute_done(passing: Passing, after: Any = None) -> jax.Array:
+def permute_done(passing: PendingPermute, after: Any = None) -> jax.Array:
     """Return what ``permute`` would have returned where ``passing`` was begun.
 
     Waits for it when the arrays of ``after``, a pytree, have been computed.
@@ -225,6 +228,45 @@ def permute_done(passing: Passing, after: Any = None) -> jax.Array:
     if half.group.size() == 1:
         return passing.x if half.whole.pairs else jnp.zeros_like(passing.x)
     return bind(half, passing.x, anchors=jax.tree_util.tree_leaves(after))
+
+
+def exchange_halo(
+    x: Any,
+    mesh: DeviceMesh,
+    dims: Mapping[DimKey, int],
+    width: int = 1,
+    *,
+    periodic: bool | Mapping[DimKey, bool] = False,
+) -> jax.Array:
+    """Return ``x`` with its ghost cells filled by the neighbours' cells: ``mesh.exchange_halo``.
+
+    ``x`` is this rank's block of a larger grid, with ``width`` ghost cells at both ends of each
+    axis in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of ``mesh``. The dims
+    take turns, so edges and corners are filled, too. Beyond an edge of the mesh ghost cells keep
+    their values, unless the dim is ``periodic`` (one bool, or one for each dim). The transpose adds
+    the ghost cells' cotangents to those of the cells that they came from.
+
+    Two calls along each dim, ``permute``: all ranks make them, with blocks of one shape.
+    Raises ValueError for a ``width`` below 1, for a wrong axis, for an axis with fewer than
+    ``3 * width`` cells, and on a rank outside; MeshDimError (a ValueError) for an unknown dim.
+    """
+    x = jnp.asarray(x)
+    for dim, axis, is_ring in check_halo(mesh, x.shape, dims, width, periodic):
+        before, behind = mesh.shift(dim, periodic=is_ring)
+        size, length = mesh[dim].size(), x.shape[axis]
+        up = [(i, (i + 1) % size) for i in range(size if is_ring else size - 1)]
+        down = [(above, below) for below, above in up]
+        # Faces of the second axis contain ghost cells of the first one: so corners come.
+        for perm, source, inner, ghosts in (
+            (up, before, length - 2 * width, 0),
+            (down, behind, width, length - width),
+        ):
+            if perm:  # all members of the group call, also those that nothing comes to
+                face = jax.lax.slice_in_dim(x, inner, inner + width, axis=axis)
+                face = permute(face, perm, mesh[dim])
+                if source is not None:
+                    x = jax.lax.dynamic_update_slice_in_dim(x, face, ghosts, axis)
+    return x
 
 
 def _pairs(perm: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:

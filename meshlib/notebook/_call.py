@@ -20,6 +20,8 @@ _OTHERS_SECONDS = 0.8
 """What the other ranks get to end by themselves after one has failed: meshrun's own patience."""
 STOP_SECONDS = 5.0
 """How long ranks may take to end an interrupted task."""
+MARK_SECONDS = 2.0
+"""How long marks of the end of an output may take: the program may have closed that output."""
 
 
 class CallLink(Protocol):
@@ -41,8 +43,8 @@ class CallLink(Protocol):
         """Show what is printed; return the next other event, or None at the moment ``until``."""
         ...
 
-    def await_marks(self, ranks: Sequence[int], number: int, seen: set[Marked]) -> None:
-        """Show all that ``ranks`` have printed in task ``number``; ``seen``: marks that came."""
+    def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
+        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
         ...
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
@@ -79,7 +81,7 @@ class RankCall:
         try:
             self._link.start(self._tasks, self._calls)
             self._wait()
-            self._link.await_marks(list(self._replies), self._number, self._marks)
+            self._await_marks()
             error = self._error()
             if error is not None:
                 raise error
@@ -132,7 +134,14 @@ class RankCall:
         until = time.monotonic() + STOP_SECONDS
         while self._waiting() and self._next(until) is not None:
             pass
-        self._link.await_marks(list(self._replies), self._number, self._marks)
+        self._await_marks()
+
+    def _await_marks(self) -> None:
+        """Show all that the ranks that have answered have printed."""
+        marks = self._link.marks(list(self._replies), self._number)
+        until = time.monotonic() + MARK_SECONDS
+        while not marks <= self._marks and self._next(until) is not None:
+            pass
 
     def _settle(self) -> None:
         """Note what the next call has to know."""

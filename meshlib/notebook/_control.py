@@ -65,7 +65,7 @@ class Reply:
     made_calls: bool = False
 
 
-class Rank(Protocol):
+class NotebookRank(Protocol):
     """A rank, as the notebook calls it."""
 
     def run(self, task: Task) -> Reply:
@@ -92,7 +92,7 @@ class Notebook(Protocol):
 class ControlWorld(World):
     """The World of such a job; ``host`` is what the others call here."""
 
-    host: Rank | Notebook
+    host: NotebookRank | Notebook
 
     @property
     def worker(self) -> LocalWorker:
@@ -112,7 +112,7 @@ class ControlWorld(World):
 
 
 def join(
-    store: Store, rank: int, ranks: int, secret: bytes | None, host: Rank | Notebook
+    store: Store, rank: int, ranks: int, secret: bytes | None, host: NotebookRank | Notebook
 ) -> ControlWorld:
     """Meet ``ranks`` ranks and the notebook in ``store``, as ``rank`` (the notebook's is the last).
 
@@ -146,18 +146,18 @@ def join(
 
 
 def run(task: Task) -> Reply:
-    """See ``Rank``."""
-    return cast(Rank, _host()).run(task)
+    """See ``NotebookRank``."""
+    return cast(NotebookRank, _host()).run(task)
 
 
 def interrupt(number: int) -> None:
-    """See ``Rank``."""
-    cast(Rank, _host()).interrupt(number)
+    """See ``NotebookRank``."""
+    cast(NotebookRank, _host()).interrupt(number)
 
 
 def stack() -> str:
-    """See ``Rank``."""
-    return cast(Rank, _host()).stack()
+    """See ``NotebookRank``."""
+    return cast(NotebookRank, _host()).stack()
 
 
 @functions.async_execution
@@ -166,7 +166,7 @@ def closed() -> Future[bool]:
     return cast(Notebook, _host()).closed()
 
 
-def _host() -> Rank | Notebook:
+def _host() -> NotebookRank | Notebook:
     world = current_world()
     assert isinstance(world, ControlWorld)
     return world.host

@@ -20,22 +20,21 @@ from meshlib.notebook._call import STOP_SECONDS, RankCall
 from meshlib.notebook._control import ControlWorld, Reply, Task, turn_key
 from meshlib.notebook._functions import cells, pack
 from meshlib.notebook._local import LocalLauncher
-from meshlib.notebook._output import Answered, Ended, Marked, News, Printed, show
+from meshlib.notebook._output import Answered, EventQueue, LauncherEnded, Marked, Printed, show
 from meshlib.rpc import WorkerLostError
 from transport._checks import to_whole_number
 from transport._errors import DistError, DistStoreError, RankFailedError
 from transport._store.prefix_store import PrefixStore
 
-_MARK_SECONDS = 2.0
 _LOSS_SECONDS = 5.0
 _JOIN_ANEW_SECONDS = 60.0
 
 
-class Link:
+class NotebookLink:
     """A notebook's link to its ranks. One call at a time."""
 
     def __init__(
-        self, size: int, mesh: str | None, news: News, launcher: LocalLauncher | None
+        self, size: int, mesh: str | None, news: EventQueue, launcher: LocalLauncher | None
     ) -> None:
         self.closed_because: str | None = None
         self._size = size
@@ -195,14 +194,11 @@ class Link:
                 return event
             show(event)
 
-    def await_marks(self, ranks: Sequence[int], number: int, seen: set[Marked]) -> None:
-        """Show all that ``ranks`` have printed in task ``number``; ``seen``: marks that came."""
+    def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
+        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
         if self._launcher is None:
-            return
-        missing = {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks} - seen
-        until = time.monotonic() + _MARK_SECONDS  # the program may have closed its output
-        while missing and (event := self.next_event(until)) is not None:
-            missing.discard(event)  # pyright: ignore[reportArgumentType]
+            return set()
+        return {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks}
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
         """Note what a call that failed has left: ranks that are not done, groups out of step."""
@@ -221,7 +217,7 @@ class Link:
         until = time.monotonic() + _LOSS_SECONDS
         while self._launcher is not None:
             event = self._news.next(until)
-            if event is None or isinstance(event, Ended):
+            if event is None or isinstance(event, LauncherEnded):
                 break
             if isinstance(event, Printed):
                 said += [event.text] if event.of_launcher else []

@@ -8,9 +8,9 @@ import subprocess
 import time
 
 from meshlib._launcher import controlled
-from meshlib._monitor.jobs import Job, running
+from meshlib._monitor.jobs import RunningJob, running
 from meshlib.notebook._functions import require_cloudpickle
-from meshlib.notebook._output import Ended, Marked, News, OutputReader, Printed
+from meshlib.notebook._output import EventQueue, LauncherEnded, Marked, OutputReader, Printed
 from transport._errors import DistStoreError
 
 _END_SECONDS = 5.0
@@ -19,17 +19,17 @@ _END_SECONDS = 5.0
 class LocalLauncher:
     """A meshrun that has started ``ranks``, a number or a mesh; ``news`` gets what they print."""
 
-    def __init__(self, ranks: int | str, news: News) -> None:
+    def __init__(self, ranks: int | str, news: EventQueue) -> None:
         require_cloudpickle()
         count = ["--mesh", ranks] if isinstance(ranks, str) else ["-n", str(ranks)]
         arguments = [*count, "--standalone", "--prefix", "--grace-period", "1"]
-        order = controlled.Order([*arguments, "-m", "meshlib.notebook"], os.getcwd())
+        order = controlled.LaunchOrder([*arguments, "-m", "meshlib.notebook"], os.getcwd())
         pipe = subprocess.PIPE
         self._news = news
         self._process = controlled.start(controlled.command(), order, stdout=pipe, stderr=pipe)
         self._reader = OutputReader(self._process, news)
 
-    def begin(self, timeout: float) -> Job:
+    def begin(self, timeout: float) -> RunningJob:
         """Wait until the first rank has joined the job; return the job.
 
         Raises ``DistStoreError`` with what was printed, when it ends or ``timeout`` seconds pass.
@@ -42,7 +42,7 @@ class LocalLauncher:
                     break
                 case Printed(text=text):
                     printed.append(text)
-                case Ended():
+                case LauncherEnded():
                     raise DistStoreError(f"the ranks have ended at once:\n{''.join(printed)}")
                 case None:
                     raise DistStoreError(

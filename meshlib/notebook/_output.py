@@ -60,14 +60,14 @@ class Answered:
     rank: int
 
 
-class Ended:
+class LauncherEnded:
     """The launcher has ended, and all of its output has come."""
 
 
-Event = Printed | Marked | Answered | Ended
+Event = Printed | Marked | Answered | LauncherEnded
 
 
-class News:
+class EventQueue:
     """A queue of events for the thread that calls ranks."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class News:
 class OutputReader:
     """Reads both outputs of the launcher ``process``, and adds them to ``news``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], news: News) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], news: EventQueue) -> None:
         self._news = news
         self._left = 2
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class OutputReader:
         with self._lock:
             self._left -= 1
             if not self._left:
-                self._news.put_output(Ended())
+                self._news.put_output(LauncherEnded())
 
 
 def _events(stream: int, line: str) -> list[Event]:

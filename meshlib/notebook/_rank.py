@@ -1,4 +1,4 @@
-"""A rank that runs what a notebook says: the program ``python -m meshlib.notebook``."""
+"""A rank that runs a notebook's tasks: the program ``python -m meshlib.notebook``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from transport._store.prefix_store import PrefixStore, underlying
 _LOOK_SECONDS = 600.0
 
 
-class _Job:
+class _PendingTask:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.reply = Reply()
@@ -50,7 +50,7 @@ class RankServer:
     """Runs a notebook's tasks in the main thread of this rank, one after the other."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_PendingTask | None] = SimpleQueue()
         self._namespace = new_main()
         self._lock = threading.Lock()
         self._running: int | None = None
@@ -58,8 +58,8 @@ class RankServer:
         """The last task of which a notebook has said that it must not go on."""
 
     def run(self, task: Task) -> Reply:
-        """Run ``task`` after those that came before, and return what came of it."""
-        job = _Job(task)
+        """Run ``task`` after the earlier ones, and return its outcome."""
+        job = _PendingTask(task)
         self._jobs.put(job)
         job.ended.wait()
         return job.reply
@@ -186,15 +186,15 @@ def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> 
         except DistError:
             continue  # the notebook, or another rank, has gone meanwhile
         ends = False
-        with contextlib.closing(_Left(world, server)), suppress(DistError):
+        with contextlib.closing(_NotebookService(world, server)), suppress(DistError):
             ends = world.call(ranks, _control.closed).wait()
         if ends:
             server.end()
             return
 
 
-class _Left:
-    """Ends the notebook's World, and what it still has running here."""
+class _NotebookService:
+    """Ends the notebook's World, and the tasks that it still runs here."""
 
     def __init__(self, world: _control.ControlWorld, server: RankServer) -> None:
         self._world, self._server = world, server

@@ -10,12 +10,12 @@ from typing import Any, Self
 from meshlib._launcher.ranks.failure import rank_list
 from meshlib._mesh.config import MeshConfig
 from meshlib._mesh.spec import parse_mesh
-from meshlib._monitor.jobs import Job, find
+from meshlib._monitor.jobs import RunningJob, find
 from meshlib.notebook._control import JOB
 from meshlib.notebook._functions import execute, remember_cell, require_cloudpickle
-from meshlib.notebook._link import Link
+from meshlib.notebook._link import NotebookLink
 from meshlib.notebook._local import LocalLauncher
-from meshlib.notebook._output import News
+from meshlib.notebook._output import EventQueue
 from transport._checks import to_whole_number
 from transport._deadline import Timeout, to_seconds
 from transport._errors import DistStoreError, StoreTimeoutError
@@ -27,7 +27,7 @@ _KEY_SECONDS = 10.0
 class RankSet:
     """Some ranks, to call functions on; made by ``Ranks`` and its ``[...]``."""
 
-    def __init__(self, link: Link, ranks: Sequence[int]) -> None:
+    def __init__(self, link: NotebookLink, ranks: Sequence[int]) -> None:
         self._link = link
         self.ranks: tuple[int, ...] = tuple(ranks)
         """Their numbers, ascending."""
@@ -135,7 +135,7 @@ def local_ranks(ranks: int | str, *, timeout: Timeout = 60.0) -> Ranks:
             raise ValueError(f"ranks is {ranks!r}, with a size to be inferred; expected all sizes")
     elif to_whole_number(ranks, "ranks") < 1:
         raise ValueError(f"ranks is {ranks}; expected at least 1, or a mesh such as 'dp=2,tp=2'")
-    news = News()
+    news = EventQueue()
     launcher = LocalLauncher(ranks, news)
     try:
         job = launcher.begin(to_seconds(timeout))
@@ -157,10 +157,10 @@ def attach(job: str | None = None) -> Ranks:
     ``DistStoreError`` when its ranks do not answer.
     """
     require_cloudpickle()
-    return _attach(find(job), News(), None)
+    return _attach(find(job), EventQueue(), None)
 
 
-def _attach(job: Job, news: News, launcher: LocalLauncher | None) -> Ranks:
+def _attach(job: RunningJob, news: EventQueue, launcher: LocalLauncher | None) -> Ranks:
     store = job.connect()
     try:
         about = json.loads(store.get(JOB, timeout=_KEY_SECONDS))
@@ -172,6 +172,6 @@ def _attach(job: Job, news: News, launcher: LocalLauncher | None) -> Ranks:
     finally:
         store.close()
     secret = bytes.fromhex(job.secret) if job.secret else None
-    link = Link(about["ranks"], about["mesh"], news, launcher)
+    link = NotebookLink(about["ranks"], about["mesh"], news, launcher)
     link.join(PrefixStore(f"notebook/{about['name']}", job.connect()), secret)
     return Ranks(link, range(about["ranks"]))

@@ -21,7 +21,7 @@ from meshlib.rpc._api import (
     rpc_sync,
     shutdown,
 )
-from meshlib.rpc._calls import Request, wait_all
+from meshlib.rpc._calls import PreparedCall, wait_all
 from meshlib.rpc._carriers import Carrier, Differentiating
 from meshlib.rpc._errors import (
     RemoteError,
@@ -38,10 +38,10 @@ __all__ = [
     "Carrier",
     "Differentiating",
     "Future",
+    "PreparedCall",
     "RRef",
     "RRefLostError",
     "RemoteError",
-    "Request",
     "RpcBackendOptions",
     "RpcConnectionError",
     "RpcTimeoutError",

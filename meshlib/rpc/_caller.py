@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshlib._arrays.pickling import Payload, load
-from meshlib.rpc._calls import OutgoingCall, Request
+from meshlib.rpc._calls import OutgoingCall, PreparedCall
 from meshlib.rpc._carriers import Carriers
 from meshlib.rpc._errors import (
     RpcConnectionError,
@@ -22,12 +22,12 @@ from meshlib.rpc._errors import (
 from meshlib.rpc._execution import Execution
 from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory
-from meshlib.rpc._messages import CREATES, UNREAD, Kind
+from meshlib.rpc._messages import CREATES, UNREAD, FrameKind
 from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
 from transport._channel.channel import GREETING_SECONDS, Channel
-from transport._channel.frames import Frame
+from transport._channel.frames import ChannelFrame
 from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
@@ -103,7 +103,7 @@ class Caller:
             raise DistBackendError("RPC was shut down on this worker")
         gradients = self._carriers.gradients
         if gradients is not None:
-            again = Request(to, func, timeout, kept, what)
+            again = PreparedCall(to, func, timeout, kept, what)
             replaced = gradients.replace(again, args, kwargs, bool(number))
             if replaced is not None:
                 return replaced
@@ -142,7 +142,7 @@ class Caller:
             connection.pending[call.number] = call
             self._deadlines.watch(call.due)
             try:
-                connection.send(Kind.REQUEST, call.number, *payload, flags)
+                connection.send(FrameKind.REQUEST, call.number, *payload, flags)
             except OSError:
                 # The peer has not received all of it, so it has not run.
                 if not self._take_back(connection, call, last=again):
@@ -190,7 +190,7 @@ class Caller:
         connection.pending[call.number] = call
         self._deadlines.watch(call.due)
         try:
-            connection.send(Kind.ASK, call.number, *self._references.dump(question, None))
+            connection.send(FrameKind.ASK, call.number, *self._references.dump(question, None))
             connection.poll()
         except OSError as error:
             connection.pending.pop(call.number, None)
@@ -203,7 +203,7 @@ class Caller:
         if connection is not None:
             connection.pending.pop(call.number, None)
             with suppress(OSError):
-                connection.send(Kind.CANCEL, call.number)
+                connection.send(FrameKind.CANCEL, call.number)
         call.end(None, error)
 
     def pending(self) -> list[OutgoingCall]:
@@ -217,7 +217,7 @@ class Caller:
 
     # ------------------------------------------------------------------ replies
 
-    def on_reply(self, connection: AnyConnection, frame: Frame) -> None:
+    def on_reply(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         """End the call that ``frame`` answers."""
         connection.reclaim(frame.number)
         call: OutgoingCall | None = connection.pending.pop(frame.number, None)
@@ -236,7 +236,7 @@ class Caller:
         try:
             # Also for a call that has ended: references in the reply are to be released.
             value, more = load(frame.data, buffers)
-            if frame.kind == Kind.ERROR:
+            if frame.kind == FrameKind.ERROR:
                 error = with_cause(answerable(value), more)
             elif more is not None and call is not None:
                 self._carriers.receive(call.sent or {}, more, call.to)

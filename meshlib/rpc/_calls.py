@@ -147,7 +147,7 @@ def name_of(func: object) -> str:
     return safely(ask, "") or safely(lambda: type(func).__name__, "a function without a name")
 
 
-class Request(NamedTuple):
+class PreparedCall(NamedTuple):
     """A call without its arguments. Any worker may make it."""
 
     to: int

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
-from meshlib.rpc._calls import Request
+from meshlib.rpc._calls import PreparedCall
 
 GRADIENTS = "gradients"
 """The name of the carrier of gradients."""
@@ -51,7 +51,7 @@ class Differentiating(Carrier, Protocol):
 
     def replace(
         self,
-        request: Request,
+        request: PreparedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         creates: bool,

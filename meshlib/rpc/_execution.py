@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from meshlib._calls.call_stream import Continuations
+from meshlib._calls.call_stream import ContinuationStream
 from meshlib._calls.future import Future
 from meshlib.rpc._loopback import AnyConnection
 from transport._channel.threads import ThreadPool
@@ -44,7 +44,7 @@ class ServedCall:
     """The object of this worker that its result becomes."""
 
 
-class _Here(threading.local):
+class _ThreadCall(threading.local):
     call: ServedCall | None = None
 
 
@@ -56,11 +56,11 @@ class Execution:
 
     def __init__(self, threads: ThreadPool, call_timer: Callable[[float], None]) -> None:
         self.threads = threads
-        self.callbacks: Continuations = Callbacks(threads)
+        self.callbacks: ContinuationStream = Callbacks(threads)
         self.calls: dict[CallId, ServedCall] = {}
         """The calls that are served."""
         self._call_timer = call_timer
-        self.here: _Here = _Here()
+        self.here: _ThreadCall = _ThreadCall()
         """The call that each thread serves."""
 
     @property
@@ -103,7 +103,7 @@ class Execution:
                 call.cancelled = why
 
 
-class Callbacks(Continuations):
+class Callbacks(ContinuationStream):
     """Runs callbacks of remote calls as jobs of the worker's threads, so that they may wait."""
 
     def __init__(self, threads: ThreadPool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from transport._channel.connection import Connection
-from transport._channel.frames import Buffer, Frame
+from transport._channel.connection import ChannelConnection
+from transport._channel.frames import ChannelFrame, FrameBuffer
 
 
 class Loopback:
@@ -18,7 +18,7 @@ class Loopback:
     is_choked = False
 
     def __init__(
-        self, rank: int, outgoing: bool, deliver: Callable[[Loopback, Frame], None]
+        self, rank: int, outgoing: bool, deliver: Callable[[Loopback, ChannelFrame], None]
     ) -> None:
         self.peer = rank
         self.outgoing = outgoing
@@ -27,7 +27,7 @@ class Loopback:
         self._other: Loopback = self
 
     @classmethod
-    def between(cls, rank: int, deliver: Callable[[Loopback, Frame], None]) -> Loopback:
+    def between(cls, rank: int, deliver: Callable[[Loopback, ChannelFrame], None]) -> Loopback:
         """Return the outgoing end of a new loopback of the worker ``rank``."""
         one, other = cls(rank, True, deliver), cls(rank, False, deliver)
         one._other, other._other = other, one
@@ -42,14 +42,14 @@ class Loopback:
         flags: int = 0,
     ) -> None:
         """Deliver a frame to the other end."""
-        copies = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in buffers]
-        self._deliver(self._other, Frame(kind, flags, number, data, copies))
+        copies = [FrameBuffer(b.nbytes, 0, memoryview(bytearray(b))) for b in buffers]
+        self._deliver(self._other, ChannelFrame(kind, flags, number, data, copies))
 
-    def fetch(self, frame: Frame) -> list[memoryview]:
+    def fetch(self, frame: ChannelFrame) -> list[memoryview]:
         """Return the buffers of a frame."""
         return [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
 
-    def acknowledge(self, frame: Frame) -> None:
+    def acknowledge(self, frame: ChannelFrame) -> None:
         """Do nothing: buffers are copied."""
 
     def reclaim(self, number: int) -> None:
@@ -65,4 +65,4 @@ class Loopback:
         """Do nothing: frames arrive at once."""
 
 
-AnyConnection = Connection | Loopback
+AnyConnection = ChannelConnection | Loopback

@@ -7,7 +7,7 @@ import enum
 from transport._channel.frames import FIRST_KIND
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The kind of a frame. Its number is that of a call."""
 
     REQUEST = FIRST_KIND

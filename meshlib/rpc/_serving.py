@@ -26,14 +26,14 @@ from meshlib.rpc._errors import (
 from meshlib.rpc._execution import CallId, Execution, ServedCall
 from meshlib.rpc._loopback import AnyConnection
 from meshlib.rpc._membership.directory import WorkerDirectory
-from meshlib.rpc._messages import CREATES, UNREAD, Kind
+from meshlib.rpc._messages import CREATES, UNREAD, FrameKind
 from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
 from meshlib.rpc.functions import future_of, is_async
-from transport._channel.frames import Frame
+from transport._channel.frames import ChannelFrame
 
 
-class Server:
+class CallServer:
     """Serves the calls of one worker's callers, as jobs of ``execution``.
 
     While ``has_left()``, failed calls are not answered: they fail because this worker ends.
@@ -55,7 +55,7 @@ class Server:
         self._recorder = recorder
         self._has_left = has_left
 
-    def accept(self, connection: AnyConnection, frame: Frame) -> None:
+    def accept(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         """Have a thread run a request. The calling thread, one of the pool, may be the one."""
         caller, lost = connection.peer, self._directory.lost
         call = ServedCall((caller, frame.number), connection, frame.nbytes, time.monotonic())
@@ -87,7 +87,7 @@ class Server:
 
     # ------------------------------------------------------------------ one call
 
-    def _run(self, call: ServedCall, frame: Frame) -> None:
+    def _run(self, call: ServedCall, frame: ChannelFrame) -> None:
         here = self._execution.here
         before, here.call = here.call, call
         call.begun, call.thread = time.monotonic(), threading.get_ident()
@@ -98,7 +98,7 @@ class Server:
         finally:
             here.call = before
 
-    def _run_function(self, call: ServedCall, frame: Frame) -> None:
+    def _run_function(self, call: ServedCall, frame: ChannelFrame) -> None:
         buffers = call.connection.fetch(frame)
         loaded = self._references.load(*call.id, frame.data, buffers)
         func, args, kwargs, sent, parent = loaded
@@ -149,7 +149,7 @@ class Server:
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
         with self._carriers.answering(call.sent):
             payload = self._references.dump((result, brought or None), call.id[0])
-        self._send(call, Kind.REPLY, payload, None)
+        self._send(call, FrameKind.REPLY, payload, None)
 
     def _fail(self, call: ServedCall, error: BaseException) -> None:
         was_read = call.func is not None
@@ -165,7 +165,7 @@ class Server:
             stand_in = RemoteError(describe(error))
             payload = self._references.dump((stand_in, text), call.id[0])
         flags = 0 if was_read else UNREAD
-        self._send(call, Kind.ERROR, payload, describe(error), flags)
+        self._send(call, FrameKind.ERROR, payload, describe(error), flags)
 
     def _packed(self, error: Exception, text: str, to: int) -> Payload | None:
         """Return the payload of ``error`` for a worker; None if it cannot be unpickled."""
@@ -181,7 +181,7 @@ class Server:
         self._execution.calls.pop(call.id, None)
         self._recorder.served(call, error or call.cancelled)
         call.result = None
-        if kind == Kind.ERROR and self._has_left():
+        if kind == FrameKind.ERROR and self._has_left():
             return
         with suppress(OSError):  # its calls have failed with the connection
             call.connection.send(kind, call.id[1], *payload, flags)
@@ -204,4 +204,4 @@ def _stack_below(thread: int) -> str:
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
 
 
-_RUN = Server._run_function.__code__  # pyright: ignore[reportPrivateUsage]
+_RUN = CallServer._run_function.__code__  # pyright: ignore[reportPrivateUsage]

@@ -21,16 +21,16 @@ from meshlib.rpc._execution import Execution
 from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory, WorkerInfo
 from meshlib.rpc._membership.shutdown import Shutdown
-from meshlib.rpc._messages import Kind
+from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._overdue.cycles import CycleDetector
 from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._overdue.timer import TimerThread
 from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
-from meshlib.rpc._serving import Server
+from meshlib.rpc._serving import CallServer
 from transport._channel.channel import Channel
-from transport._channel.connection import Connection
-from transport._channel.frames import Frame
+from transport._channel.connection import ChannelConnection
+from transport._channel.frames import ChannelFrame
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
 from transport._errors import (
@@ -77,7 +77,7 @@ class LocalWorker:
         )
         self.carriers: Carriers = Carriers()
         self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_asked)
-        self.server: Server = Server(
+        self.server: CallServer = CallServer(
             self.directory,
             self.execution,
             self.references,
@@ -119,18 +119,20 @@ class LocalWorker:
 
     # ------------------------------------------------------------------ frames
 
-    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+    def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
         """Act on frames of another worker; False: read no more for now."""
         self._act(connection, self._deliver_all, frames)
         if connection.outgoing:
             return True
         return not (self._is_full() or connection.is_choked)
 
-    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+    def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
         """Act on what another worker tells about references."""
         self._act(connection, self.references.on_post, data)
 
-    def _act(self, connection: Connection, act: Callable[[Connection, Any], None], on: Any) -> None:
+    def _act(
+        self, connection: ChannelConnection, act: Callable[[ChannelConnection, Any], None], on: Any
+    ) -> None:
         """Call ``act(connection, on)``; the worker is active meanwhile."""
         me = threading.get_ident()
         self._acting.add(me)
@@ -146,25 +148,25 @@ class LocalWorker:
         finally:
             self._acting.discard(me)
 
-    def _deliver_all(self, connection: Connection, frames: Sequence[Frame]) -> None:
+    def _deliver_all(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> None:
         for frame in frames:
             self._deliver(connection, frame)
 
-    def _deliver_here(self, connection: Loopback, frame: Frame) -> None:
+    def _deliver_here(self, connection: Loopback, frame: ChannelFrame) -> None:
         """Act on a frame of this worker's own, in the sender's thread."""
         self._deliver(connection, frame)
         if not connection.outgoing:
             self.execution.threads.notify()
 
-    def _deliver(self, connection: AnyConnection, frame: Frame) -> None:
+    def _deliver(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         match frame.kind:
-            case Kind.REQUEST if not connection.outgoing:
+            case FrameKind.REQUEST if not connection.outgoing:
                 self.server.accept(connection, frame)
-            case Kind.REPLY | Kind.ERROR if connection.outgoing:
+            case FrameKind.REPLY | FrameKind.ERROR if connection.outgoing:
                 self.caller.on_reply(connection, frame)
-            case Kind.ASK if not connection.outgoing:
+            case FrameKind.ASK if not connection.outgoing:
                 self._on_question(connection, frame)
-            case Kind.CANCEL if not connection.outgoing:
+            case FrameKind.CANCEL if not connection.outgoing:
                 call_id, why = (connection.peer, frame.number), "its caller waits no longer"
                 call = self.execution.calls.get(call_id)
                 if call is not None:
@@ -172,10 +174,10 @@ class LocalWorker:
             case _:
                 raise ConnectionError(f"a frame of kind {frame.kind} came the wrong way")
 
-    def _on_question(self, connection: AnyConnection, frame: Frame) -> None:
+    def _on_question(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         def reply(answer: object) -> None:
             with suppress(OSError):
-                connection.send(Kind.REPLY, frame.number, *dump((answer, None)))
+                connection.send(FrameKind.REPLY, frame.number, *dump((answer, None)))
 
         match load(frame.data):
             case ("where", number):
@@ -201,7 +203,7 @@ class LocalWorker:
 
     # ------------------------------------------------------------------ ends
 
-    def on_end(self, connection: Connection, error: Exception) -> None:
+    def on_end(self, connection: ChannelConnection, error: Exception) -> None:
         """Note that a connection has ended."""
         if connection.outgoing:
             self.caller.on_end(connection, error)

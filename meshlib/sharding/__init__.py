@@ -29,7 +29,7 @@ from meshlib.sharding._blocks import block
 from meshlib.sharding._creation import distribute_array, full, ones, random, zeros
 from meshlib.sharding._darray import DArray
 from meshlib.sharding._global_array import ShardingError
-from meshlib.sharding._redistribution.steps import Plan, Step
+from meshlib.sharding._redistribution.steps import Plan, PlanStep
 from meshlib.sharding._sharding import Sharding
 from meshlib.sharding._spec import P, Partial, Replicate, Shard
 
@@ -38,11 +38,11 @@ __all__ = [
     "P",
     "Partial",
     "Plan",
+    "PlanStep",
     "Replicate",
     "Shard",
     "Sharding",
     "ShardingError",
-    "Step",
     "block",
     "distribute_array",
     "full",

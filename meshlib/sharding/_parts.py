@@ -109,7 +109,7 @@ def agreed_source(
 def _agreed(
     mesh: DeviceMesh, tell: Callable[[], dict[str, Any]], same: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return what each rank of ``mesh`` does ``tell``, in the order of its group.
+    """Return the value that ``tell`` returns on each rank of ``mesh``, in group order.
 
     Raises on all of them what one raises, and ValueError where ``same`` entries differ.
     """

@@ -19,7 +19,7 @@ from meshlib.torch._around import Around
 from meshlib.torch._finishing import Finish, apart, average_of_integers, finished
 from meshlib.torch._not_compiled import not_compiled
 from meshlib.torch._tensors import Array, array, arrays, reduction
-from meshlib.torch._works import Continuations, TorchWork
+from meshlib.torch._works import ContinuationThreads, TorchWork
 from transport._operands.reduce_op import ReduceOp
 
 _c10d: Any = import_module("torch._C._distributed_c10d")
@@ -64,7 +64,7 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
 class TensorCollectives:
     """The calls of a process group on tensors; ``mesh_group`` makes those on the CPU."""
 
-    continuations: Continuations
+    continuations: ContinuationThreads
     around: Around
 
     @property

@@ -18,7 +18,7 @@ from meshlib.torch._around import HAS_HOOKS, Around
 from meshlib.torch._collectives import TensorCollectives
 from meshlib.torch._membership import Seat, join, leave
 from meshlib.torch._registration import NAME
-from meshlib.torch._works import Continuations
+from meshlib.torch._works import ContinuationThreads
 
 _c10d: Any = import_module("torch.distributed")
 _module: Any = import_module("torch.distributed.distributed_c10d")
@@ -50,7 +50,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         self._desc = _NAMELESS
         self._others: Any = None
         self._others_begin = False
-        self.continuations: Continuations = Continuations()
+        self.continuations: ContinuationThreads = ContinuationThreads()
         self.around: Around = Around()
         self._abort_hooks: dict[int, Callable[[], object]] = {}
         call_queue_of(seat.group).state.on_failure(self._call_abort_hooks)

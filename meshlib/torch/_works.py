@@ -20,7 +20,7 @@ NO_TIMEOUT = timedelta(0)
 _JOIN_SECONDS = 1.0
 
 
-class Continuations:
+class ContinuationThreads:
     """Runs what is to be done when calls have ended: in their order, in no stream of a group.
 
     What follows on a call that was itself made in a continuation runs in another thread, so that
@@ -68,7 +68,7 @@ class TorchWork(_c10d.Work):
         self,
         work: Work[Any] | None,
         tensors: Sequence[Any],
-        continuations: Continuations,
+        continuations: ContinuationThreads,
         group: ProcessGroup,
         *,
         timeout: timedelta | None = None,

@@ -1,4 +1,7 @@
-"""Buckets: the flat buffers in which gradients are reduced together."""
+"""Gradient buckets: flat buffers, each with the gradients of several parameters.
+
+One all-reduce averages a whole bucket, which is faster than one for each gradient.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from parallel._core.assignment import assign_buckets
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """A gradient before it comes: its name in the model, its shape and dtype, and where it lies."""
+    """A gradient's name in the model, its shape, dtype and device, known before the gradient is."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,11 +56,11 @@ class GradientOwner(Protocol):
     """The wrapper to which the gradients belong."""
 
     def accumulated(self, number: int) -> Array | None:
-        """Return what earlier passes have accumulated for the gradient, None if nothing."""
+        """Return the gradient that earlier passes have accumulated, or None."""
         ...
 
     def rehome(self, views: Mapping[int, Array]) -> None:
-        """Note that the gradients now have these places in buckets, by number."""
+        """Keep the gradients in ``views`` of buckets from now on, by the gradients' numbers."""
         ...
 
     def deliver(self, averages: Mapping[int, Array]) -> None:

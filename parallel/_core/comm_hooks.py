@@ -19,7 +19,7 @@ import meshlib
 from meshlib import Future, ProcessGroup, ReduceOp, error_feedback
 from parallel._arrays import Array, written
 from parallel._core.buckets import Bucket
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 
 
 class GradBucket(meshlib.GradBucket):
@@ -104,7 +104,7 @@ CommHook = Callable[[Any, GradBucket], Future[Any]]
 """``hook(state, bucket)``: begins the reduction of a bucket; its future's value is the average."""
 
 
-def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
+def allreduce_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket over the group, in place. What runs without any other hook.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
@@ -146,14 +146,6 @@ def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
         return hook(state, bucket).then(widen)
 
     return compressed
-
-
-def check_state(state: object, expected: type, hook: str) -> None:
-    """Raise TypeError unless ``state`` is what ``hook`` was to be registered with."""
-    if not isinstance(state, expected):
-        raise TypeError(
-            f"{hook} has to be registered with a {expected.__name__} as its state, got {state!r}"
-        )
 
 
 def only(value: Any) -> Any:

@@ -1,4 +1,8 @@
-"""The reducer: averages gradients bucket by bucket while the backward pass still runs."""
+"""``Reducer``: averages gradients in buckets while the backward pass computes the others.
+
+The wrapper reports each complete gradient. A full bucket goes to the communication hook, which
+starts an asynchronous all-reduce. ``finish`` waits for all of them and hands out the averages.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,20 @@ WHAT_TO_DO = (
 )
 
 Scale = Callable[[ProcessGroup | None], float]
-"""What an average over a group (None: a rank's own gradients) is multiplied by."""
+"""Returns the factor for the average over a group (None: for a rank's own gradients)."""
 
 
 class Reducer:
     """Averages gradients over ``group``, and hands the averages to their ``owner``.
 
-    ``specs`` describe the gradients; a gradient's number is its place there. ``ready(i, array)``
-    tells that gradient i is complete. Once a bucket's gradients are, the bucket is handed to the
-    communication hook, which starts an asynchronous all-reduce. Buckets are always handed over in
-    the order of their index, whatever the order in which they fill up: so the calls match on all
-    ranks.
+    ``specs`` describe the gradients; a gradient's number is its index there. ``ready(i, array)``
+    says that gradient i is complete. A full bucket goes to the communication hook, which starts an
+    asynchronous all-reduce. Buckets go there in the order of their index, in whatever order they
+    fill up, so the calls match on all ranks.
 
-    One synchronised backward pass is ``begin()``, the calls of ``ready``, ``finish()``; between
-    ``finish`` and the next ``begin`` calls of ``ready`` are ignored, which is what accumulation
-    without synchronisation means.
+    One synchronised backward pass is ``begin()``, the calls of ``ready``, then ``finish()``. Calls
+    of ``ready`` between ``finish`` and the next ``begin`` are ignored: gradients accumulate without
+    communication.
 
     Frozen parameters are in no bucket. They may change between passes, on all ranks alike: buckets
     are then made anew.
@@ -59,19 +62,19 @@ class Reducer:
         self._options = options
         self._owner = owner
         self.hook: tuple[Any, Callable[..., Any]] = (None, allreduce_hook)
-        """What buckets are reduced with: its state and itself; what it returns is checked."""
+        """The communication hook, as (its state, the function). Its result is checked."""
         self.stopwatch: Stopwatch = Stopwatch()
         self.failure: str | None = None
-        """Why a pass failed, so that there cannot be another one."""
+        """Why a pass failed; None: no pass has. After a failure no other pass can begin."""
         self._active = False
         self._idle = False
         self._launched: list[tuple[GradBucket, Future[Any]]] = []
-        """The buckets that were handed over in this pass, the first ones."""
+        """The buckets that were handed to the hook in this pass, in order of their index."""
         self._arrived: dict[int, None] = {}
-        """The gradients that have come, in this order."""
+        """The numbers of the complete gradients, in the order in which they became complete."""
         self._unused: set[int] = set()
         self._absent: set[int] = set()
-        """The gradients that came on no rank."""
+        """The numbers of the gradients that no rank has computed."""
         self._rules = UnusedParameters(
             [spec.name for spec in specs],
             group,

@@ -20,7 +20,7 @@ _KINDS = (TypeError, ValueError, RuntimeError)
 
 
 @contextmanager
-def told_to_all(group: ProcessGroup | None) -> Generator[None]:
+def raise_on_all_ranks(group: ProcessGroup | None) -> Generator[None]:
     """Raise one rank's error in its arguments, in this block, on all members.
 
     The other members must call ``check_same`` next. With None, only this rank raises.

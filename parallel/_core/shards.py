@@ -21,7 +21,7 @@ Smaller ones share a call: they are packed rank by rank, and copied once more.
 """
 
 
-class Layout:
+class ShardLayout:
     """Arrays of ``shapes``, each split along dim 0 over ``size`` ranks, in one flat array.
 
     First come the whole arrays, one after the other; then the parts of those that are ``packed``,
@@ -128,7 +128,7 @@ class Pool:
         self._free.setdefault((group.id, placement(array)), []).append(array)
 
 
-class Gather:
+class ShardGather:
     """Gathers the wholes of some parts of one dtype; ``release`` gives their memory back.
 
     ``arrays`` are this rank's parts over ``group``; they are cast to ``dtype`` on the way.
@@ -143,7 +143,7 @@ class Gather:
         pool: Pool,
     ) -> None:
         self._group, self._pool = group, pool
-        self._layout = Layout(shapes, dtype.itemsize, group.size())
+        self._layout = ShardLayout(shapes, dtype.itemsize, group.size())
         self._works: list[Work[Any]] = []
         self._flat: Array | None = None
         if group.size() == 1:
@@ -200,7 +200,7 @@ class GradientBuffer:
         dtype: Any,
         pool: Pool,
     ) -> None:
-        self.layout: Layout = Layout(shapes, np.dtype(dtype).itemsize, group.size())
+        self.layout: ShardLayout = ShardLayout(shapes, np.dtype(dtype).itemsize, group.size())
         self._group, self._pool = group, pool
         self.flat: Array = pool.take(group, self.layout.count, like, dtype)
         self.views: list[Array] = [self.layout.whole(self.flat, i) for i in range(len(shapes))]
@@ -216,7 +216,7 @@ class GradientBuffer:
         self._pool.give(self._group, self.flat)
 
 
-class Reduction:
+class GradientReduction:
     """Averages the gradients in ``buffer`` over ``group``, each rank its parts of them.
 
     Then, with ``replicas``, the parts over those. ``earlier`` is what a pass without replicas has

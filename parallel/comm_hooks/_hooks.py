@@ -33,19 +33,24 @@ import meshlib as dist
 from meshlib import Future, ProcessGroup
 from meshlib.extend import derived_group
 from parallel._arrays import Array, namespace, pieces
-from parallel._checks import check_callable, check_number, check_state_dict, to_count
+from parallel._checks import (
+    check_callable,
+    check_instance,
+    check_number,
+    check_state_dict,
+    to_count,
+)
 from parallel._core.comm_hooks import (
     CommHook,
     GradBucket,
     allreduce_hook,
-    check_state,
     compress_wrapper,
     noop_hook,
 )
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 
 
-def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
+def fp16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in float16: 11 bits of precision, nothing above 65504.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
@@ -53,7 +58,7 @@ def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Futur
     return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
 
 
-def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
+def bf16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own. Needs the package
@@ -105,8 +110,8 @@ class PostLocalSGDState:
 
     def __init__(
         self,
-        process_group: Ranks | None,
-        subgroup: Ranks | None,
+        process_group: GroupLike | None,
+        subgroup: GroupLike | None,
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
@@ -122,7 +127,7 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[A
 
     Raises TypeError for a ``state`` that is no ``PostLocalSGDState``.
     """
-    check_state(state, PostLocalSGDState, "post_localSGD_hook")
+    check_instance(state, PostLocalSGDState, "the state of post_localSGD_hook")
     warming_up = state.iteration < state.start_localSGD_iter
     if bucket.is_last():
         state.iteration += 1
@@ -159,7 +164,7 @@ class PowerSGDState:
 
     def __init__(
         self,
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         matrix_approximation_rank: int = 1,
         start_powerSGD_iter: int = 1000,
         min_compression_rate: float = 2.0,
@@ -276,7 +281,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
 
     Raises TypeError for a ``state`` that is no ``PowerSGDState``.
     """
-    check_state(state, PowerSGDState, "powerSGD_hook")
+    check_instance(state, PowerSGDState, "the state of powerSGD_hook")
     buffer = bucket.buffer()
     state.bytes_before += buffer.nbytes
     iteration = state.iteration
@@ -287,10 +292,10 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
     if warming_up or not compresses:
         state.bytes_sent += buffer.nbytes
         return allreduce_hook(state.process_group, bucket)
-    return _Exchange(state, bucket, iteration).start()
+    return _PowerSgdExchange(state, bucket, iteration).start()
 
 
-class _Exchange:
+class _PowerSgdExchange:
     """One bucket's way through the algorithm."""
 
     def __init__(self, state: PowerSGDState, bucket: GradBucket, iteration: int) -> None:

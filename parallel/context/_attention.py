@@ -11,8 +11,8 @@ import numpy.typing as npt
 from meshlib import ProcessGroup
 from parallel._arrays import Array, namespace
 from parallel._checks import check_instance
-from parallel._core.attention.ring import MessageCarrier, Ring, half_of, positions_of
-from parallel._groups import Ranks, resolve
+from parallel._core.attention.ring import MessageRotator, RingAlgorithm, half_of, positions_of
+from parallel._groups import GroupLike, resolve
 from parallel.nn._layers.attention import DotProductAttention, MultiHeadAttention
 from parallel.nn._module import Module
 
@@ -35,7 +35,7 @@ class RingAttention(DotProductAttention):
     """
 
     def __init__(
-        self, mesh: Ranks | None = None, causal: bool = True, *, zigzag: bool = True
+        self, mesh: GroupLike | None = None, causal: bool = True, *, zigzag: bool = True
     ) -> None:
         super().__init__(causal)
         self.spread(resolve(mesh, "mesh"), zigzag)
@@ -57,17 +57,17 @@ class RingAttention(DotProductAttention):
 
     def compute(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         ring = self._ring(q)
-        return ring.forward(MessageCarrier(self.group, ring.xp), q, k, v)
+        return ring.forward(MessageRotator(self.group, ring.xp), q, k, v)
 
     def derivative(
         self, q: Array, k: Array, v: Array, out: Array, logs: Array, grad: Array
     ) -> tuple[Array, Array, Array]:
         ring = self._ring(q)
-        return ring.backward(MessageCarrier(self.group, ring.xp), q, k, v, out, logs, grad)
+        return ring.backward(MessageRotator(self.group, ring.xp), q, k, v, out, logs, grad)
 
-    def _ring(self, q: Array) -> Ring:
+    def _ring(self, q: Array) -> RingAlgorithm:
         group = self.group
-        return Ring(namespace(q), group.rank(), group.size(), self.causal, self.zigzag)
+        return RingAlgorithm(namespace(q), group.rank(), group.size(), self.causal, self.zigzag)
 
 
 class UlyssesAttention(DotProductAttention):
@@ -87,7 +87,7 @@ class UlyssesAttention(DotProductAttention):
         ValueError: For ranks without this one.
     """
 
-    def __init__(self, mesh: Ranks | None = None, causal: bool = True) -> None:
+    def __init__(self, mesh: GroupLike | None = None, causal: bool = True) -> None:
         super().__init__(causal)
         self.spread(resolve(mesh, "mesh"))
 
@@ -169,7 +169,11 @@ Method = Literal["ring", "all_to_all"]
 
 
 def context_parallel(
-    module: _M, mesh: Ranks | None = None, *, method: Method = "ring", zigzag: bool | None = None
+    module: _M,
+    mesh: GroupLike | None = None,
+    *,
+    method: Method = "ring",
+    zigzag: bool | None = None,
 ) -> _M:
     """Let all attention in ``module`` compute over sequences that are split over ``mesh``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,19 +16,17 @@ from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel._core.passes import PassStatistics
 from parallel._core.reducer import WHAT_TO_DO
-from parallel._core.replicas import broadcast_coalesced, told_to_all
-from parallel._groups import Ranks, resolve, same_dims
+from parallel._core.replicas import broadcast_coalesced, raise_on_all_ranks
+from parallel._groups import GroupLike, resolve, same_dims
 from parallel.ddp._gradients import ParameterGradients, check_same_model
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook, OptimizerReplica
 from parallel.nn._module import Module, others_wait
-from parallel.nn._parameter import Parameter
 from parallel.nn._precision import Casting, MixedPrecision
-from parallel.optim._optimizer import Optimizer
 
 _T = TypeVar("_T")
 
 
-class _Phase(enum.IntEnum):
+class _StepPhase(enum.IntEnum):
     """The parts of a step in which a wrapper communicates."""
 
     FORWARD = 1
@@ -84,7 +82,7 @@ class DistributedDataParallel(Module, Joinable):
     def __init__(
         self,
         module: Module,
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         *,
         bucket_cap_mb: float = 25.0,
         broadcast_buffers: bool = True,
@@ -96,7 +94,7 @@ class DistributedDataParallel(Module, Joinable):
     ) -> None:
         super().__init__()
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
-        with told_to_all(self.process_group if init_sync else None):
+        with raise_on_all_ranks(self.process_group if init_sync else None):
             if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
                     f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"
@@ -163,7 +161,7 @@ class DistributedDataParallel(Module, Joinable):
         """Return ``module``'s output for this rank's share of the data."""
         due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
         if due and any(True for _ in self.module.buffers()):
-            with Join.notify_join_context(self, _Phase.FORWARD) as join:
+            with Join.notify_join_context(self, _StepPhase.FORWARD) as join:
                 self._broadcast_buffers(0 if join is None else join.first_active)
         begin = time.perf_counter()
         if self._casting is None:
@@ -210,7 +208,7 @@ class DistributedDataParallel(Module, Joinable):
 
     def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
         try:
-            with Join.notify_join_context(self, _Phase.BACKWARD):
+            with Join.notify_join_context(self, _StepPhase.BACKWARD):
                 try:
                     self._gradients.begin(accumulated=accumulated)
                     result = self._timed(compute)
@@ -254,21 +252,6 @@ class DistributedDataParallel(Module, Joinable):
             raise RuntimeError("a communication hook was registered already; only one can be")
         self._custom_hook = True
         self._set_hook(state, hook)
-
-    def apply_optimizer_in_backward(self, optimizer: Optimizer) -> None:
-        """Let each synchronised ``backward`` step ``optimizer``, bucket by bucket.
-
-        A bucket's parameters are updated as soon as it has been reduced, while later buckets are
-        under way, and their gradients are dropped: the loop needs neither ``step`` nor
-        ``zero_grad``. Nothing can look at all gradients at once any more, such as clipping by the
-        global norm. Parameters that the optimizer does not have keep their gradients.
-        """
-
-        def update(parameters: Sequence[Parameter]) -> None:
-            for parameter in optimizer.step_for(parameters):
-                parameter.zero_grad()
-
-        self._gradients.after_bucket = update
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
@@ -328,11 +311,11 @@ class DistributedDataParallel(Module, Joinable):
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
-        return _Phase(phase).name.lower()
+        return _StepPhase(phase).name.lower()
 
     def _shadow(self, phase: int) -> None:
         assert self.join_context is not None
-        if phase == _Phase.FORWARD:
+        if phase == _StepPhase.FORWARD:
             self._broadcast_buffers(self.join_context.first_active)
         else:
             self._gradients.shadow(self._scale)

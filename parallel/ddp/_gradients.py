@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from meshlib import ProcessGroup
@@ -48,11 +48,6 @@ class ParameterGradients:
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
         self._as_views = as_views
-        self.after_bucket: Callable[[Sequence[Parameter]], None] | None = None
-        """Called with a bucket's parameters once their gradients are averages.
-
-        That is at the end of the pass, bucket by bucket, while later buckets are under way.
-        """
         self._specs = [GradientSpec.of(path, p.data, p) for path, p in named]
         self._options = options
         self.reducer: Reducer = Reducer(self._specs, group, options, self, self._trained())
@@ -136,5 +131,3 @@ class ParameterGradients:
                 parameter.grad = average.copy()
             else:
                 parameter.grad[...] = average
-        if self.after_bucket is not None:
-            self.after_bucket([self._parameters[number] for number in averages])

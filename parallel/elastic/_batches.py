@@ -42,7 +42,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class _PrefetchedSamples:
     """The samples of one rank's shares of some steps, the first of which begins at ``cursor``."""
 
     place: int
@@ -101,7 +101,7 @@ class ElasticBatches:
         self.policy: Policy = policy
         self.shuffle = shuffle
         self.seed: int = to_whole_number(seed, "seed")
-        self._ahead: _Ahead | None = None
+        self._ahead: _PrefetchedSamples | None = None
 
     def batch(self, ranks: int) -> int:
         """Return the samples of a step with so many ``ranks`` that read data of their own."""
@@ -121,7 +121,7 @@ class ElasticBatches:
             steps = cursor + batch * np.arange(count)
             found = self.at((steps[:, None] + np.arange(begin, end)).ravel())
             rows = list(found.reshape(len(steps), end - begin))
-            self._ahead = _Ahead(place, ranks, cursor, batch, rows)
+            self._ahead = _PrefetchedSamples(place, ranks, cursor, batch, rows)
             samples = rows[0].copy()
         return Share(
             samples=samples,

@@ -57,7 +57,6 @@ class ElasticMesh:
         timeout: The longest wait for a vote on a step, and for the remaining members after a loss;
             seconds, a timedelta or "30s". By default that of the mesh.
         join_timeout: The longest wait for ``min_size`` replicas.
-        compress: Compress the state on its way to joining ranks.
 
     Raises:
         ValueError: For a mesh without names, or not over all ranks of the job, and for numbers out
@@ -75,7 +74,6 @@ class ElasticMesh:
         data_dims: tuple[str, ...] | None = None,
         timeout: Timeout | None = None,
         join_timeout: Timeout = 300.0,
-        compress: bool = False,
     ) -> None:
         mesh = dist.init_device_mesh() if mesh is None else mesh
         check_instance(mesh, DeviceMesh, "mesh", "init_device_mesh(...)")
@@ -97,7 +95,6 @@ class ElasticMesh:
         self._full_readers = mesh[self._data_dims].size()
         self._timeout = job.timeout if timeout is None else to_seconds(timeout)
         self._join_timeout = to_seconds(join_timeout, "join_timeout")
-        self._compress = compress
         self._fresh: bool = job.joining
         if self._fresh:
             mesh = mesh.with_ranks(np.full((1,) * mesh.ndim, job.rank))
@@ -370,7 +367,7 @@ class ElasticMesh:
             self._load()
         else:
             group = self._mesh[self.dim].process_group
-            transfer(self._state, group, choice.fresh, compress=self._compress)
+            transfer(self._state, group, choice.fresh)
             self.committed, self.cursor = choice.committed, choice.cursor
         self._fresh = False
         self._job.log.info(

@@ -18,7 +18,7 @@ import numpy as np
 from meshlib import DeviceMesh
 from parallel._checks import check_instance
 from parallel._core.replicas import average_coalesced
-from parallel._groups import Ranks, resolve, same_dims
+from parallel._groups import GroupLike, resolve, same_dims
 from parallel.elastic._step import Step
 from parallel.nn._module import Module
 from parallel.optim._optimizer import SGD, Optimizer
@@ -58,7 +58,7 @@ class DiLoCo:
         self,
         model: Module,
         optimizer: Optimizer,
-        ranks: Ranks,
+        ranks: GroupLike,
         outer: Optimizer | None = None,
     ) -> None:
         check_instance(model, Module, "model", "a parallel.nn.Module")

@@ -24,7 +24,6 @@ class Interrupter:
 
     def __init__(self, job: Job, members: ProcessGroup) -> None:
         self._job = job
-        self._members = members
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -57,7 +56,7 @@ class Interrupter:
                 return
 
 
-class Loop(Protocol):
+class StepLoop(Protocol):
     """The loop that a step belongs to: an ``ElasticMesh``."""
 
     @property
@@ -77,7 +76,7 @@ class Step:
     count. ``on_commit`` takes the functions that change parameters.
     """
 
-    def __init__(self, loop: Loop, number: int, share: Share | None) -> None:
+    def __init__(self, loop: StepLoop, number: int, share: Share | None) -> None:
         self.number = number
         """The number of steps committed before it: the same when a step is tried again."""
         self.committed: bool = False

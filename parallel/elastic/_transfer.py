@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from parallel.nn._module import Module
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class ArrayPlaceholder:
     """Stands for an array in a tree whose arrays travel apart from it.
 
     ``library`` is that of the array; ``sharding`` and ``whole`` are those of the global array that
@@ -92,7 +91,7 @@ class ManagedState:
                 value.zero_grad()
 
     def take_apart(self) -> tuple[Any, list[Any]]:
-        """Return the state with a ``Leaf`` in the place of each array, and the arrays."""
+        """Return the state with an ``ArrayPlaceholder`` for each array, and the arrays."""
         arrays: list[Any] = []
         return map_leaves(partial(_leaf_of, arrays), self._told()), arrays
 
@@ -114,7 +113,7 @@ class ManagedState:
         room: list[npt.NDArray[Any]] = []
 
         def make_room(path: str, leaf: Any) -> None:
-            if isinstance(leaf, Leaf):
+            if isinstance(leaf, ArrayPlaceholder):
                 room.append(_room(leaf, own.get(path)))
 
         map_leaves(make_room, tree)
@@ -135,7 +134,7 @@ class ManagedState:
                 self._state[name] = value
 
 
-def _room(leaf: Leaf, own: Any) -> npt.NDArray[Any]:
+def _room(leaf: ArrayPlaceholder, own: Any) -> npt.NDArray[Any]:
     """Return memory for an array: that of ``own``, what this rank has in its place, if it fits."""
     here = own.local if isinstance(own, DArray) else own
     usable = _fits(here, leaf) and here.flags.c_contiguous
@@ -167,12 +166,12 @@ def _leaf_of(arrays: list[Any], _path: str, value: Any) -> Any:
     library = type(local).__module__.partition(".")[0]
     shape, dtype = tuple(local.shape), np.dtype(local.dtype)
     if isinstance(value, DArray):
-        return Leaf(shape, dtype, library, value.sharding, value.shape)
-    return Leaf(shape, dtype, library)
+        return ArrayPlaceholder(shape, dtype, library, value.sharding, value.shape)
+    return ArrayPlaceholder(shape, dtype, library)
 
 
 def _array_of(arrays: Iterator[Any], _path: str, leaf: Any) -> Any:
-    if not isinstance(leaf, Leaf):
+    if not isinstance(leaf, ArrayPlaceholder):
         return leaf
     array = next(arrays)
     if leaf.library in ("jax", "jaxlib"):
@@ -191,32 +190,27 @@ _DIGEST_BYTES = 32
 Bytes = npt.NDArray[np.uint8]
 
 
-def transfer(
-    state: ManagedState, group: ProcessGroup, fresh: Sequence[int], *, compress: bool = False
-) -> None:
+def transfer(state: ManagedState, group: ProcessGroup, fresh: Sequence[int]) -> None:
     """Bring ``state`` to the members ``fresh`` (global ranks) of ``group``; all members call.
 
-    ``compress``: by zlib on the way, for senders that are far away. Raises DistBackendError when a
-    hash does not fit, and what calls on the group raise.
+    Raises DistBackendError when a hash does not fit, and what calls on the group raise.
     """
     needy = [place for place, rank in enumerate(group.ranks) if rank in fresh]
     holders = [place for place in range(len(group.ranks)) if place not in needy]
     if not needy or not holders:
         return
     if group.rank() in needy:
-        _receive(state, group, holders, compress)
+        _receive(state, group, holders)
         return
     tree, arrays = state.take_apart()
     share = _shares(arrays, len(holders))[holders.index(group.rank())]
     for place in needy:
         if group.rank() == holders[0]:
             group.send_object_list([tree], group_dst=place)
-        _send(group, place, share, compress)
+        _send(group, place, share)
 
 
-def _receive(
-    state: ManagedState, group: ProcessGroup, holders: Sequence[int], compress: bool
-) -> None:
+def _receive(state: ManagedState, group: ProcessGroup, holders: Sequence[int]) -> None:
     told: list[Any] = [None]
     group.recv_object_list(told, group_src=holders[0])
     (tree,) = told
@@ -225,7 +219,7 @@ def _receive(
 
     def read(place: int, share: Sequence[Bytes]) -> None:
         try:
-            _take(group, place, share, compress)
+            _take(group, place, share)
         except Exception as error:  # noqa: BLE001 (raised below)
             errors.append(error)
 
@@ -266,30 +260,18 @@ def _bytes_of(array: Any) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _send(group: ProcessGroup, place: int, share: Sequence[Bytes], compress: bool) -> None:
+def _send(group: ProcessGroup, place: int, share: Sequence[Bytes]) -> None:
     digest = hashlib.sha256()
     for piece in share:
         digest.update(piece.data)
-        if compress:
-            packed = np.frombuffer(zlib.compress(piece.data, 1), np.uint8)
-            group.send(np.array([packed.size], np.int64), group_dst=place)
-            group.send(packed, group_dst=place)
-        else:
-            group.send(piece, group_dst=place)
+        group.send(piece, group_dst=place)
     group.send(np.frombuffer(digest.digest(), np.uint8), group_dst=place)
 
 
-def _take(group: ProcessGroup, place: int, share: Sequence[Bytes], compress: bool) -> None:
+def _take(group: ProcessGroup, place: int, share: Sequence[Bytes]) -> None:
     digest = hashlib.sha256()
     for piece in share:
-        if compress:
-            size = np.empty(1, np.int64)
-            group.recv(size, group_src=place)
-            packed = np.empty(int(size[0]), np.uint8)
-            group.recv(packed, group_src=place)
-            piece[...] = np.frombuffer(zlib.decompress(packed.data), np.uint8)
-        else:
-            group.recv(piece, group_src=place)
+        group.recv(piece, group_src=place)
         digest.update(piece.data)
     said = np.empty(_DIGEST_BYTES, np.uint8)
     group.recv(said, group_src=place)

@@ -14,7 +14,7 @@ from meshlib.sharding import Sharding
 from parallel._arrays import Array, namespace
 from parallel._checks import check_generator, check_instance, to_count, to_floating
 from parallel._core.experts import by_arrival, by_expert
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.nn._layers.linear import check_input, uniform_init
 from parallel.nn._layers.simple import GELU
 from parallel.nn._module import Module
@@ -238,8 +238,8 @@ class Experts(Module):
         dim: int,
         hidden: int,
         *,
-        ep: Ranks | None = None,
-        tp: Ranks | None = None,
+        ep: GroupLike | None = None,
+        tp: GroupLike | None = None,
         activation: Callable[[], Module] = GELU,
         rng: np.random.Generator,
         dtype: npt.DTypeLike = np.float32,
@@ -272,7 +272,9 @@ class Experts(Module):
         self.down: GroupedLinear = GroupedLinear(down, scale)
         self._note_split(ep, tp, dim, hidden)
 
-    def _note_split(self, ep: Ranks | None, tp: Ranks | None, dim: int, hidden: int) -> None:
+    def _note_split(
+        self, ep: GroupLike | None, tp: GroupLike | None, dim: int, hidden: int
+    ) -> None:
         """Say in the parameters which parts of which global arrays they are."""
         meshes = [m for m in (ep, tp) if isinstance(m, DeviceMesh)]
         if not meshes or len(meshes) != sum(m is not None for m in (ep, tp)):
@@ -296,7 +298,7 @@ class Experts(Module):
         return self.up.backward(self.activation.backward(self.down.backward(grad)))
 
 
-def _own_part(total: int, ranks: Ranks, name: str, what: str) -> slice:
+def _own_part(total: int, ranks: GroupLike, name: str, what: str) -> slice:
     """Return which of ``total`` things are this rank's."""
     group = resolve(ranks, name)
     width = part_size(total, group, what)

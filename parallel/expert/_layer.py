@@ -20,7 +20,7 @@ from parallel._checks import (
     to_floating,
 )
 from parallel._core.experts import Score, capacity_of, choose, load_balance, scores_of
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.expert._experts import Dispatch, Experts
 from parallel.nn._layers.linear import check_input, uniform_init
 from parallel.nn._layers.simple import GELU
@@ -65,7 +65,7 @@ class Router(Module):
         score: Score = "softmax",
         normalize: bool | None = None,
         balance_weight: float = 0.0,
-        balance_over: Ranks | None = None,
+        balance_over: GroupLike | None = None,
         rng: np.random.Generator,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
@@ -204,12 +204,12 @@ class MoE(Module):
         experts: int,
         top_k: int,
         *,
-        ep: Ranks | None = None,
-        tp: Ranks | None = None,
+        ep: GroupLike | None = None,
+        tp: GroupLike | None = None,
         score: Score = "softmax",
         normalize: bool | None = None,
         balance_weight: float = 0.0,
-        balance_over: Ranks | None = None,
+        balance_over: GroupLike | None = None,
         capacity_factor: float | None = None,
         shared: Module | None = None,
         activation: Callable[[], Module] = GELU,

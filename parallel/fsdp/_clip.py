@@ -12,7 +12,7 @@ from meshlib import ProcessGroup, ReduceOp
 from parallel._arrays import Array, namespace
 from parallel._checks import check_instance, check_nonnegative, describe
 from parallel._core.replicas import check_same, describe_options
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.nn._parameter import Parameter
 
 _LEAST = 1e-6  # as in torch: keeps the factor finite where the norm is 0
@@ -24,7 +24,7 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     *,
-    mesh: Ranks | None = None,
+    mesh: GroupLike | None = None,
 ) -> float:
     """Scale all gradients, in place, so that their global norm is at most ``max_norm``.
 
@@ -66,7 +66,7 @@ def clip_grad_norm_(
     except (TypeError, ValueError) as error:  # raised below, once the other ranks know of it
         wrong = error
     op = ReduceOp.MAX if norm_type == math.inf else ReduceOp.SUM
-    agreed = _Agreed(wrong or asked, op)
+    agreed = _CheckedReduction(wrong or asked, op)
     sums: dict[ProcessGroup | None, float] = {}
     for parameter in listed:
         if isinstance(parameter, Parameter):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -120,7 +120,7 @@ def _joined(op: ReduceOp, a: float, b: float) -> float:
     return float(np.maximum(a, b)) if op is ReduceOp.MAX else a + b
 
 
-class _Agreed:
+class _CheckedReduction:
     """Reduces numbers, and checks in the same call that all ranks passed the same options.
 
     ``asked`` has one line per option, or is the error in this rank's arguments.

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 from meshlib import DeviceMesh, current_mesh
 from meshlib.extend import log_of, to_whole_number
 from parallel._checks import check_instance, describe
-from parallel._core.replicas import check_same, describe_options, told_to_all
+from parallel._core.replicas import check_same, describe_options, raise_on_all_ranks
 from parallel._groups import check_shard_mesh
 from parallel.ddp._gradients import describe_parameters
-from parallel.fsdp._group import ParameterGroup, Part
+from parallel.fsdp._group import ParameterGroup, ParameterShard
 from parallel.fsdp._schedule import FSDPModule, ModuleState
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
@@ -84,7 +84,7 @@ def fully_shard(
     mesh = current_mesh() if mesh is None else mesh
     where = check_shard_mesh(mesh)
     shards = mesh.shape[-1]
-    with told_to_all(mesh.process_group):
+    with raise_on_all_ranks(mesh.process_group):
         _check_module(module, where)
         policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
         example = "MixedPrecisionPolicy(param_dtype='float16')"
@@ -141,7 +141,7 @@ def _managed(
             if not isinstance(parameter, Parameter) or parameter in own or parameter in ignored:
                 continue
             path_of = f"{path}.{name}" if path else name
-            if isinstance(parameter.global_part, Part):
+            if isinstance(parameter.global_part, ParameterShard):
                 if parameter.global_part.group not in borrowed:
                     borrowed.append(parameter.global_part.group)
             elif not parameter.shape:

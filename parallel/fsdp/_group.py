@@ -10,21 +10,19 @@ import numpy as np
 from meshlib import DeviceMesh, ProcessGroup
 from meshlib.sharding import Sharding
 from parallel._arrays import Array, is_floating, namespace, placement
-from parallel._core.shards import Gather, GradientBuffer, Pool, Reduction, rows_of
+from parallel._core.shards import GradientBuffer, GradientReduction, Pool, ShardGather, rows_of
 from parallel._groups import same_dims
 from parallel.nn._parameter import GlobalPart, Parameter
 from parallel.nn._precision import MixedPrecisionPolicy
 
 
-class Part(GlobalPart):
+class ParameterShard(GlobalPart):
     """This rank's part of ``parameter``, along dim 0 over the last dim of ``mesh``.
 
     ``parameter.data`` and ``grad`` are the part, or, while it is lent, the whole, of
     ``whole_shape``. The gradient of the other is kept here: ``part_grad`` while the whole is lent,
     ``pending`` (what was not reduced yet) while it is not.
     """
-
-    kept = True
 
     def __init__(self, parameter: Parameter, mesh: DeviceMesh, group: ParameterGroup) -> None:
         self.parameter = parameter
@@ -140,7 +138,9 @@ class ParameterGroup:
     ) -> None:
         self._spread(mesh)
         self.policy = policy
-        self.parts: list[Part] = [Part(parameter, mesh, self) for parameter in parameters]
+        self.parts: list[ParameterShard] = [
+            ParameterShard(parameter, mesh, self) for parameter in parameters
+        ]
         if self.replicas is not None:
             for part in self.parts:
                 self.replicas.broadcast(part.array, group_src=0)
@@ -155,13 +155,13 @@ class ParameterGroup:
     def _begin(self, pool: Pool) -> None:
         self.pool: Pool = pool
         self.holders: int = 0
-        self._gathers: list[tuple[list[int], Gather]] = []
+        self._gathers: list[tuple[list[int], ShardGather]] = []
         """Those under way, with the places in ``parts`` of what they gather."""
         self._whole = False
         self._between: list[Array] | None = None
-        self._buffers: list[tuple[list[Part], GradientBuffer]] = []
+        self._buffers: list[tuple[list[ParameterShard], GradientBuffer]] = []
         """The memory of gradients until they are reduced, with the parts that they belong to."""
-        self._reductions: list[tuple[list[Part], Reduction]] = []
+        self._reductions: list[tuple[list[ParameterShard], GradientReduction]] = []
         self._not_averaged: list[Array] | None = None
 
     def _spread(self, mesh: DeviceMesh) -> None:
@@ -188,7 +188,7 @@ class ParameterGroup:
         arrays = [part.array for part in self.parts] if between is None else between
         for dtype, places in self._batches(self._computed_dtype):
             shapes = [self.parts[i].whole_shape for i in places]
-            gather = Gather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
+            gather = ShardGather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
             self._gathers.append((places, gather))
 
     def unshard(self) -> None:
@@ -260,10 +260,10 @@ class ParameterGroup:
             for part in parts:
                 part.whole_grad = None
             replicas = self.replicas if self.all_reduce else None
-            self._reductions.append((parts, Reduction(buffer, self.shards, replicas)))
+            self._reductions.append((parts, GradientReduction(buffer, self.shards, replicas)))
         self.forget_gradients()
 
-    def _new_buffer(self, parts: Sequence[Part], dtype: Any) -> GradientBuffer:
+    def _new_buffer(self, parts: Sequence[ParameterShard], dtype: Any) -> GradientBuffer:
         shapes, like = [part.whole_shape for part in parts], parts[0].array
         return GradientBuffer(shapes, like, self.shards, dtype, self.pool)
 
@@ -312,10 +312,10 @@ class ParameterGroup:
     def _trained(self) -> list[int]:
         return [i for i, part in enumerate(self.parts) if part.parameter.requires_grad]
 
-    def _own_dtype(self, part: Part) -> np.dtype[Any]:
+    def _own_dtype(self, part: ParameterShard) -> np.dtype[Any]:
         return part.array.dtype
 
-    def _computed_dtype(self, part: Part) -> np.dtype[Any]:
+    def _computed_dtype(self, part: ParameterShard) -> np.dtype[Any]:
         own, lower = part.array.dtype, self.policy.dtype("param_dtype")
         return own if lower is None or not is_floating(own) else lower
 

@@ -1,6 +1,6 @@
 """Attention over a sequence that is split over ranks, inside ``jax.jit``.
 
-As ``parallel.context`` has it for modules, with the same places for each rank
+The counterpart of ``parallel.context`` for pytrees. Each rank holds the same places as there
 (``parallel.context.sequence_positions``). Arrays are (batch, length, heads, head_dim), keys and
 values may have fewer heads. All ranks have losses of their own over their places: gradients are to
 be averaged over ``mesh`` as over data-parallel ranks.
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
 from parallel._core.attention.dot_product import attend
-from parallel._core.attention.ring import Ring, half_of
+from parallel._core.attention.ring import RingAlgorithm, half_of
 
 Group = ProcessGroup | DeviceMesh | None
 
@@ -122,9 +122,9 @@ def _ring_backward(
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _ring_over(over: _Over, length: int) -> Ring:
+def _ring_over(over: _Over, length: int) -> RingAlgorithm:
     mesh, causal, zigzag = over
-    return Ring(jnp, get_rank(mesh), get_world_size(mesh), causal, zigzag, rows=length)
+    return RingAlgorithm(jnp, get_rank(mesh), get_world_size(mesh), causal, zigzag, rows=length)
 
 
 class _Permutes(NamedTuple):
@@ -139,7 +139,7 @@ class _Permutes(NamedTuple):
 
 
 class _Permuted(NamedTuple):
-    passing: jit.Passing
+    passing: jit.PendingPermute
 
     @property
     def x(self) -> jax.Array:

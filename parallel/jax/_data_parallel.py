@@ -19,8 +19,8 @@ from parallel._core.assignment import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel._core.buckets import ReducerOptions
 from parallel._core.comm_hooks import CommHook
 from parallel._core.passes import PassStatistics
-from parallel._core.replicas import told_to_all
-from parallel._groups import Ranks, resolve, same_dims
+from parallel._core.replicas import raise_on_all_ranks
+from parallel._groups import GroupLike, resolve, same_dims
 from parallel.jax._gradients import GradientExchange
 from parallel.jax._on_gpu import average_in_program, is_on_gpu
 from parallel.jax._trees import TreeOfParameters, check_same_tree, copies_of_rank_0
@@ -45,15 +45,15 @@ class DistributedDataParallel:
     values, which ``params`` then holds. In the backward pass each bucket's all-reduce starts as
     soon as XLA has computed its last gradient, in the same order on every rank.
 
-    Leaves that are no arrays of floating point numbers (a step counter, a function in an equinox
-    module) are passed to the loss as they are, and their gradient is None.
+    Some leaves are not arrays of floating point numbers: a step counter, a function in an equinox
+    module. The loss gets them as they are, and their gradient is None.
 
     Args:
         params: the pytree; its structure, shapes and dtypes are fixed from here on.
         process_group: the replicas: ``mesh["dp"]``, any other mesh or group, or None for the
-            default group. Over several mesh dimensions gradients are averaged over all of them.
-        bucket_cap_mb: gradients smaller than 1 MiB (or this, if it is less) share buckets of up to
-            this size in MiB; larger ones are buckets of their own.
+            default group. A mesh of several dims averages over all of them.
+        bucket_cap_mb: the largest size of a shared bucket, in MiB. Gradients smaller than 1 MiB (or
+            this, if it is less) share buckets. Each larger one has a bucket of its own.
         init_sync: compare the ranks' trees and take rank 0's values. Without it, equal replicas
             are the caller's promise.
 
@@ -69,13 +69,13 @@ class DistributedDataParallel:
     def __init__(
         self,
         params: Tree,
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         *,
         bucket_cap_mb: float = 25.0,
         init_sync: bool = True,
     ) -> None:
         group = resolve(process_group, "process_group")
-        with told_to_all(group if init_sync else None):
+        with raise_on_all_ranks(group if init_sync else None):
             cap = self._cap = cap_in_bytes(bucket_cap_mb)
             self._tree = TreeOfParameters.of(params)
             named = list(self._tree.trained().items())
@@ -192,10 +192,12 @@ class DistributedDataParallel:
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
 
-        All of them call, between two passes. Programs that were compiled go on as they are. Raises
-        ValueError when the wrapper was not made over a slice of a mesh with names, RuntimeError
-        for parameters on a GPU, and when gradients were traced while this rank was the only
-        replica and had never moved: those programs do not average.
+        All of them call, between two passes. Compiled programs go on as they are.
+
+        Raises:
+            ValueError: when the wrapper was not made over a slice of a mesh with names.
+            RuntimeError: for parameters on a GPU. Also when a program was traced while this rank
+                was the only replica and had never moved: that program does not average.
         """
         ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
         if self._on_gpu:

@@ -39,7 +39,7 @@ from parallel._core.experts import (
     load_balance,
     scores_of,
 )
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 
 
 class Routes(NamedTuple):
@@ -80,7 +80,7 @@ def route(
     return Routes(weights, chosen, scores / scores.sum(axis=-1, keepdims=True))
 
 
-def balance_loss(routes: Routes, mesh: Ranks | None = None) -> jax.Array:
+def balance_loss(routes: Routes, mesh: GroupLike | None = None) -> jax.Array:
     """Return this rank's share of the balance loss of the tokens of all ranks of ``mesh``.
 
     None: of those here. See ``parallel.expert.load_balance``.
@@ -124,7 +124,7 @@ def mixture(
     weights: jax.Array,
     chosen: jax.Array,
     experts: int,
-    mesh: Ranks | None = None,
+    mesh: GroupLike | None = None,
     *,
     capacity_factor: float | None = None,
 ) -> jax.Array:
@@ -192,7 +192,7 @@ def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax
 
 
 def exchange(
-    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: GroupLike | None, room: int
 ) -> jax.Array:
     """Send ``out_of[i]`` rows to rank i of ``mesh``, and return those that come, ``into[i]`` of i.
 
@@ -213,7 +213,7 @@ def exchange(
 
 
 def _exchanged(
-    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: GroupLike | None, room: int
 ) -> jax.Array:
     base = resolve(mesh, "mesh")
     group = derived_group(base, "rows in jit", f"{base.group_desc or base.id} in jit, rows")
@@ -239,13 +239,13 @@ _exchange: Any = jax.custom_vjp(_exchanged, nondiff_argnums=(3, 4))
 
 
 def _exchange_forward(
-    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: Ranks | None, room: int
+    rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: GroupLike | None, room: int
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     return _exchanged(rows, out_of, into, mesh, room), (out_of, into, jnp.zeros((len(rows), 0)))
 
 
 def _exchange_backward(
-    mesh: Ranks | None, room: int, saved: tuple[Any, ...], grad: jax.Array
+    mesh: GroupLike | None, room: int, saved: tuple[Any, ...], grad: jax.Array
 ) -> tuple[Any, ...]:
     out_of, into, rows = saved
     return _exchange(grad, into, out_of, mesh, len(rows)), None, None

@@ -19,8 +19,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from meshlib import DeviceMesh, ProcessGroup, Sharding, jit
-from parallel._core.shards import Layout, row_counts, rows_of
+from meshlib import DeviceMesh, ProcessGroup, jit
+from parallel._core.shards import ShardLayout, row_counts, rows_of
 
 _Arrays = Sequence[jax.Array]
 
@@ -60,13 +60,6 @@ class Split:
         index = [slice(None)] * array.ndim
         index[self.axis] = rows
         return array[tuple(index)]
-
-    def sharding(self, ndim: int) -> Sharding:
-        """Return how the whole array of ``ndim`` axes lies on the mesh."""
-        dims: list[tuple[int, ...]] = [()] * ndim
-        if self.axis is not None:
-            dims[self.axis] = (self.mesh.ndim - 1,)
-        return Sharding.of_positions(self.mesh, dims)
 
 
 def gather_arrays(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> Any:
@@ -160,7 +153,7 @@ def _join_rows(
     Each has a call of its own, or, if it is small, one with the others.
     """
     shapes = [(length, *part.shape[1:]) for part, length in zip(parts, lengths, strict=True)]
-    layout = Layout(shapes, parts[0].dtype.itemsize, group.size())
+    layout = ShardLayout(shapes, parts[0].dtype.itemsize, group.size())
     gather = partial(jit.all_gather, group=group, tiled=True, after=after)
     wholes = list(parts)
     for i in layout.direct:

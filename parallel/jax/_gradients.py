@@ -1,10 +1,10 @@
 """The host side of a synchronised backward pass: gradients come out of XLA one by one.
 
-XLA calls ``begin``, then ``arrival(i)`` as soon as gradient i has been computed, on whatever
-thread it computes on, ``seal`` when all are there, and ``collection(numbers)`` for one bucket after
-the other: what the program does with the averages of the first ones, such as updating parameters,
-goes on while the last ones are under way. The reducer starts a bucket's all-reduce once the bucket
-is full, in the order of the buckets.
+XLA calls ``begin``, then ``arrival(i)`` as soon as gradient i has been computed, on the thread that
+computed it. It calls ``seal`` when all gradients are complete, then ``collection(numbers)`` for
+one bucket after the other. So the program uses the first averages, for instance to update
+parameters, while the last buckets are still being reduced. The reducer starts a bucket's all-reduce
+once the bucket is full, in the order of the buckets.
 
 A gradient is copied into its bucket before its ``arrival`` returns: from then on its memory is
 XLA's, which may use it or free it.
@@ -92,8 +92,9 @@ class GradientExchange:
     def seal(self, _: Sequence[HostArray], inputs: Sequence[HostArray], __: Program) -> None:
         """Note that no gradient arrives any more; returns at once.
 
-        ``inputs`` are a number, which depends on all arrivals, and, if there are any, the values of
-        those that have not arrived, by number: the loss does not depend on their parameters.
+        ``inputs[0]`` is a number that depends on all arrivals, so XLA calls this last.
+        ``inputs[1:]``, if given, are the gradients by number. They are used for the gradients that
+        have not arrived, because the loss does not depend on their parameters.
         """
         with self._lock:
             self.reducer.stopwatch.add_backward(self._begun)

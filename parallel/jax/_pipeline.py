@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib import DeviceMesh
-from meshlib.sharding import DArray, P, Sharding
+from meshlib.sharding import DArray
 from parallel._arrays import Array
 from parallel._checks import check_callable
 from parallel._core.pipeline.stage import Spec, Stage, as_tuple
 from parallel._core.pipeline.stage_arrays import StageArrays
-from parallel._groups import Ranks
+from parallel._groups import GroupLike
 from parallel.jax import fsdp
-from parallel.jax._tensor_parallel import SplitWeight
 from parallel.jax._trees import TreeOfParameters, is_trained, path_of
 
 Tree = Any
@@ -71,7 +70,7 @@ class PipelineStage(Stage):
         params: Tree,
         stage_index: int,
         num_stages: int,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
     ) -> None:
         check_callable(function, "function")
         super().__init__(stage_index, num_stages, mesh)
@@ -275,25 +274,9 @@ class StageStates:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         nodes = jax.tree_util.tree_leaves(tree, is_leaf=fsdp.is_split)
         for (path, leaf), node in zip(leaves, nodes, strict=True):
-            _, axes = split_of(node)
-            local, name = np.asarray(leaf), path_of(path)
-            if not local.ndim:
-                own[name] = local.item()
-                continue
-            dims = P(*(axes.get(axis, ()) for axis in range(local.ndim)))
-            own[name] = DArray(local, Sharding(self._arrays.own, dims), node.shape, local.dtype)
+            local, whole = np.asarray(leaf), fsdp.to_global(node)
+            if isinstance(whole, DArray):
+                own[path_of(path)] = whole
+            else:
+                own[path_of(path)] = local if local.ndim else local.item()
         return own
-
-
-def split_of(node: Any) -> tuple[Any, dict[int, tuple[str, ...]]]:
-    """Return this rank's array of a node of a tree, and over which mesh dims its axes are split.
-
-    The outermost dim of the mesh comes first. A leaf that is no such node is not split.
-    """
-    if not fsdp.is_split(node):
-        return node, {}
-    array, inner = split_of(node.array)
-    axis = node.axis if isinstance(node, SplitWeight) else node.split.axis
-    names = [mesh.mesh_dim_names or () for mesh in fsdp.split_over(node)]
-    own = {axis % array.ndim: tuple(names[0])} if names else {}
-    return array, {axis: own.get(axis, ()) + inner.get(axis, ()) for axis in {**own, **inner}}

@@ -241,7 +241,7 @@ class SplitWeight:
 
     def enter(self, x: Any) -> jax.Array:
         """Return the input ``x`` as the product with this rank's part takes it."""
-        if isinstance(x, _Entered):
+        if isinstance(x, _SharedInput):
             return x.array
         assert not isinstance(self.style, Shard), "it was checked"
         x, layout = jnp.asarray(x), self.style.input_layouts
@@ -284,7 +284,7 @@ class SummedParameter:
 
 
 @dataclass(frozen=True)
-class _Entered:
+class _SharedInput:
     array: jax.Array
 
     def __matmul__(self, weight: Any) -> jax.Array:
@@ -305,7 +305,7 @@ def share_input(x: jax.Array, *weights: Any) -> Any:
         return x
     if len(split) < len(weights) or len({(one.mesh, one.style) for one in split}) > 1:
         raise ValueError("weights that share an input must all be split by one style over one mesh")
-    return _Entered(split[0].enter(x))
+    return _SharedInput(split[0].enter(x))
 
 
 def parallelize(

@@ -10,8 +10,8 @@
 
     value, grads = jax.value_and_grad(loss)(parts, batch)
 
-Each array becomes a ``Part``, a node of the pytree that holds this rank's rows. ``gather`` returns
-the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
+Each array becomes a ``ShardedArray``, a node of the pytree that holds this rank's rows. ``gather``
+returns the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
 ``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` work on trees of parts as on trees of arrays.
 """
 
@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from meshlib import DArray, DeviceMesh, jit
+from meshlib import DArray, DeviceMesh, Sharding, jit
 from parallel._checks import to_floating
-from parallel._core.replicas import told_to_all
+from parallel._core.replicas import raise_on_all_ranks
 from parallel._groups import check_shard_mesh
 from parallel.jax._gathering import Split, gather_arrays, save_results
-from parallel.jax._tensor_parallel import SplitWeight
+from parallel.jax._tensor_parallel import SplitWeight, SummedParameter
 from parallel.jax._trees import (
     TreeOfParameters,
     check_same_tree,
@@ -43,7 +43,7 @@ from parallel.jax._trees import (
 )
 
 __all__ = [
-    "Part",
+    "ShardedArray",
     "ShardedLayer",
     "Split",
     "from_global",
@@ -61,7 +61,7 @@ Tree = Any
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["split"])
 @dataclass(frozen=True)
-class Part:
+class ShardedArray:
     """This rank's part of an array: a node of a pytree, whose one leaf is ``array``."""
 
     array: Any
@@ -91,10 +91,10 @@ class ShardedLayer:
 
 def is_split(node: Any) -> bool:
     """True if a node of a pytree is split by ``shard`` or ``parallelize``: for ``is_leaf``."""
-    return isinstance(node, Part | SplitWeight)
+    return isinstance(node, ShardedArray | SplitWeight)
 
 
-def split_over(node: Part | SplitWeight) -> tuple[DeviceMesh, ...]:
+def split_over(node: ShardedArray | SplitWeight) -> tuple[DeviceMesh, ...]:
     """Return the ranks that have the other parts of a node's array, or nothing."""
     if isinstance(node, SplitWeight):
         return (node.mesh,)
@@ -102,12 +102,12 @@ def split_over(node: Part | SplitWeight) -> tuple[DeviceMesh, ...]:
 
 
 def is_part(node: Any) -> bool:
-    """True if a node of a pytree is a ``Part``: for ``is_leaf`` of ``jax.tree.map``."""
-    return isinstance(node, Part)
+    """True if a node of a pytree is a ``ShardedArray``: for ``is_leaf`` of ``jax.tree.map``."""
+    return isinstance(node, ShardedArray)
 
 
 def _is_gathered_apart(node: Any) -> bool:
-    return isinstance(node, Part | ShardedLayer)
+    return isinstance(node, ShardedArray | ShardedLayer)
 
 
 def shard(
@@ -120,7 +120,7 @@ def shard(
     reduce_dtype: npt.DTypeLike | None = None,
     init_sync: bool = True,
 ) -> Tree:
-    """Return ``params`` with this rank's ``Part`` in place of each floating point array.
+    """Return ``params`` with this rank's ``ShardedArray`` in place of each floating point array.
 
     Arrays are split along their first axis, by ceiling division. Those without axes are on all
     ranks, and leaves that are no floating point arrays stay what they are. All ranks call.
@@ -147,7 +147,7 @@ def shard(
             when trees or options differ, naming the first that does.
     """
     where = check_shard_mesh(mesh)
-    with told_to_all(mesh.process_group if init_sync else None):
+    with raise_on_all_ranks(mesh.process_group if init_sync else None):
         described = TreeOfParameters.of(params)
         if not described.trained():
             raise ValueError(
@@ -174,7 +174,7 @@ def shard(
         axis, length = (first - leaf.ndim, leaf.shape[first]) if split else (None, 0)
         lies = Split(mesh, axis, length, dtypes[0], dtypes[1])
         # A copy: a slice of a JAX array on the CPU could keep the whole alive.
-        return Part(jnp.array(lies.part_of(leaf)), lies)
+        return ShardedArray(jnp.array(lies.part_of(leaf)), lies)
 
     parts = jax.tree_util.tree_map_with_path(part_of, params)
     return map_nodes(lambda _, layer: ShardedLayer(layer), parts, patterns)
@@ -189,7 +189,7 @@ def _check_layer(path: str, layer: Any, what: str) -> None:
 
 
 def gather(parts: Tree, *, after: Any = None) -> Tree:
-    """Return ``parts`` with the whole array in place of each ``Part``. All ranks call.
+    """Return ``parts`` with the whole array in place of each ``ShardedArray``. All ranks call.
 
     The derivative by the parts is this rank's parts of the average over all ranks of the mesh.
     Small arrays share a call. Under ``jax.checkpoint`` arrays are gathered again in backward.
@@ -276,38 +276,64 @@ def global_norm(grads: Tree) -> jax.Array:
 # ------------------------------------------------------------------ checkpoints
 
 
-def to_global(tree: Tree) -> Tree:
-    """Return DArrays of NumPy arrays for the parts in ``tree``. Not inside ``jit``.
+def _is_array(node: Any) -> bool:
+    """True if a node of a pytree stands for one array: for ``is_leaf``."""
+    return isinstance(node, ShardedArray | SplitWeight | SummedParameter)
 
-    For checkpoints, of optimizer states, too. An array that is on all ranks becomes a NumPy array.
+
+def sharding_of(node: Any) -> Sharding | None:
+    """Return how the whole array of a node lies on its ranks; None if this rank has all of it.
+
+    A node may be split twice, by ``parallelize`` first and by ``shard`` then.
+    """
+    splits: list[tuple[DeviceMesh, int]] = []
+    while _is_array(node):
+        if is_split(node):
+            axis = node.axis if isinstance(node, SplitWeight) else node.split.axis
+            splits += [(mesh, axis) for mesh in split_over(node)]
+        node = node.array
+    if not splits:
+        return None
+    dims: list[tuple[int, ...]] = [()] * node.ndim
+    begin = 0
+    for mesh, axis in splits:
+        dims[axis] += tuple(range(begin, begin + mesh.ndim))
+        begin += mesh.ndim
+    return Sharding.of_positions(DeviceMesh.concatenate([mesh for mesh, _ in splits]), dims)
+
+
+def to_global(tree: Tree) -> Tree:
+    """Return DArrays of NumPy arrays for what ``shard`` and ``parallelize`` split in ``tree``.
+
+    For checkpoints, of optimizer states, too. Not inside ``jit``. An array that is on all ranks
+    becomes a NumPy array.
     """
 
     def whole(node: Any) -> Any:
-        if not is_part(node):
+        if not _is_array(node):
             return node
-        local, split = np.asarray(node.array), node.split
-        if split.axis is None:
-            return local
-        return DArray(local, split.sharding(local.ndim), node.shape, local.dtype)
+        sharding, (leaf,) = sharding_of(node), jax.tree_util.tree_leaves(node)
+        local = np.asarray(leaf)
+        return local if sharding is None else DArray(local, sharding, node.shape, local.dtype)
 
-    return jax.tree_util.tree_map(whole, tree, is_leaf=is_part)
+    return jax.tree_util.tree_map(whole, tree, is_leaf=_is_array)
 
 
 def from_global(tree: Tree, like: Tree) -> Tree:
-    """Return the parts of ``to_global``'s result. All ranks call.
+    """Return the nodes of ``to_global``'s result. All ranks call.
 
-    ``like`` is a tree of parts that says how they lie: on another mesh, too. ``tree`` has DArrays
+    ``like`` is a tree of nodes that says how they lie: on another mesh, too. ``tree`` has DArrays
     in any sharding, or whole arrays.
     """
 
     def part(node: Any, value: Any) -> Any:
-        if not is_part(node):
+        if not _is_array(node):
             return value
-        split = node.split
+        sharding, structure = sharding_of(node), jax.tree_util.tree_structure(node)
         if isinstance(value, DArray):
-            value = value.redistribute(split.sharding(len(value.shape))).local
-        else:
-            value = split.part_of(value)
-        return Part(jnp.array(value), split)
+            value = value.full_array() if sharding is None else value.redistribute(sharding).local
+        elif sharding is not None:
+            value = value[sharding.slices(value.shape)]
+        return jax.tree_util.tree_unflatten(structure, [jnp.array(value)])
 
-    return jax.tree_util.tree_map(part, like, tree, is_leaf=is_part)
+    return jax.tree_util.tree_map(part, like, tree, is_leaf=_is_array)

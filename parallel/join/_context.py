@@ -14,7 +14,7 @@ import numpy as np
 from meshlib import ProcessGroup
 from meshlib.extend import CallHeader, Job, Kind, Members, Run, observe
 from parallel._checks import check_instance, describe
-from parallel._groups import Ranks, gathered, resolve
+from parallel._groups import GroupLike, gathered, resolve
 from parallel.join._shadow import among_active, check_shadowable, shadow_call
 
 
@@ -96,7 +96,7 @@ class OptimizerReplica(Joinable):
     Raises TypeError for an ``optimizer`` without ``state_dict`` and ``load_state_dict``.
     """
 
-    def __init__(self, optimizer: _Stateful, process_group: Ranks | None = None) -> None:
+    def __init__(self, optimizer: _Stateful, process_group: GroupLike | None = None) -> None:
         if not (hasattr(optimizer, "state_dict") and hasattr(optimizer, "load_state_dict")):
             raise TypeError(
                 f"optimizer must have state_dict() and load_state_dict(), got {describe(optimizer)}"

@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 from parallel._arrays import Array
 from parallel._checks import check_array, check_state_dict
-from parallel.nn._parameter import Buffer, Parameter, from_kept
+from parallel.nn._parameter import Buffer, Parameter, from_global
 
 _Kind = TypeVar("_Kind", Parameter, Buffer)
 
@@ -230,7 +230,8 @@ class Module:
     def state_dict(self) -> dict[str, Array]:
         """Return path → array for parameters and persistent buffers: the arrays, not copies.
 
-        Parameters of which each rank keeps a part (``fully_shard``) are DArrays.
+        Parameters of which each rank has a part (``fully_shard``, ``parallelize`` over a mesh) are
+        DArrays.
         """
         state = {path: p.value for path, p in self.named_parameters(remove_duplicate=False)}
         for path, buffer in self.named_buffers(remove_duplicate=False):
@@ -265,7 +266,7 @@ class Module:
             if parameter is None:
                 array[...] = state[path]
             else:
-                parameter.data[...] = from_kept(parameter, state[path], copy=False)
+                parameter.data[...] = from_global(parameter, state[path], copy=False)
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
         """Replace the array of each parameter and buffer by ``function(array)``; return self.

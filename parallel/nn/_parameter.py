@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,7 @@ from parallel._checks import check_array, check_callable
 class GlobalPart:
     """The ``shape`` of a global array, and how it lies on its mesh.
 
-    A layer that splits its parameters (tensor parallel) says it in ``parameter.global_part``.
-    """
-
-    kept: ClassVar[bool] = False
-    """True if modules compute with more than the part: ``fully_shard`` keeps parts.
-
-    The state of modules and optimizers then has the global array.
+    Who splits a parameter (tensor parallel, ``fully_shard``) says it in ``parameter.global_part``.
     """
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
@@ -30,8 +24,8 @@ class GlobalPart:
 
     @property
     def array(self) -> Any:
-        """This rank's part, where it is ``kept``."""
-        raise NotImplementedError
+        """This rank's part, which ``fully_shard`` keeps; None: the parameter's ``data`` is it."""
+        return None
 
     def is_like(self, array: Any) -> bool:
         """True if ``array`` has the shape of this rank's part."""
@@ -63,27 +57,21 @@ class GlobalPart:
 def kept_part(parameter: Any) -> GlobalPart | None:
     """Return what ``parameter`` is a part of where ``fully_shard`` keeps it, else None."""
     part: GlobalPart | None = parameter.global_part
-    return part if part is not None and part.kept else None
-
-
-def as_kept(parameter: Any, array: Any) -> Any:
-    """Return an array like ``parameter.data`` as the state of modules and optimizers has it."""
-    part = kept_part(parameter)
-    return array if part is None else part.as_global(array)
+    return part if part is not None and part.array is not None else None
 
 
 def as_global(parameter: Any, array: Any) -> Any:
-    """Return an array like ``parameter.data`` as the global array, split by whomever."""
+    """Return an array like ``parameter.data`` as the state of modules and optimizers has it."""
     part: GlobalPart | None = parameter.global_part
     return array if part is None else part.as_global(array)
 
 
-def from_kept(parameter: Any, value: Any, *, copy: bool = True) -> Any:
-    """Return the inverse of ``as_kept``. A value that is no array is returned as it is.
+def from_global(parameter: Any, value: Any, *, copy: bool = True) -> Any:
+    """Return the inverse of ``as_global``. A value that is no array is returned as it is.
 
     ``value`` may be a DArray in any sharding (all its ranks call then), or have all of the values.
     """
-    part = kept_part(parameter)
+    part: GlobalPart | None = parameter.global_part
     if not hasattr(value, "dtype"):
         return value
     if part is not None:
@@ -163,9 +151,11 @@ class Parameter:
 
     @property
     def value(self) -> Array | DArray:
-        """The trained array: the global one if ``fully_shard`` keeps a part of it here."""
-        part = kept_part(self)
-        return self.data if part is None else part.as_global(part.array)
+        """The trained array: the global one if this rank has a part of it."""
+        part = self.global_part
+        if part is None:
+            return self.data
+        return part.as_global(self.data if part.array is None else part.array)
 
     def takes(self, dtype: Any) -> bool:
         """Return whether results of ``data`` and an array of ``dtype`` can be differentiated.

@@ -1,6 +1,5 @@
 """Optimizers for ``parallel.nn`` parameters."""
 
-from parallel.optim._optax import OptaxOptimizer
 from parallel.optim._optimizer import SGD, Adam, AdamW, Optimizer, ParamGroup
 
-__all__ = ["SGD", "Adam", "AdamW", "OptaxOptimizer", "Optimizer", "ParamGroup"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "ParamGroup"]

@@ -17,7 +17,7 @@ from parallel._checks import (
     check_state_dict,
     describe,
 )
-from parallel.nn._parameter import Parameter, as_kept, from_kept
+from parallel.nn._parameter import Parameter, as_global, from_global
 
 ParamGroup = dict[str, Any]
 """``"params"``, a list of parameters, and a value for each option, such as ``"lr"``."""
@@ -91,17 +91,6 @@ class Optimizer(ABC):
                 if parameter.grad is not None:
                     self.update(parameter, group)
 
-    def step_for(self, parameters: Iterable[Parameter]) -> list[Parameter]:
-        """Update those of ``parameters`` that the optimizer has and that have a gradient.
-
-        Returns the updated parameters. It steps a few at a time, such as during a backward pass.
-        """
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        chosen = [p for p in parameters if p in groups and p.grad is not None]
-        for parameter in chosen:
-            self.update(parameter, groups[parameter])
-        return chosen
-
     @abstractmethod
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Update one parameter, in place, from its gradient and its group's options."""
@@ -115,12 +104,12 @@ class Optimizer(ABC):
         """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
 
         Parameters are numbered in the order in which they were given. Arrays are not copied. State
-        arrays of a sharded parameter (``fully_shard``) are DArrays.
+        arrays of a parameter of which each rank has a part are DArrays.
         """
         numbers = self._numbers()
         return {
             "state": {
-                numbers[p]: {name: as_kept(p, value) for name, value in values.items()}
+                numbers[p]: {name: as_global(p, value) for name, value in values.items()}
                 for p, values in self.state.items()
             },
             "param_groups": [
@@ -144,7 +133,7 @@ class Optimizer(ABC):
         self._load_options(state)
         self.state = {
             numbered[number]: {
-                name: from_kept(numbered[number], value) for name, value in values.items()
+                name: from_global(numbered[number], value) for name, value in values.items()
             }
             for number, values in state["state"].items()
         }

@@ -21,17 +21,17 @@ from parallel._core.pipeline.orders import (
     zero_bubble,
 )
 from parallel._core.pipeline.schedule import PipelineSchedule
-from parallel._core.pipeline.simulation import Span, Timing, Transfer, most_held, simulate
+from parallel._core.pipeline.simulation import ActionSpan, Timing, most_held, simulate
 from parallel._core.pipeline.stage import Stage
-from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 from parallel.pipeline._explain import draw
-from parallel.pipeline._module_stage import Part, PipelineStage, split, split_by_cost
+from parallel.pipeline._module_stage import PipelineStage, StageLayers, split, split_by_cost
 
 __all__ = [
     "Action",
-    "Kind",
+    "ActionKind",
+    "ActionSpan",
     "NamedSchedule",
-    "Part",
     "PipelineSchedule",
     "PipelineStage",
     "Schedule1F1B",
@@ -40,12 +40,11 @@ __all__ = [
     "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
+    "ScheduleTable",
     "ScheduleZBVZeroBubble",
-    "Span",
     "Stage",
-    "Table",
+    "StageLayers",
     "Timing",
-    "Transfer",
     "draw",
     "dual_pipe_v",
     "eager_1f1b",

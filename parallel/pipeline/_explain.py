@@ -10,19 +10,19 @@ from pathlib import Path
 from parallel._core.pipeline.messages import message_of
 from parallel._core.pipeline.named import get_schedule_class
 from parallel._core.pipeline.simulation import USUAL_COSTS, Costs, Timing, most_held, simulate
-from parallel._core.pipeline.table import Kind, Table
+from parallel._core.pipeline.table import ActionKind, ScheduleTable
 
-COLOURS: dict[Kind, str] = {
-    Kind.FORWARD: "#4878b0",
-    Kind.BACKWARD: "#e0a03c",
-    Kind.INPUT: "#c8553d",
-    Kind.WEIGHT: "#6aa56e",
+COLOURS: dict[ActionKind, str] = {
+    ActionKind.FORWARD: "#4878b0",
+    ActionKind.BACKWARD: "#e0a03c",
+    ActionKind.INPUT: "#c8553d",
+    ActionKind.WEIGHT: "#6aa56e",
 }
-_NAMES: dict[Kind, str] = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.INPUT: "gradient of the input",
-    Kind.WEIGHT: "gradients of weights",
+_NAMES: dict[ActionKind, str] = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "gradient of the input",
+    ActionKind.WEIGHT: "gradients of weights",
 }
 
 
@@ -84,7 +84,9 @@ def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:
         axes.set_xlim(0, timing.makespan)
         axes.set_title(f"{title}: {timing.bubble:.1%} bubble", loc="left", size=10)
     kinds = {span.action.kind for timing in timings.values() for span in timing.spans}
-    handles = [Patch(color=COLOURS[kind], label=_NAMES[kind]) for kind in Kind if kind in kinds]
+    handles = [
+        Patch(color=COLOURS[kind], label=_NAMES[kind]) for kind in ActionKind if kind in kinds
+    ]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False)
     figure.savefig(file, dpi=120)
 
@@ -135,11 +137,13 @@ def explain(given: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(schedule: str, stages: int | None, microbatches: int | None, ranks: int | None) -> Table:
+def _table(
+    schedule: str, stages: int | None, microbatches: int | None, ranks: int | None
+) -> ScheduleTable:
     if schedule.endswith(".csv"):
         if not stages is microbatches is ranks is None:
             raise ValueError(f"{schedule} says how many stages, microbatches and ranks there are")
-        return Table.from_csv(Path(schedule))
+        return ScheduleTable.from_csv(Path(schedule))
     kind = get_schedule_class(schedule)
     if stages is None or microbatches is None:
         raise ValueError(f"{schedule} needs --stages and --microbatches")
@@ -156,7 +160,7 @@ def _costs(given: str | None) -> Costs:
     for part in given.split(",") if given else ():
         kind, _, number = part.partition("=")
         try:
-            costs[Kind(kind.strip())] = float(number)
+            costs[ActionKind(kind.strip())] = float(number)
         except ValueError:
             raise ValueError(f"--costs expects such as F=1,B=2,I=1,W=1, got {part!r}") from None
     return costs

@@ -13,7 +13,7 @@ import numpy as np
 from parallel._arrays import Array, namespace
 from parallel._checks import check_instance, describe, to_count
 from parallel._core.pipeline.stage import Spec, Stage, as_tuple
-from parallel._groups import Ranks
+from parallel._groups import GroupLike
 from parallel.ddp._data_parallel import DistributedDataParallel
 from parallel.fsdp._schedule import FSDPModule
 from parallel.nn._layers.simple import Sequential
@@ -23,7 +23,7 @@ Costs = Callable[[Module], float] | Sequence[float]
 """The cost of layers: a function of a layer, or a number for each."""
 
 
-class Part(Sequential):
+class StageLayers(Sequential):
     """Some layers of a model, under the paths that they have there.
 
     So the parts' ``state_dict``s together are the model's. ``named`` are (path, layer).
@@ -38,7 +38,7 @@ class Part(Sequential):
         return zip(self._paths, self.layers, strict=True)
 
 
-def split(model: Sequential, at: Sequence[str]) -> list[Part]:
+def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
     """Return the stages of ``model``, cut before each of the layers that ``at`` names.
 
     Args:
@@ -72,7 +72,9 @@ def split(model: Sequential, at: Sequence[str]) -> list[Part]:
     return _parts(named, starts)
 
 
-def split_by_cost(model: Sequential, num_stages: int, costs: Costs | None = None) -> list[Part]:
+def split_by_cost(
+    model: Sequential, num_stages: int, costs: Costs | None = None
+) -> list[StageLayers]:
     """Return ``num_stages`` stages of ``model`` of which the dearest is as cheap as can be.
 
     Args:
@@ -101,7 +103,7 @@ def _layers(model: Any) -> list[tuple[str, Module]]:
 
 def _flat(path: str, module: Module) -> Iterator[tuple[str, Module]]:
     """Yield the layers below ``module``. Only a plain Sequential is taken apart, no subclass."""
-    if type(module) not in (Sequential, Part):
+    if type(module) not in (Sequential, StageLayers):
         yield path, module
         return
     for name, child in module.named_children():
@@ -114,9 +116,9 @@ def _place_of(name: str, paths: Sequence[str]) -> int | None:
     return next((i for i, p in enumerate(paths) if p == name or p.startswith(inside)), None)
 
 
-def _parts(named: Sequence[tuple[str, Module]], starts: Sequence[int]) -> list[Part]:
+def _parts(named: Sequence[tuple[str, Module]], starts: Sequence[int]) -> list[StageLayers]:
     ends = [*starts[1:], len(named)]
-    return [Part(named[begin:end]) for begin, end in zip(starts, ends, strict=True)]
+    return [StageLayers(named[begin:end]) for begin, end in zip(starts, ends, strict=True)]
 
 
 def _costs(named: Sequence[tuple[str, Module]], costs: Costs | None) -> list[float]:
@@ -192,7 +194,7 @@ class PipelineStage(Stage):
         submodule: Module,
         stage_index: int,
         num_stages: int,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         *,
         shared: dict[str, str] | None = None,
     ) -> None:

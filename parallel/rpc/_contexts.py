@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from meshlib import DistError, rpc
 from parallel.nn._module import Module
-from parallel.rpc._graph import Edge, Node, Pass, PassKey
+from parallel.rpc._graph import BackwardPass, Edge, Node, PassKey
 
 _RANK_BITS = 48
 _REMEMBERED = 1 << 16
@@ -28,7 +28,7 @@ class Context:
         self.known: set[int] = set()
         """The workers that this one has brought it to."""
         self.gradients: dict[Any, Any] = {}
-        self.passes: dict[PassKey, Pass] = {}
+        self.passes: dict[PassKey, BackwardPass] = {}
         self.outstanding: dict[Node, None] = {}
         """Forward passes of modules that wait for their backward pass."""
         self.ended: bool = False
@@ -64,7 +64,7 @@ class Context:
             raise RuntimeError(_ended(self.id))
         return found
 
-    def pass_of(self, key: PassKey) -> Pass:
+    def pass_of(self, key: PassKey) -> BackwardPass:
         """Return a backward pass. Raises RuntimeError where the context has ended."""
         found = self.passes.get(key)
         if found is None:
@@ -105,7 +105,7 @@ class Context:
         return not self.outstanding
 
 
-class _Here(threading.local):
+class _ThreadContext(threading.local):
     """The calling thread's context."""
 
     context: Context | None = None
@@ -113,12 +113,12 @@ class _Here(threading.local):
     """In a function that JAX differentiates for ``forward``: what all calls are to depend on."""
 
 
-class Keeper:
+class ContextStore:
     """One worker's contexts; the carrier that goes with its calls."""
 
     def __init__(self) -> None:
         self.rank: int = rpc.get_worker_info().id
-        self.here: _Here = _Here()
+        self.here: _ThreadContext = _ThreadContext()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         """Of contexts, of passes, and of what is sent."""
@@ -203,7 +203,7 @@ class Keeper:
 
     @contextmanager
     def within(self, context: Context | None, token: Any = None) -> Generator[None]:
-        """Put the calling thread in ``context``; see ``_Here``."""
+        """Put the calling thread in ``context``; see ``_ThreadContext``."""
         here = self.here
         before = here.context, here.token
         here.context, here.token = context, token
@@ -278,9 +278,9 @@ def _arrive(id: int) -> int:
     return id
 
 
-def keeper() -> Keeper:
+def keeper() -> ContextStore:
     """Return what this worker keeps of contexts. Raises RuntimeError where there is no RPC."""
-    return cast(Keeper, rpc.differentiate())
+    return cast(ContextStore, rpc.differentiate())
 
 
 def _release(id: int, told: frozenset[int]) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 
 from meshlib import rpc
 from parallel._checks import describe
-from parallel.rpc._contexts import Context, Keeper, keeper
-from parallel.rpc._graph import Edge, Node, Pass, PassKey, Received
+from parallel.rpc._contexts import Context, ContextStore, keeper
+from parallel.rpc._graph import BackwardPass, Edge, Node, PassKey, ReceivedNode
 from parallel.rpc._recorded import Recorded
 
 Arrival = tuple[Edge, Any]
 
 
-def backward(keeper: Keeper, context_id: int, roots: Sequence[object], retain: bool) -> None:
+def backward(keeper: ContextStore, context_id: int, roots: Sequence[object], retain: bool) -> None:
     """See ``dist_autograd.backward``."""
     context = keeper.find(context_id)
     arrivals: list[Arrival] = []
@@ -45,7 +45,7 @@ def backward(keeper: Keeper, context_id: int, roots: Sequence[object], retain: b
     run_pass(keeper, context, arrivals, retain)
 
 
-def run_pass(keeper: Keeper, context: Context, roots: list[Arrival], retain: bool) -> None:
+def run_pass(keeper: ContextStore, context: Context, roots: list[Arrival], retain: bool) -> None:
     """Go back from ``roots``, values with their gradients; return when all workers are done."""
     key = keeper.next_pass()
     with keeper.within(context):
@@ -55,7 +55,7 @@ def run_pass(keeper: Keeper, context: Context, roots: list[Arrival], retain: boo
 
 def _mark_from(context: Context, key: PassKey, nodes: Iterable[Node]) -> list[rpc.Future[Any]]:
     with context.lock:
-        context_pass = context.passes.setdefault(key, Pass())
+        context_pass = context.passes.setdefault(key, BackwardPass())
         reached = context_pass.mark(nodes)
     by_origin: dict[int, list[int]] = {}
     for node in reached:
@@ -92,7 +92,7 @@ def _propagate_from(
     while ready:
         # Messages to other workers go first: those work while this one does.
         by_origin: dict[int, list[tuple[int, Any]]] = {}
-        for node in [node for node in ready if isinstance(node, Received)]:
+        for node in [node for node in ready if isinstance(node, ReceivedNode)]:
             ready.remove(node)
             (grad,) = _take(context, context_pass, node)
             by_origin.setdefault(node.origin, []).append((node.number, grad))
@@ -109,7 +109,7 @@ def _propagate_from(
     return calls
 
 
-def _take(context: Context, context_pass: Pass, node: Node) -> list[Any]:
+def _take(context: Context, context_pass: BackwardPass, node: Node) -> list[Any]:
     with context.lock:
         return context_pass.take(node)
 

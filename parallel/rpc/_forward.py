@@ -9,8 +9,9 @@ from typing import Any, TypeVar, cast
 
 from meshlib import rpc
 from parallel._checks import describe
+from parallel._nested import all_leaves
 from parallel.nn._module import Module
-from parallel.rpc._contexts import Context, Keeper, keeper
+from parallel.rpc._contexts import Context, ContextStore, keeper
 from parallel.rpc._graph import RECORDED, Edge, Node, filled
 from parallel.rpc._modules import apply_module
 from parallel.rpc._recorded import Recorded
@@ -55,7 +56,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-class Leaf(Node):
+class WeightsNode(Node):
     """Trained weights: their gradients stay in the context."""
 
     def __init__(self, context: Context, weights: Weights, outputs: int) -> None:
@@ -79,7 +80,7 @@ def record(context: Context, weights: Weights) -> Any:
     import jax
 
     leaves, tree = jax.tree.flatten(weights.value)
-    leaf = context.leaf(weights, lambda: Leaf(context, weights, len(leaves)))
+    leaf = context.leaf(weights, lambda: WeightsNode(context, weights, len(leaves)))
     recorded = [Recorded(value, context, Edge(leaf, i)) for i, value in enumerate(leaves)]
     return jax.tree.unflatten(tree, recorded)
 
@@ -228,7 +229,9 @@ class Applied(Node):
         return found
 
 
-def _apply(here: Keeper, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _apply(
+    here: ContextStore, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
     import jax
     import jax.numpy as jnp
 
@@ -309,10 +312,10 @@ def _values(tree: Any) -> Any:
     return _mapped(lambda leaf: leaf.value if isinstance(leaf, Weights) else leaf, tree)
 
 
-def _context_of(here: Keeper, tree: Any) -> Context | None:
+def _context_of(here: ContextStore, tree: Any) -> Context | None:
     """Return the context of the calling thread, or else that of the values in ``tree``."""
     found = here.here.context
-    for leaf in _flat(tree):
+    for _, leaf in all_leaves(tree):
         if isinstance(leaf, Recorded):
             if found is not None and leaf.context is not found:
                 raise ValueError(
@@ -321,11 +324,3 @@ def _context_of(here: Keeper, tree: Any) -> Context | None:
                 )
             found = here.enter(leaf.context.id)
     return found
-
-
-def _flat(tree: Any) -> list[Any]:
-    if isinstance(tree, tuple | list):
-        return [leaf for it in tree for leaf in _flat(it)]
-    if isinstance(tree, dict):
-        return [leaf for it in tree.values() for leaf in _flat(it)]
-    return [tree]

@@ -6,15 +6,19 @@ import sys
 from typing import Any
 
 from meshlib import rpc
-from parallel.rpc._contexts import Keeper
+from parallel.rpc._contexts import ContextStore
 from parallel.rpc._engine import backward
 
 
-class Gradients(Keeper):
+class Gradients(ContextStore):
     """The carrier of gradients (``rpc.Differentiating``)."""
 
     def replace(
-        self, request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any], creates: bool
+        self,
+        request: rpc.PreparedCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        creates: bool,
     ) -> Any:
         """Have JAX differentiate the calls of a function that it differentiates."""
         if "jax" not in sys.modules:

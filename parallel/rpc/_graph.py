@@ -2,8 +2,8 @@
 
 The graph has values, the functions that made them, and messages between workers; each worker has
 its part. The sender of a value keeps it under a number. On the receiving worker the value becomes
-a ``Received``, which names the sender and the number: the gradient goes back there. (Compare the
-send and recv functions of ``torch.distributed.autograd``.)
+a ``ReceivedNode``, which names the sender and the number: the gradient goes back there. (Compare
+the send and recv functions of ``torch.distributed.autograd``.)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def filled(tree: Any, leaves: Sequence[Any], places: Sequence[int], values: Sequ
     return jax.tree.unflatten(tree, leaves)
 
 
-class Received(Node):
+class ReceivedNode(Node):
     """A value that came from the worker ``origin``, which has sent it under ``number``.
 
     The engine sends its gradient there.
@@ -92,7 +92,7 @@ PassKey = tuple[int, int]
 """The worker that began a pass, and its number for it."""
 
 
-class Pass:
+class BackwardPass:
     """One backward pass on one worker: which nodes are gone through, and what they wait for.
 
     Not thread-safe: the context's lock is held.
@@ -107,19 +107,19 @@ class Pass:
         self._expected: dict[Node, int] = {}
         self._grads: dict[Node, list[Any]] = {}
 
-    def mark(self, nodes: Iterable[Node]) -> list[Received]:
+    def mark(self, nodes: Iterable[Node]) -> list[ReceivedNode]:
         """Expect a gradient of each of ``nodes``, and of what they were made from.
 
         Returns the messages that this reaches for the first time, which have come from elsewhere.
         Raises RuntimeError for a node that was gone through before, and kept nothing.
         """
-        found: list[Received] = []
+        found: list[ReceivedNode] = []
         new = [node for node in nodes if self._expect(node)]
         while new:
             node = new.pop()
             if node.spent:
                 raise RuntimeError(node.spent)
-            if isinstance(node, Received):
+            if isinstance(node, ReceivedNode):
                 found.append(node)
             new += [
                 edge.node for edge in node.inputs if edge is not None and self._expect(edge.node)

@@ -14,13 +14,13 @@ import numpy as np
 
 from parallel._arrays import namespace
 from parallel.nn._module import Module, SavedContexts
-from parallel.rpc._contexts import Context, Keeper
+from parallel.rpc._contexts import Context, ContextStore
 from parallel.rpc._graph import Edge, Node
 from parallel.rpc._recorded import Recorded
 
 
 def apply_module(
-    here: Keeper,
+    here: ContextStore,
     context: Context | None,
     module: Module,
     args: Sequence[Any],
@@ -61,7 +61,7 @@ class ModuleCall(Node):
 
     def __init__(
         self,
-        here: Keeper,
+        here: ContextStore,
         context: Context,
         module: Module,
         saved: SavedContexts,
@@ -131,7 +131,7 @@ class ModuleCall(Node):
 
 
 @contextmanager
-def _apart(here: Keeper, module: Module) -> Generator[None]:
+def _apart(here: ContextStore, module: Module) -> Generator[None]:
     """Have the module alone, with nothing saved; put back what was."""
     with here.lock_of(module):
         others = module.take_saved()

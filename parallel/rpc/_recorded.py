@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from meshlib import rpc
 from parallel._checks import describe
 from parallel.rpc._contexts import Context, keeper
-from parallel.rpc._graph import Edge, Received
+from parallel.rpc._graph import Edge, ReceivedNode
 
 
 class Recorded:
@@ -70,4 +70,4 @@ class Recorded:
 def received(context_id: int, origin: int, number: int, value: Any) -> Recorded:
     """Return a recorded value that has come from the worker ``origin``."""
     context = keeper().enter(context_id)
-    return Recorded(value, context, Edge(Received(origin, number), 0))
+    return Recorded(value, context, Edge(ReceivedNode(origin, number), 0))

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from meshlib import rpc
-from parallel._checks import describe
+from parallel._checks import check_transformation, describe
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
-from parallel.optim._optax import OptaxOptimizer
 from parallel.optim._optimizer import Optimizer
-from parallel.rpc._contexts import Keeper, keeper
+from parallel.rpc._contexts import ContextStore, keeper
 from parallel.rpc._forward import Weights, forward
 
 
@@ -125,8 +124,9 @@ class DistributedOptimizer:
     are made one after the other, also those of several clients.
 
     Args:
-        optimizer_class: a class of ``parallel.optim`` (for ``parallel.nn.Parameter``s), or what
-            makes an optax transformation, such as ``optax.adam``. It travels by its name
+        optimizer_class: a class of ``parallel.optim`` for ``parallel.nn.Parameter``s; for
+            ``Weights`` what makes an optax transformation, such as ``optax.adam``. It travels by
+            its name
         params_rref: RRefs to ``Weights`` or ``parallel.nn.Parameter``s
         args: further arguments of ``optimizer_class``
         kwargs: its keyword arguments
@@ -187,7 +187,7 @@ class _OwnersOptimizer:
     ) -> None:
         params = [param.local_value() for param in params_rref]
         self._lock = threading.Lock()
-        self._here: Keeper = keeper()
+        self._here: ContextStore = keeper()
         self._params = params
         kinds = {type(param) for param in params}
         known = all(isinstance(param, Weights | Parameter) for param in params)
@@ -198,17 +198,16 @@ class _OwnersOptimizer:
             )
         own = isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)
         of_weights = isinstance(params[0], Weights)
-        if own and of_weights:
+        if own is of_weights:
             raise TypeError(
-                f"{optimizer_class.__name__} updates parallel.nn.Parameters, and params_rref refers"
-                " to Weights; expected an optax transformation, such as optax.adam"
+                f"optimizer_class is {optimizer_class.__qualname__}, and params_rref refers to"
+                f" {type(params[0]).__name__}; expected a class of parallel.optim for Parameters,"
+                " or what makes an optax transformation, such as optax.adam, for Weights"
             )
         if own:
             self._optimizer: Any = optimizer_class(params, *args, **kwargs)
-        elif of_weights:
-            self._optimizer = _OfWeights(optimizer_class(*args, **kwargs), params)
         else:
-            self._optimizer = OptaxOptimizer(params, optimizer_class(*args, **kwargs))
+            self._optimizer = _OfWeights(optimizer_class(*args, **kwargs), params)
 
     def step(self, context_id: int) -> None:
         context = self._here.find(context_id)
@@ -235,8 +234,6 @@ class _OfWeights:
 
     def __init__(self, transformation: Any, weights: list[Weights]) -> None:
         import jax
-
-        from parallel.optim._optax import check_transformation
 
         check_transformation(transformation)
         self._weights = weights

@@ -19,7 +19,7 @@ from jax.core import Tracer
 from meshlib import rpc
 from meshlib.extend import at_once
 from meshlib.extend.jit import is_compiling, is_tracing
-from parallel.rpc._contexts import Context, Keeper
+from parallel.rpc._contexts import Context, ContextStore
 from parallel.rpc._engine import run_pass
 from parallel.rpc._graph import RECORDED, Edge, Sink, filled
 from parallel.rpc._recorded import Recorded
@@ -27,7 +27,9 @@ from parallel.rpc._recorded import Recorded
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def replaced(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, creates: bool) -> Any:
+def replaced(
+    here: ContextStore, request: rpc.PreparedCall, args: Any, kwargs: Any, creates: bool
+) -> Any:
     """Return the call that is made in place of ``request(args, kwargs)``; None: that one.
 
     Raises NotImplementedError for ``remote``, and in a function that JAX compiles; RuntimeError
@@ -74,7 +76,7 @@ def _tracers(tree: Any) -> list[Any]:
     return [leaf for leaf in leaves if isinstance(leaf, Tracer)]
 
 
-def through(here: Keeper, context: Context, call: Call, args: Any, kwargs: Any) -> Through:
+def through(here: ContextStore, context: Context, call: Call, args: Any, kwargs: Any) -> TracedCall:
     """Make a remote call; ``wait`` gives its results to the function that JAX differentiates.
 
     Raises NotImplementedError in a second derivative.
@@ -91,10 +93,10 @@ def through(here: Keeper, context: Context, call: Call, args: Any, kwargs: Any) 
     args, kwargs = filled(tree, leaves, places, recorded)
     with here.within(context):
         started = call(args, kwargs)
-    return Through(here, context, started, token, traced, values, sinks)
+    return TracedCall(here, context, started, token, traced, values, sinks)
 
 
-def through_here(here: Keeper, context: Context, call: Call, args: Any, kwargs: Any) -> Any:
+def through_here(here: ContextStore, context: Context, call: Call, args: Any, kwargs: Any) -> Any:
     """Compute on this worker what has weights or recorded values among its arguments."""
 
     def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> rpc.Future[Any]:
@@ -106,10 +108,10 @@ def through_here(here: Keeper, context: Context, call: Call, args: Any, kwargs: 
 
 
 @dataclass(eq=False, repr=False)
-class Through(rpc.Future[Any]):
+class TracedCall(rpc.Future[Any]):
     """A call that was made in a function that JAX differentiates. ``wait`` in that function."""
 
-    _here: Keeper
+    _here: ContextStore
     _context: Context
     _started: rpc.Future[Any]
     _token: Any

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 from meshlib.extend import to_whole_number
 from parallel._checks import check_instance, check_state_dict, describe, to_count
-from parallel._groups import Ranks, resolve
-from parallel.samplers._orders import Order, Permutation, Sequence, Shard, Tail, derive
+from parallel._groups import GroupLike, resolve
+from parallel.samplers._orders import Order, Permutation, ReplicaShard, Sequence, Tail, derive
 
 _BLOCK = 4096  # places computed at a time: vectorised, and little memory
 
 
-class Pass(NamedTuple):
+class EpochPass(NamedTuple):
     """One pass of a sampler: its epoch, and the places of the epoch's order that it takes."""
 
     epoch: int
-    shard: Shard
+    shard: ReplicaShard
 
 
 class DistributedSampler:
@@ -64,7 +64,7 @@ class DistributedSampler:
         seed: int = 0,
         drop_last: bool = False,
         *,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         evaluation: bool = False,
     ) -> None:
         if (num_replicas is None) != (rank is None):
@@ -104,10 +104,10 @@ class DistributedSampler:
         self._begin_epoch(0)
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> ReplicaShard:
         """The places of the epoch's order that the next pass takes on this replica."""
         tail = Tail.UNEVEN if self.evaluation else Tail.DROP if self.drop_last else Tail.PAD
-        return Shard(self.size, self.num_replicas, self.rank, tail, self._start)
+        return ReplicaShard(self.size, self.num_replicas, self.rank, tail, self._start)
 
     def __len__(self) -> int:
         """Return the number of indices in this replica's next pass (smaller after a resume)."""
@@ -123,9 +123,9 @@ class DistributedSampler:
         """The length of the longest replica's next pass: ``len``, or one more."""
         return self.shard.longest
 
-    def begin_pass(self) -> Pass:
+    def begin_pass(self) -> EpochPass:
         """Return the next pass, and make it the current one."""
-        coming = Pass(self.epoch, self.shard)
+        coming = EpochPass(self.epoch, self.shard)
         if coming != self.pass_under_way:
             self.pass_under_way, self._consumed = coming, 0
         return coming
@@ -136,7 +136,7 @@ class DistributedSampler:
         self._consumed = 0
         return self._walk(*coming)
 
-    def _walk(self, epoch: int, shard: Shard) -> Iterator[int]:
+    def _walk(self, epoch: int, shard: ReplicaShard) -> Iterator[int]:
         order = self.order(epoch)
         for begin in range(0, shard.count, _BLOCK):
             places = shard.places(begin, min(begin + _BLOCK, shard.count))
@@ -168,7 +168,7 @@ class DistributedSampler:
     def _begin_epoch(self, epoch: int, start: int = 0) -> None:
         self.epoch: int = epoch
         self._start = start  # the cursor at which the next pass begins
-        self.pass_under_way: Pass = Pass(epoch, self.shard)
+        self.pass_under_way: EpochPass = EpochPass(epoch, self.shard)
         """The pass that ``state_dict`` describes: the last one that was begun.
 
         It stays the current one when all its indices were drawn and ``epoch`` has moved on, since
@@ -285,7 +285,7 @@ class DistributedBatchSampler:
         self._pass, self._batches = self.sampler.pass_under_way, 0
         return self._walk(indices, self._pass.shard)
 
-    def _walk(self, indices: Iterator[int], shard: Shard) -> Iterator[Batch]:
+    def _walk(self, indices: Iterator[int], shard: ReplicaShard) -> Iterator[Batch]:
         for number in range(self._count(shard.longest)):
             begin = number * self.batch_size
             size = min(self.batch_size, shard.longest - begin)

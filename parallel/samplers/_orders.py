@@ -38,7 +38,7 @@ class Tail(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ReplicaShard:
     """The share of replica ``rank`` of ``replicas`` in the places from ``start`` to ``size``."""
 
     size: int

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from parallel._arrays import is_floating
 from parallel._checks import describe, to_count
-from parallel._groups import Ranks
+from parallel._groups import GroupLike
 from parallel.samplers._distributed import DistributedSampler
 from parallel.samplers._orders import LengthGrouped, Order, Permutation, WeightedDraws, derive
 
@@ -49,7 +49,7 @@ class WeightedDistributedSampler(DistributedSampler):
         *,
         seed: int = 0,
         drop_last: bool = False,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
     ) -> None:
         given = _numbers(weights, "weights").astype(np.float64)
         bad = np.argwhere(~(np.isfinite(given) & (given >= 0))).tolist()
@@ -117,7 +117,7 @@ class LengthGroupedSampler(DistributedSampler):
         *,
         seed: int = 0,
         drop_last: bool = False,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
     ) -> None:
         self._lengths = _numbers(lengths, "lengths")
         if self._lengths.ndim != 1:

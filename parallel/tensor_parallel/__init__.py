@@ -1,6 +1,5 @@
 """Layers split over the ranks of one mesh dimension, and plans by which models are."""
 
-from parallel.tensor_parallel._linear import ColumnParallelLinear, RowParallelLinear
 from parallel.tensor_parallel._parallelize import (
     PrepareModuleInput,
     PrepareModuleOutput,
@@ -12,18 +11,15 @@ from parallel.tensor_parallel._styles import (
     RowwiseParallel,
     SequenceParallel,
 )
-from parallel.tensor_parallel._vocab import VocabParallelCrossEntropyLoss, VocabParallelEmbedding
+from parallel.tensor_parallel._vocab import VocabParallelCrossEntropyLoss
 
 __all__ = [
-    "ColumnParallelLinear",
     "ColwiseParallel",
     "ParallelStyle",
     "PrepareModuleInput",
     "PrepareModuleOutput",
-    "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",
     "VocabParallelCrossEntropyLoss",
-    "VocabParallelEmbedding",
     "parallelize",
 ]

@@ -12,7 +12,7 @@ from meshlib import ProcessGroup
 from meshlib.sharding import Partial, Replicate, Shard
 from parallel._arrays import Array, namespace
 from parallel._checks import check_instance, describe
-from parallel._groups import Ranks
+from parallel._groups import GroupLike
 from parallel._nested import meant_by
 from parallel.nn._layers.attention import MultiHeadAttention
 from parallel.nn._module import Module
@@ -246,7 +246,7 @@ def _tuple(layouts: Layouts) -> tuple[Placement | None, ...]:
 _M = TypeVar("_M", bound=Module)
 
 
-def parallelize(module: _M, mesh: Ranks | None, plan: Mapping[str, ParallelStyle]) -> _M:
+def parallelize(module: _M, mesh: GroupLike | None, plan: Mapping[str, ParallelStyle]) -> _M:
     """Split ``module`` over the ranks of ``mesh`` as ``plan`` says, and return it.
 
     The modules are changed in place. Each rank keeps its part of the split parameters, under the

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshlib import DeviceMesh, ProcessGroup
-from meshlib.sharding import DArray, Partial, Replicate, Shard, Sharding
+from meshlib.sharding import Partial, Replicate, Shard, Sharding
 from parallel._arrays import Array, namespace
 from parallel._checks import describe
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.nn._parameter import GlobalPart, Parameter, kept_part
 
 Placement = Shard | Replicate | Partial
@@ -155,7 +155,7 @@ class Parts:
     Raises TypeError for what is no set of ranks, ValueError for one without this rank.
     """
 
-    def __init__(self, mesh: Ranks | None) -> None:
+    def __init__(self, mesh: GroupLike | None) -> None:
         self.group: ProcessGroup = resolve(mesh, "mesh")
         self.mesh: DeviceMesh | None = mesh if isinstance(mesh, DeviceMesh) else None
         self._dims: dict[Parameter, int | None] = {}
@@ -203,10 +203,3 @@ class Parts:
         contribution = namespace(contribution).ascontiguousarray(contribution)
         self.group.all_reduce(contribution)
         return contribution
-
-    def whole(self, parameter: Parameter) -> Array:
-        """Return the global array of a parameter that was cut, a new one. A collective."""
-        value, dim = parameter.value, self._dims[parameter]
-        if isinstance(value, DArray):  # split again, by ``fully_shard``
-            return value.full_array()
-        return (value if dim is None else gather(value, self.group, dim)).copy()

@@ -35,7 +35,7 @@ class ParallelStyle(ABC):
 
 @dataclass(frozen=True)
 class ColwiseParallel(ParallelStyle):
-    """Split the output features of a ``Linear``: it becomes a ``ColumnParallelLinear``.
+    """Split the output features of a ``Linear``, and its bias: rank i has the i-th block of them.
 
     Args:
         input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: this rank's
@@ -76,7 +76,7 @@ class ColwiseParallel(ParallelStyle):
 class RowwiseParallel(ParallelStyle):
     """Split the input features of a ``Linear``, or the rows of an ``Embedding``.
 
-    They become a ``RowParallelLinear`` and a ``VocabParallelEmbedding``.
+    The bias of a ``Linear`` is whole on every rank, and added once.
 
     Args:
         input_layouts: None: the features are split (torch's ``Shard(-1)``), as ``ColwiseParallel``

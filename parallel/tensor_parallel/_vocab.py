@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from meshlib import ProcessGroup, ReduceOp
 from parallel._arrays import Array, namespace
-from parallel._checks import to_count
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 from parallel.nn._layers.linear import Embedding
 from parallel.nn._loss import CrossEntropyLoss, Reduction
 from parallel.tensor_parallel._parts import (
     Parts,
     Placement,
     gather,
-    part_size,
     reduce,
     sequence_dim,
 )
@@ -25,43 +20,16 @@ class VocabParallelEmbedding(Embedding):
     """An Embedding of which each rank holds a block of rows, the vectors of a part of the indices.
 
     Each rank looks up what it has, zeros for the rest, and the ranks' vectors are added: Shoeybi et
-    al., "Megatron-LM", arXiv:1909.08053, section 3. All ranks pass the same indices.
-
-    Args:
-        num_embeddings: The number of rows on all ranks; the number of ranks must divide it.
-        embedding_dim: The size of the last dimension of the output, whole on every rank.
-        mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
-            rank's part of the sequence, dim 1, whose length must divide by the number of ranks.
-        rng: Draws the whole table; in the same state on all ranks.
-        dtype: Of the table.
-
-    Raises:
-        ValueError: When num_embeddings does not divide by the number of ranks, for sizes below 1,
-            or a dtype that is not floating.
-        TypeError: For arguments of another type.
+    al., "Megatron-LM", arXiv:1909.08053, section 3. ``parallelize`` makes it of an ``Embedding``.
     """
 
     parts: Parts
+    scattered_dim: int | None
+    """The dim along which the output is this rank's part of the sequence; None: it is whole."""
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        mesh: Ranks | None = None,
-        *,
-        output_layouts: Placement | None = None,
-        rng: np.random.Generator,
-        dtype: npt.DTypeLike = np.float32,
-    ) -> None:
-        parts = Parts(mesh)
-        part_size(to_count(num_embeddings, "num_embeddings"), parts.group, "num_embeddings")
-        super().__init__(num_embeddings, embedding_dim, rng=rng, dtype=dtype)
-        self.cut(parts, output_layouts)
-
-    def cut(self, parts: Parts, output_layouts: Placement | None = None) -> None:
-        """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
-        self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
+    def cut(self, parts: Parts, output_layouts: Placement | None) -> None:
+        """Keep this rank's rows of a table that is whole until now; see ``RowwiseParallel``."""
+        self.scattered_dim = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 0)
 
@@ -100,8 +68,8 @@ class VocabParallelEmbedding(Embedding):
 class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
 
-    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a
-    ``ColumnParallelLinear``; they are never gathered. Forward makes two all-reduces: one number a
+    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a layer
+    under ``ColwiseParallel``; they are never gathered. Forward makes two all-reduces: one number a
     sample (the largest logit), then two (the sum of exponentials and the target's logit; a third
     with label smoothing). Every rank gets the same loss, and backward makes no call. Shoeybi et
     al., "Megatron-LM", arXiv:1909.08053, section 3.
@@ -118,7 +86,7 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
 
     def __init__(
         self,
-        mesh: Ranks | None = None,
+        mesh: GroupLike | None = None,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
     ) -> None:

@@ -11,11 +11,10 @@ from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
 from parallel._arrays import written
 from parallel._checks import describe
-from parallel._core.replicas import check_same, told_to_all
-from parallel._groups import Ranks, gathered, resolve
+from parallel._core.replicas import check_same, raise_on_all_ranks
+from parallel._groups import GroupLike, gathered, resolve
 from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook
 from parallel.nn._parameter import Parameter, kept_part
-from parallel.optim._optax import same_shared
 from parallel.optim._optimizer import Optimizer, ParamGroup
 from parallel.zero._shards import (
     Keepers,
@@ -40,8 +39,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     itself, bit for bit, as long as that treats each parameter by itself (clip by a global norm
     before ``step``).
 
-    For optax: ``ZeroRedundancyOptimizer(params, optim.OptaxOptimizer, mesh["dp"],
-    transformation=optax.adamw(1e-3))``; for pytrees there is ``ZeroRedundancyOptax``.
+    For pytrees and optax there is ``ZeroRedundancyOptax``.
 
     In a ``Join`` with the model, ranks that are out of inputs go on updating what they own.
 
@@ -64,7 +62,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self,
         params: Iterable[Parameter] | Iterable[ParamGroup],
         optimizer_class: Callable[..., Optimizer],
-        process_group: Ranks | None = None,
+        process_group: GroupLike | None = None,
         *,
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
@@ -77,7 +75,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._shards: list[Shards] = []
         self._inner: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
-        with told_to_all(self._group):
+        with raise_on_all_ranks(self._group):
             must = "optimizer_class must make an optimizer when called, such as optim.AdamW, got"
             if not callable(optimizer_class):
                 raise TypeError(f"{must} {describe(optimizer_class)}")
@@ -94,7 +92,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Raises as ``Optimizer`` does, and ValueError where the ranks' parameters differ.
         """
         inside = self._inner is None  # the constructor tells itself what is wrong
-        with told_to_all(None if inside else self._group):
+        with raise_on_all_ranks(None if inside else self._group):
             super().add_param_group(group)
         if self._inner is not None:
             self._own(self.param_groups[-1:])
@@ -164,22 +162,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
 
         A collective. The state is valid until the next step. Raises ValueError for a rank that is
-        not in the group, and TypeError unless it is an integer. On rank ``to``, raises ValueError
-        if an optax state depends on several parameters at once: the ranks' states differ then.
+        not in the group, and TypeError unless it is an integer.
         """
         check_group_rank(to, self._group)
-        mine = self._own_state()
-        parts = collected(mine, self._group, to)
+        parts = collected(self._own_state(), self._group, to)
         if parts is not None:
-            # Beside the parameters' own states there may be shared ones, equal on all ranks.
-            whole = dict(parts[0])
-            if "shared" in whole:
-                owners = {n: part["shared"] for n, part in enumerate(parts) if part["state"]}
-                whole["shared"] = same_shared(owners)
             state = {n: values for part in parts for n, values in part["state"].items()}
-            whole["state"] = dict(sorted(state.items()))
-            whole["param_groups"] = super().state_dict()["param_groups"]
-            self._consolidated = whole
+            self._consolidated = self._with_all(parts[0], state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as ``optimizer_class`` alone would, after it was consolidated.
@@ -222,24 +211,17 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         For checkpoints: the ranks tell each other what there is, and no array moves. It is the same
         tree on all ranks, and loads into any number of ranks, and into an ``optimizer_class``
         without sharding. With layers that are split over another dim of the mesh,
-        ``process_group`` must have been a slice of it, such as ``mesh["dp"]``. Raises ValueError as
-        ``consolidate_state_dict`` does, on all ranks.
+        ``process_group`` must have been a slice of it, such as ``mesh["dp"]``.
         """
-        mine = self._own_state()
+        mine, parameters = self._own_state(), self.parameters()
         kept = mine["state"]
         told = {number: described(values) for number, values in kept.items()}
-        answers = gathered((told, mine.get("shared")), self._group)
-        whole = {**mine, "param_groups": super().state_dict()["param_groups"]}
-        if "shared" in whole:
-            owners = {n: shared for n, (told, shared) in enumerate(answers) if told}
-            whole["shared"] = same_shared(owners)
-        state: dict[int, Any] = {}
-        parameters = self.parameters()
-        for told, _ in answers:
-            for number, values in told.items():
-                state[number] = self._keepers.give(parameters[number], values, kept.get(number))
-        whole["state"] = dict(sorted(state.items()))
-        return whole
+        state = {
+            number: self._keepers.give(parameters[number], values, kept.get(number))
+            for theirs in gathered(told, self._group)
+            for number, values in theirs.items()
+        }
+        return self._with_all(mine, state)
 
     def state_sharding(self, parameter: Parameter, shape: Sequence[int]) -> Sharding:
         """Return how a state of ``parameter`` lies that has ``shape`` as a global array.
@@ -255,9 +237,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _own_state(self) -> dict[str, Any]:
         """Return the state of this rank's parameters, by their numbers among all."""
-        mine, own = self.local_optimizer.state_dict(), self._own_numbers()
-        mine["state"] = {own[number]: values for number, values in mine["state"].items()}
-        return mine
+        inner, numbers = self.local_optimizer, self._numbers()
+        state = {numbers[parameter]: values for parameter, values in inner.state.items()}
+        return {**inner.state_dict(), "state": state}
+
+    def _with_all(self, part: dict[str, Any], state: dict[int, Any]) -> dict[str, Any]:
+        """Return ``part``, a rank's state, with the ``state`` and groups of all parameters."""
+        groups = super().state_dict()["param_groups"]
+        return {**part, "state": dict(sorted(state.items())), "param_groups": groups}
 
     # ------------------------------------------------------------------ uneven inputs
 

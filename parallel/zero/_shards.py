@@ -16,7 +16,7 @@ from meshlib.extend import to_whole_number
 from meshlib.sharding import DArray, Sharding
 from parallel._arrays import Array, namespace, pieces, placement
 from parallel._core.assignment import MIB
-from parallel._groups import Ranks, gathered
+from parallel._groups import GroupLike, gathered
 from parallel.nn._parameter import Parameter
 
 
@@ -52,7 +52,7 @@ class Keepers:
     """
 
     def __init__(
-        self, group: ProcessGroup, ranks: Ranks | None, owner: Callable[[Parameter], int]
+        self, group: ProcessGroup, ranks: GroupLike | None, owner: Callable[[Parameter], int]
     ) -> None:
         self._owner = owner
         self._device: str | None = None

@@ -8,15 +8,8 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from parallel._arrays import pieces
-from parallel._groups import Ranks, resolve
-from parallel.optim._optax import (
-    PATH_OF_LEAF,
-    check_transformation,
-    generic,
-    map_by_path,
-    same_shared,
-    take_apart,
-)
+from parallel._checks import check_transformation
+from parallel._groups import GroupLike, resolve
 from parallel.zero._shards import assign_owners, check_group_rank, collected
 
 if TYPE_CHECKING:
@@ -45,20 +38,20 @@ class ZeroRedundancyOptax:
     Raises TypeError for an argument that is not a transformation, or not a set of ranks.
     """
 
-    def __init__(self, transformation: Any, process_group: Ranks | None = None) -> None:
+    def __init__(self, transformation: Any, process_group: GroupLike | None = None) -> None:
         check_transformation(transformation)
         self._transformation = transformation
         self._group = resolve(process_group, "process_group")
 
     def init(self, params: Tree) -> Any:
         """Return the state for the leaves of ``params`` that this rank owns."""
-        return self._transformation.init(_Shares(params, self._group).own(params))
+        return self._transformation.init(_LeafOwners(params, self._group).own(params))
 
     def update(
         self, updates: Tree, state: Any, params: Tree | None = None, **extra: Any
     ) -> tuple[Tree, Any]:
         """Return the updates of all leaves, and this rank's new state."""
-        shares = _Shares(updates, self._group)
+        shares = _LeafOwners(updates, self._group)
         own_params = None if params is None else shares.own(params)
         own, state = self._transformation.update(shares.own(updates), state, own_params, **extra)
         return shares.exchange(own), state
@@ -75,18 +68,32 @@ class ZeroRedundancyOptax:
         import jax
 
         check_group_rank(to, self._group)
-        shares = _Shares(params, self._group)
-        mine = jax.tree_util.tree_map(np.asarray, take_apart(state, shares.own_names))
+        shares = _LeafOwners(params, self._group)
+        mine = {
+            shares.path_in_whole(path): np.asarray(value)
+            for path, value in jax.tree_util.tree_flatten_with_path(state)[0]
+        }
         parts = collected(mine, self._group, to)
         if parts is None:
             return None
-        whole = same_shared({n: shared for n, (own, shared) in enumerate(parts) if own})
-        for per_leaf, _ in parts:
-            for name, leaves in per_leaf.items():
-                for path, value in leaves.items():
-                    whole[shares.full_path(name, path)] = value
+        whole: dict[str, Any] = {}
+        first, *others = sorted(set(shares.owners))
+        for rank in (first, *others):
+            for path, value in parts[rank].items():
+                # Several ranks have what belongs to no leaf, such as a count of steps.
+                if path in whole and not np.array_equal(whole[path], value):
+                    raise ValueError(
+                        f"the optimizer's {path} is {whole[path]} on rank {first} and {value} on"
+                        f" rank {rank}, which own different leaves: the transformation looks at"
+                        " several leaves at once, so its state cannot be sharded"
+                    )
+                whole[path] = value
         template = jax.eval_shape(self._transformation.init, params)
-        return map_by_path(template, lambda path: whole[jax.tree_util.keystr(path)])
+
+        def found(path: Any, _: Any) -> Any:
+            return whole[jax.tree_util.keystr(path)]
+
+        return jax.tree_util.tree_map_with_path(found, template)
 
     def shard(self, state: Any, params: Tree) -> Any:
         """Return this rank's part of a whole state: the inverse of ``consolidate``.
@@ -96,27 +103,30 @@ class ZeroRedundancyOptax:
         """
         import jax
 
-        shares = _Shares(params, self._group)
+        shares = _LeafOwners(params, self._group)
         whole = {
             jax.tree_util.keystr(path): value
             for path, value in jax.tree_util.tree_flatten_with_path(state)[0]
         }
-        template = jax.eval_shape(self._transformation.init, shares.own(params))
 
-        def find(path: tuple[Any, ...]) -> Any:
-            name, text = generic(path, shares.own_names)
-            full = text if name is None else shares.full_path(name, text)
+        def own(path: Any, _: Any) -> jax.Array:
+            full = shares.path_in_whole(path)
             if full not in whole:
                 raise KeyError(
                     f"the state lacks {full}; is it the state of another transformation?"
                 )
             return jax.numpy.array(whole[full])
 
-        return map_by_path(template, find)
+        template = jax.eval_shape(self._transformation.init, shares.own(params))
+        return jax.tree_util.tree_map_with_path(own, template)
 
 
-class _Shares:
-    """The owners of a tree's leaves."""
+class _LeafOwners:
+    """The owners of a tree's leaves.
+
+    The transformation gets a rank's own leaves as a dict by their paths in the tree. So where a
+    copy of the tree appears in a whole state, the same dict appears in a rank's state.
+    """
 
     def __init__(self, tree: Tree, group: ProcessGroup) -> None:
         import jax
@@ -127,30 +137,31 @@ class _Shares:
         self._specs = [
             jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.result_type(x)) for _, x in leaves
         ]
-        self._names = [f"leaf {number:06}" for number in range(len(leaves))]
         sizes = [int(spec.size) * spec.dtype.itemsize for spec in self._specs]
-        self._owners = assign_owners(sizes, [0] * group.size())
+        self.owners: list[int] = assign_owners(sizes, [0] * group.size())
+        """The group rank that owns each leaf."""
 
     def _of(self, rank: int) -> list[int]:
-        return [number for number, owner in enumerate(self._owners) if owner == rank]
-
-    @property
-    def own_names(self) -> list[str]:
-        return [self._names[number] for number in self._of(self._group.rank())]
-
-    def full_path(self, name: str, path: str) -> str:
-        """Return where in a whole state the leaf is that a shard has at ``path`` for ``name``."""
-        return path.replace(PATH_OF_LEAF, self._paths[self._names.index(name)])
+        return [number for number, owner in enumerate(self.owners) if owner == rank]
 
     def own(self, tree: Tree) -> dict[str, Any]:
-        """Return this rank's leaves of ``tree`` by name."""
+        """Return this rank's leaves of ``tree`` by path."""
         leaves = self._structure.flatten_up_to(tree)
-        return {self._names[n]: leaves[n] for n in self._of(self._group.rank())}
+        return {self._paths[n]: leaves[n] for n in self._of(self._group.rank())}
+
+    def path_in_whole(self, path: Any) -> str:
+        """Return where the whole state has what this rank's state has at ``path``."""
+        from jax.tree_util import DictKey, keystr
+
+        return "".join(
+            key.key if isinstance(key, DictKey) and key.key in self._paths else keystr((key,))
+            for key in path
+        )
 
     def exchange(self, own: dict[str, jax.Array]) -> Tree:
         """Return the tree of all ranks' leaves."""
         if self._group.size() == 1:
-            return self._structure.unflatten([own[name] for name in self._names])
+            return self._structure.unflatten([own[name] for name in self._paths])
         dtypes = dict.fromkeys(spec.dtype for spec in self._specs)
         leaves: dict[int, jax.Array] = {}
         for dtype in dtypes:
@@ -167,7 +178,7 @@ class _Shares:
             for rank in range(self._group.size())
         ]
         sizes = [sum(int(self._specs[n].size) for n in numbers) for numbers in by_rank]
-        parts = [own[self._names[n]].astype(dtype).reshape(-1) for n in by_rank[self._group.rank()]]
+        parts = [own[self._paths[n]].astype(dtype).reshape(-1) for n in by_rank[self._group.rank()]]
         flat = jnp.concatenate([*parts, jnp.zeros(0, dtype)])
         whole = jit.all_gather(flat, self._group, tiled=True, sizes=sizes)
         numbers = [n for of_rank in by_rank for n in of_rank]

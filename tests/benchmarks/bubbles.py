@@ -26,7 +26,7 @@ import numpy as np
 
 import meshlib as dist
 from parallel import nn
-from parallel.pipeline import Kind, PipelineStage, Timing, get_schedule_class, simulate
+from parallel.pipeline import ActionKind, PipelineStage, Timing, get_schedule_class, simulate
 
 MICROBATCHES = 8
 Size = tuple[int, int, int]
@@ -95,7 +95,7 @@ def row(name: str, size: Size, table: Any, timelines: Sequence[Timing]) -> str:
             span.end - span.begin
             for timeline in timelines
             for span in timeline.spans
-            if (span.action.kind is Kind.FORWARD) is forward
+            if (span.action.kind is ActionKind.FORWARD) is forward
         )
         for forward in (True, False)
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshlib._bench.cases import CASES, COPY
 from meshlib._bench.cli import add_cells, own_libraries
-from meshlib._bench.jobs.job import Job, running_job
+from meshlib._bench.jobs.job import LibraryJob, running_job
 from meshlib._bench.libraries import OWN
 from meshlib._bench.run import Cell, grid
 from meshlib._bench.sizes import format_size
@@ -71,7 +71,7 @@ def count(cells: Sequence[Cell]) -> Iterator[Count | CannotCountError]:
                     yield Count(cell.case, cell.nbytes, ranks, library, *moved, *calls)
 
 
-def _calls(job: Job, cell: Cell) -> tuple[float, float] | CannotCountError:
+def _calls(job: LibraryJob, cell: Cell) -> tuple[float, float] | CannotCountError:
     """Return system calls and switches: of many calls less those of few, so that fixed ones go.
 
     Each is the least of some turns: what else goes on only adds.
@@ -93,7 +93,7 @@ def _calls(job: Job, cell: Cell) -> tuple[float, float] | CannotCountError:
     return calls, switches
 
 
-def _moved(job: Job, cell: Cell) -> tuple[float, float, float]:
+def _moved(job: LibraryJob, cell: Cell) -> tuple[float, float, float]:
     """Return bytes copied, reduced, and through sockets."""
     few, many = _repetitions(cell)
     totals = [

@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from meshlib._command_line import USAGE_ERROR
-from meshlib._monitor.jobs import Job, running
+from meshlib._monitor.jobs import RunningJob, running
 from meshlib._monitor.server import PageServer
 from meshlib._monitor.view import JobView
 from meshlib._monitor.watch import JobWatch
@@ -100,7 +100,7 @@ def _take_turns(process: subprocess.Popen[bytes], count: int, seconds: float) ->
     return turns
 
 
-def _look(job: Job, seconds: float) -> None:
+def _look(job: RunningJob, seconds: float) -> None:
     """Watch the job, and ask for what the page and Prometheus ask for, once a second."""
     watch = JobWatch(job.connect(), JobView(job.name, job.ranks))
     page = PageServer(watch)

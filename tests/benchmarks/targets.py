@@ -19,9 +19,9 @@ from pathlib import Path
 from meshlib._bench.cases import COLLECTIVES
 from meshlib._bench.jobs.job import BenchmarkError
 from meshlib._bench.libraries.environments import is_set_up, python_of
-from meshlib._bench.progress import Progress
+from meshlib._bench.progress import ProgressBar
 from meshlib._bench.report import BEST_MPI, MPI, as_json, copy_bandwidth, processor, ratio
-from meshlib._bench.run import Cell, Plan, Result, Skipped, copy_cell, run
+from meshlib._bench.run import BenchmarkPlan, CaseResult, Cell, Skipped, copy_cell, run
 from meshlib._bench.sizes import format_size, parse_size
 from meshlib._command_line import OneLineParser
 
@@ -102,7 +102,7 @@ def plan_cells(aims: Sequence[Aim], ranks: Sequence[int], installed: Sequence[st
     return cells
 
 
-def table(aims: Sequence[Aim], ranks: Sequence[int], results: Sequence[Result]) -> str:
+def table(aims: Sequence[Aim], ranks: Sequence[int], results: Sequence[CaseResult]) -> str:
     """Return a Markdown table: a line for each cell of each aim."""
     lines = [
         "| row | what | ranks | size | ours µs | against | µs | ratio | aim | | after last |",
@@ -117,7 +117,7 @@ def table(aims: Sequence[Aim], ranks: Sequence[int], results: Sequence[Result]) 
     return "\n".join(lines) + "\n"
 
 
-def _line(aim: Aim, ranks: int, case: str, nbytes: int, results: Sequence[Result]) -> str:
+def _line(aim: Aim, ranks: int, case: str, nbytes: int, results: Sequence[CaseResult]) -> str:
     cell = [it for it in results if (it.ranks, it.case, it.nbytes) == (ranks, case, nbytes)]
     medians = {result.library: result.median for result in cell}
     title = (
@@ -139,7 +139,7 @@ def _line(aim: Aim, ranks: int, case: str, nbytes: int, results: Sequence[Result
 
 
 def _reached(
-    aim: Aim, cell: Sequence[Result], bandwidth: float | None
+    aim: Aim, cell: Sequence[CaseResult], bandwidth: float | None
 ) -> tuple[float | None, str, str]:
     """Return the ratio, the reference's figure and its name."""
     if aim.reference == MEMORY:
@@ -163,11 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     pythons = dict.fromkeys((_PRIVATE, _SYMMETRIC, _TCP), sys.executable)
     pythons |= {peer: python_of(peer) for peer in peers}
     cells = plan_cells(aims, args.ranks, list(pythons))
-    plan = Plan(cells, pythons, args.rounds, args.turn, _PATIENCE)
-    results: list[Result] = []
+    plan = BenchmarkPlan(cells, pythons, args.rounds, args.turn, _PATIENCE)
+    results: list[CaseResult] = []
     began, load = time.monotonic(), os.getloadavg()[0]
     try:
-        with Progress() as progress:
+        with ProgressBar() as progress:
             for found in run(plan, progress):
                 progress.clear()
                 if isinstance(found, Skipped):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshlib._bench.libraries import environments
-from meshlib._bench.run import Cell, Result
+from meshlib._bench.run import CaseResult, Cell
 from tests.benchmarks import counting, counts, setup_peers
 from tests.benchmarks.counts import Count, count
 from tests.benchmarks.system_calls import CannotCountError, system_calls
@@ -87,8 +87,8 @@ def test_aims_are_measured_once_and_judged_by_their_ratios() -> None:
     assert [cell.case for cell in large] == ["copy", "all_reduce"]
     assert set(large[1].libraries) == set(libraries)
 
-    def result(case: str, nbytes: int, library: str, seconds: float) -> Result:
-        return Result(case, nbytes, 2, library, "", [[seconds]], [[seconds / len(library)]])
+    def result(case: str, nbytes: int, library: str, seconds: float) -> CaseResult:
+        return CaseResult(case, nbytes, 2, library, "", [[seconds]], [[seconds / len(library)]])
 
     results = [
         result("copy", 64 << 20, "meshlib", 0.020),

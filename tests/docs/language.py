@@ -108,6 +108,18 @@ def files() -> list[Path]:
     return sorted(path for path in found if "out" not in path.relative_to(ROOT).parts)
 
 
+def class_names() -> dict[str, list[str]]:
+    """Return where each class is defined: name without underscores → ``file:line`` of each one."""
+    table: dict[str, list[str]] = {}
+    for folder in ("meshlib", "transport", "parallel"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                    table.setdefault(node.name.strip("_"), []).append(where)
+    return table
+
+
 def counts() -> dict[str, dict[str, int]]:
     """Return the numbers of findings: file → rule → how many; files without any are left out."""
     table = {}

@@ -48,7 +48,7 @@ NOT_MADE_BY_USERS = {
     "meshlib.ProcessGroup",
     "meshlib.Window",
     "meshlib.Work",
-    "meshlib.rpc.Request",
+    "meshlib.rpc.PreparedCall",
     "parallel.GradBucket",
     "parallel.nn.RemovableHandle",
     "parallel.rpc.Recorded",

@@ -1,4 +1,4 @@
-"""No file gains long sentences, bare relatives or words of a private dialect."""
+"""No file gains long sentences, bare relatives or house words; class names are unique."""
 
 import json
 
@@ -17,6 +17,22 @@ def test_no_file_gains_findings():
         "write these plainer (`python -m tests.docs.language FILE` shows the sentences):\n"
         + "\n".join(gained)
     )
+
+
+TWINS = {
+    "DistributedDataParallel": "c10d's name; parallel.jax has the wrapper of pytrees",
+    "GradBucket": "c10d's name: the interface in meshlib, its implementation in parallel",
+    "PipelineStage": "torch's name; parallel.jax has the stage that is a function",
+    "StageStates": "beside each PipelineStage, the one of its kind",
+}
+
+
+def test_one_class_name_means_one_thing():
+    defined = language.class_names()
+    allowed = dict.fromkeys(TWINS, 2)
+    repeated = {name: where for name, where in defined.items() if len(where) > allowed.get(name, 1)}
+    assert not repeated, "give each of these classes a name of its own"
+    assert all(len(defined[name]) == 2 for name in TWINS), "TWINS has a name too many"
 
 
 def test_the_rules_find_what_they_are_for(tmp_path):

@@ -26,7 +26,7 @@ ALLOWED = {
     "meshlib/testing.py: _threads_of_xla": "XLA's clients belong to the process",
     "transport/_net/fork.py: _OWNED": "the interpreter keeps a fork hook for ever",
     "transport/_net/fork.py: os.register_at_fork(after_in_child=_leave_all)": "as before",
-    "transport/_net/fork.py: _Process.pid": "the process's own number",
+    "transport/_net/fork.py: _ProcessId.pid": "the process's own number",
     "transport/_mpi/library.py: _Joined.process": "MPI can be initialised once in a process",
     "transport/_store/tcp/serving.py: _TENANTS": "a process serves a port once",
     "transport/_tcp/far.py: Distance._said": "advice on a setting of the host, given once",

@@ -27,7 +27,7 @@ from transport._errors import (
 from transport._header import NO_ROOT, CallHeader, Kind
 from transport._net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport._rendezvous.announcements import Announcement
-from transport._shm.meeting.peer_connection import Message
+from transport._shm.meeting.peer_connection import Packet
 from transport._store.commands import Commands
 from transport._store.fields import WireError, unpack_fields
 from transport._store.tcp.wire import REPLY, REQUEST, Frames, Status
@@ -216,7 +216,7 @@ def announcement(data: bytes) -> None:
 def packet(data: bytes) -> None:
     """A packet of the shared-memory endpoints is a message or a ValueError."""
     with suppress(ValueError):
-        Message.unpack(data)
+        Packet.unpack(data)
 
 
 def remote_calls(data: bytes) -> None:

@@ -137,7 +137,7 @@ def test_ranks(outcomes: Outcomes, backend: str, ranks: int, check: str) -> None
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8", "int64", "complex64"])
-def test_kernels_fold_as_numpy_does(name: str) -> None:
+def test_kernels_reduce_as_numpy_does(name: str) -> None:
     from transport._cuda import cuda_driver
     from transport._operands.reduce_op import RedOpType, ReduceOp
 
@@ -156,7 +156,7 @@ def test_kernels_fold_as_numpy_does(name: str) -> None:
             out = cupy.empty(count, dtype)
             stream = cupy.cuda.get_current_stream().ptr
             pointers = [array.data.ptr for array in arrays]
-            driver.fold(out.data.ptr, pointers, dtype, count, op, stream)
+            driver.reduce(out.data.ptr, pointers, dtype, count, op, stream)
             work = np.dtype(np.float32) if name == "float16" else dtype
             total = hosts[0].astype(work)
             for host in hosts[1:]:

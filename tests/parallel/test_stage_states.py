@@ -8,7 +8,7 @@ from meshlib._mesh.spec import MeshDimError
 from meshlib.checkpoint import load, save
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
-from parallel.nn._parameter import as_kept
+from parallel.nn._parameter import as_global
 from parallel.pipeline import split
 from parallel.stage_states import StageStates
 
@@ -44,7 +44,7 @@ def whole(part, optimizer):
             name: value for name, value in optimizer.state[p].items() if np.ndim(value)
         }
         for name, array in arrays.items():
-            value = as_kept(p, array)
+            value = as_global(p, array)
             found[path, name] = value.full_array() if isinstance(value, dist.DArray) else value
     return found
 

@@ -6,15 +6,16 @@ import pytest
 import meshlib as dist
 from meshlib import extend
 from meshlib.checkpoint import Checkpointer, load, save
-from meshlib.checkpoint._pieces import Piece
+from meshlib.checkpoint._pieces import ChunkWrite
 from meshlib.testing import run_ranks
 from parallel import (
-    ColumnParallelLinear,
+    ColwiseParallel,
     DistributedDataParallel,
-    RowParallelLinear,
+    RowwiseParallel,
     ZeroRedundancyOptimizer,
     nn,
     optim,
+    parallelize,
 )
 from parallel.fsdp import fully_shard
 from parallel.state import global_layout, global_state, restore
@@ -30,11 +31,8 @@ def train(folder, shape, begin, end, zero=False):
     rng = np.random.default_rng(0)
     wide = nn.Linear(5, 8, rng=rng, dtype="f8")
     narrow = nn.Linear(8, 3, rng=rng, dtype="f8")
-    model = nn.Sequential(
-        ColumnParallelLinear.from_linear(wide, tp),
-        nn.Tanh(),
-        RowParallelLinear.from_linear(narrow, tp),
-    )
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = parallelize(nn.Sequential(wide, nn.Tanh(), narrow), tp, plan)
     ddp = DistributedDataParallel(model, dp)
     optimizer = (
         ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, dp, lr=0.05)
@@ -147,7 +145,8 @@ def test_what_is_no_model_and_another_optimizers_state():
 def test_the_arrays_are_those_of_the_whole_layers():
     def program():
         mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("tp",))
-        layer = ColumnParallelLinear(4, 2, mesh, rng=np.random.default_rng(0))
+        layer = nn.Linear(4, 2, rng=np.random.default_rng(0))
+        parallelize(layer, mesh, {"": ColwiseParallel()})
         return {path: x.full_array() for path, x in global_state(layer)["model"].items()}
 
     whole = nn.Linear(4, 2, rng=np.random.default_rng(0))
@@ -183,24 +182,21 @@ def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
 
 def test_a_parameter_that_all_tp_ranks_have_is_written_once(tmp_path, monkeypatch):
     written = []
-    write = Piece.write
+    write = ChunkWrite.write
 
     def noted(self, *args):
         written.append((self.array, self.index))
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", noted)
+    monkeypatch.setattr(ChunkWrite, "write", noted)
 
     def program():
         names = ("dp_shard", "tp")
         mesh = dist.DeviceMesh.from_shape("cpu", (2, 2), mesh_dim_names=names)
         rng, tp = np.random.default_rng(0), mesh["tp"]
         wide, narrow = nn.Linear(6, 12, rng=rng), nn.Linear(12, 6, rng=rng)
-        model = nn.Sequential(
-            nn.LayerNorm(6),
-            ColumnParallelLinear.from_linear(wide, tp),
-            RowParallelLinear.from_linear(narrow, tp),
-        )
+        model = nn.Sequential(nn.LayerNorm(6), wide, narrow)
+        parallelize(model, tp, {"1": ColwiseParallel(), "2": RowwiseParallel()})
         # The LayerNorm lies on dp_shard alone, with nothing said of tp.
         fully_shard(model, mesh["dp_shard"])
         optimizer = optim.AdamW(model.parameters(), lr=0.05)

@@ -29,7 +29,7 @@ from transport._header import NO_ROOT, CallHeader, Kind
 from transport._links import incoming, mailbox
 from transport._links.mailbox import Mailbox
 from transport._mpi import inbox as mpi_inbox
-from transport._mpi.inbox import Inbox
+from transport._mpi.inbox import MpiInbox
 from transport._nccl import call_comparer as comparers
 from transport._nccl.call_comparer import CallComparer
 from transport._shm import ShmCommunicator, messages
@@ -224,7 +224,7 @@ def test_messages_that_mpi_has() -> None:
     mpi = SimpleNamespace(ANY_SOURCE=-1, Status=lambda: None)
     process = SimpleNamespace(mpi=mpi, comm=SimpleNamespace(Improbe=lambda *_: None))
     membership = Membership("g", 0, (0, 1), HashStore(), Runtime())
-    inbox = Inbox(cast("Any", process), membership, Mailbox(membership), 1)
+    inbox = MpiInbox(cast("Any", process), membership, Mailbox(membership), 1)
 
     def wait() -> None:
         with inbox.wanting(1):

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from transport._operands.flat import Scratch
 from transport._operands.order import (
-    Fold,
+    StreamingReduction,
     add_all,
     are_one_tree,
     arrivals,
-    fold,
     merges_of,
     relatives,
     subtrees,
+    tree_reduce,
 )
 from transport._operands.reduce_op import ReduceOp
 
@@ -123,12 +123,12 @@ def test_a_fold_adds_the_same_whatever_its_pieces(
     parts = [rng.standard_normal(count).astype(dtype) for _ in range(size)]
     kept = [part.copy() for part in parts]
     expected = np.empty(count, np.float32)
-    fold(Scratch(), ReduceOp.SUM, parts, expected)
+    tree_reduce(Scratch(), ReduceOp.SUM, parts, expected)
     rank = data.draw(st.integers(0, size - 1))
     total = np.empty(count, np.float32)
     own = parts[rank].astype(np.float32)
     peers, merges = arrivals(rank, size)
-    adding = Fold(Scratch(), ReduceOp.SUM, merges, own, total, piece)
+    adding = StreamingReduction(Scratch(), ReduceOp.SUM, merges, own, total, piece)
     for peer in peers:
         into, on_piece = adding.expect(np.dtype(dtype))
         for stop in sorted(data.draw(st.lists(st.integers(0, count), max_size=3))):

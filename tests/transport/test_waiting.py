@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from transport import _waiting as waiting
-from transport._waiting import LookOut, Pauses
+from transport._waiting import Pauses, SpinWait
 
 
 class Asked:
@@ -43,19 +43,19 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.mark.usefixtures("passes")
 def test_what_comes_while_it_looks_is_seen_at_once(at: int) -> None:
     asked = Asked(at)
-    assert LookOut().until(asked)
+    assert SpinWait().until(asked)
     assert asked.looks == at
 
 
 def test_looking_in_vain_is_done_less_and_less_often(passes: Callable[[float], None]) -> None:
-    look_out, pauses = LookOut(pauses=True), list[float]()
+    spin, pauses = SpinWait(pauses=True), list[float]()
     for _ in range(9):
-        assert look_out.looks
-        assert not look_out.until(Asked())
+        assert spin.looks
+        assert not spin.until(Asked())
         asked, waited = Asked(), 0.0
-        assert not look_out.until(asked)  # which goes to sleep at once
+        assert not spin.until(asked)  # which goes to sleep at once
         assert asked.looks == 1
-        while not look_out.looks:
+        while not spin.looks:
             passes(0.0005)
             waited += 0.0005
         pauses.append(waited)
@@ -65,15 +65,15 @@ def test_looking_in_vain_is_done_less_and_less_often(passes: Callable[[float], N
 
 
 def test_one_success_forgets_what_was_in_vain(passes: Callable[[float], None]) -> None:
-    look_out = LookOut(pauses=True)
+    spin = SpinWait(pauses=True)
     for _ in range(3):
-        assert not look_out.until(Asked())
+        assert not spin.until(Asked())
         passes(1.0)
-    assert look_out.until(Asked(2))
-    assert look_out.looks
-    assert not look_out.until(Asked())
+    assert spin.until(Asked(2))
+    assert spin.looks
+    assert not spin.until(Asked())
     passes(0.002)  # the first pause again
-    assert look_out.looks
+    assert spin.looks
 
 
 def test_it_looks_as_long_as_it_is_told(passes: Callable[[float], None]) -> None:
@@ -81,27 +81,27 @@ def test_it_looks_as_long_as_it_is_told(passes: Callable[[float], None]) -> None
     looked = []
     for part in (1.0, 0.5):
         asked = Asked()
-        assert not LookOut(seconds=part * waiting.LOOK_SECONDS).until(asked)
+        assert not SpinWait(seconds=part * waiting.LOOK_SECONDS).until(asked)
         looked.append(asked.looks)
     assert 1.5 * looked[1] < looked[0] < 2.5 * looked[1]
 
 
 def test_one_that_never_misses_looks_each_time() -> None:
-    look_out = LookOut()
+    spin = SpinWait()
     for _ in range(3):
         asked = Asked()
-        assert not look_out.until(asked)
+        assert not spin.until(asked)
         assert asked.looks > 1
 
 
 def test_only_the_main_thread_looks_where_others_would_starve_it() -> None:
-    look_out, asked = LookOut(main_only=True), Asked(2)
+    spin, asked = SpinWait(main_only=True), Asked(2)
     seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(look_out.until(asked)))
+    thread = threading.Thread(target=lambda: seen.append(spin.until(asked)))
     thread.start()
     thread.join(30)
     assert (seen, asked.looks) == ([False], 1)
-    assert look_out.until(asked)
+    assert spin.until(asked)
 
 
 def test_pauses_grow_up_to_the_longest_and_begin_again() -> None:

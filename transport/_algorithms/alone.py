@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport._call import Call
-from transport._communicators.base import Collectives
+from transport._communicators.base import BufferCollectives
 from transport._operands.flat import Scratch, copy, part_bounds, segments_of
 from transport._operands.operand import Operand, store
 from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
-class Alone(Collectives):
+class Alone(BufferCollectives):
     """The collectives of a group with one member.
 
     Steps that need scratch memory work on ``segment`` bytes at a time. ``all_gather`` and

@@ -10,7 +10,7 @@ from transport._algorithms.team import Team
 from transport._call import Call
 from transport._choosing.choice import ROUND_BYTES, Algorithm
 from transport._choosing.peers import peers_of
-from transport._communicators.base import Collectives
+from transport._communicators.base import BufferCollectives
 from transport._link import Request, wait_all
 from transport._operands.compression import Compression
 from transport._operands.flat import copy, part_bounds, segments_of
@@ -27,7 +27,7 @@ _WHOLE: dict[Algorithm, _AllReduce] = {
 """Those that reduce all of a buffer at once, and neither prepare nor finish it."""
 
 
-class LinkCollectives(Collectives, Team):
+class LinkCollectives(BufferCollectives, Team):
     """Implements the collectives over ``link``, among the members that it leads to.
 
     ``table`` chooses the algorithms; all members must have equal ones. ``scratch`` is working

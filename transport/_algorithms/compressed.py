@@ -30,7 +30,7 @@ from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ENCODED, TOTAL, store
-from transport._operands.order import Fold, arrivals
+from transport._operands.order import StreamingReduction, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 LEAST_BYTES = 64 << 10
@@ -57,7 +57,7 @@ def all_reduce(
     team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
 ) -> None:
     """Reduce ``buffer`` in place, by SUM or AVG."""
-    work = _AllReduce(team, call, buffer, op, compression)
+    work = _CompressedAllReduce(team, call, buffer, op, compression)
     work.run()
     work.keep()
 
@@ -73,7 +73,7 @@ def reduce_scatter(
     """Reduce ``inputs[i]`` to member i's ``output``, by SUM or AVG. Sizes may differ; inputs stay
     as they were. Each contribution is rounded once, the result not at all.
     """
-    work = _Work(team, call, op, compression)
+    work = _CompressedReduction(team, call, op, compression)
     rank, size = team.rank, team.size
     longest = max(part.size for part in inputs)
     count = segments_of(4 * longest, team.table.segment)
@@ -92,7 +92,7 @@ def reduce_scatter(
     wait_all(work.chunks.sent)
 
 
-class _Work:
+class _CompressedReduction:
     """The state of one reduction. ``peers`` are the other members, in the order in which their
     contributions are added.
     """
@@ -132,7 +132,9 @@ class _Work:
     def add_all(self, chunk: int, total: Floats) -> None:
         """Add the others' contributions of a chunk to ``total``, in the order of the peers."""
         team = self._team
-        adding = Fold(team.scratch, self._op.plain, self._merges, total, total, team.table.piece)
+        adding = StreamingReduction(
+            team.scratch, self._op.plain, self._merges, total, total, team.table.piece
+        )
         places = self._places.of(chunk, self._sizes[chunk])
         for place, request in zip(places, self.chunks.arrived(), strict=True):
             request.wait()
@@ -141,7 +143,7 @@ class _Work:
             adding.add()
 
 
-class _AllReduce(_Work):
+class _CompressedAllReduce(_CompressedReduction):
     """One all_reduce of ``buffer``, which is cut into chunks, and these into parts."""
 
     def __init__(

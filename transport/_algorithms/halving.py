@@ -20,12 +20,12 @@ import numpy as np
 
 from transport._algorithms.team import Team
 from transport._call import Call
-from transport._choosing.blocks import Span, blocks_of, reverse_bits, ways_of
+from transport._choosing.blocks import ChunkRange, blocks_of, halving_schedule, reverse_bits
 from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand
-from transport._operands.order import Fold
+from transport._operands.order import StreamingReduction
 from transport._operands.reduce_op import Flat, ReduceOp
 
 
@@ -79,10 +79,10 @@ def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceO
     """Reduce the members' ``data``; return what this rank has of the result, if it is of the first
     block. Chunk i is from ``ends[i]`` to ``ends[i + 1]``.
     """
-    ways, rank, scratch = ways_of(team.rank, team.size), team.rank, team.scratch
+    ways, rank, scratch = halving_schedule(team.rank, team.size), team.rank, team.scratch
     for partner, kept, given in ways.inside:
         link, own = team.link(partner, call), _part(data, ends, kept)
-        adding = Fold(scratch, op, ((partner > rank,),), own, own, team.table.piece)
+        adding = StreamingReduction(scratch, op, ((partner > rank,),), own, own, team.table.piece)
         arriving, on_piece = adding.expect(data.dtype)
         sent = as_bytes(_part(data, ends, given))
         exchange(call, link, sent, link, as_bytes(arriving), on_piece)
@@ -99,7 +99,7 @@ def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceO
 
 def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
     """Give everybody all of ``data``, of which the ranks of the first block have their own."""
-    ways = ways_of(team.rank, team.size)
+    ways = halving_schedule(team.rank, team.size)
     up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
     wait_all([link.post_recv(call, each) for link, each in up])
     if ways.over is not None:
@@ -110,5 +110,5 @@ def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
         exchange(call, link, as_bytes(_part(data, ends, kept)), link, into)
 
 
-def _part(data: Flat, ends: Sequence[int], span: Span) -> Flat:
+def _part(data: Flat, ends: Sequence[int], span: ChunkRange) -> Flat:
     return data[ends[span.first] : ends[span.stop]]

@@ -25,7 +25,7 @@ from transport._call import Call
 from transport._link import Request
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, scale, store
-from transport._operands.order import Fold, arrivals
+from transport._operands.order import StreamingReduction, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 AWAITED = 2
@@ -136,7 +136,7 @@ def _reduce(
         result = results[chunk]
         own = operand.load(*parts[chunk][rank])
         total = result if own.dtype == result.dtype else own
-        adding = Fold(scratch, op, merges, own, total, team.table.piece)
+        adding = StreamingReduction(scratch, op, merges, own, total, team.table.piece)
         for place, request in zip(places.of(chunk, result.size), arrived, strict=True):
             request.wait(adding.expect(arriving, place)[1])
             adding.add()

@@ -20,8 +20,8 @@ from contextlib import suppress
 
 from transport._call import Call
 from transport._channel.buffer_pool import BufferPool
-from transport._channel.connection import Connection, Receiver
-from transport._channel.frames import FIRST_KIND, Control, Frame
+from transport._channel.connection import ChannelConnection, Receiver
+from transport._channel.frames import FIRST_KIND, ChannelFrame, Control
 from transport._channel.greeting import Greeting
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
@@ -37,9 +37,8 @@ from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import sliced
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, publish
-from transport._tcp.meeting.endpoint import Endpoint
-from transport._tcp.meeting.hello import WELCOME, Hello
-from transport._tcp.meeting.hello import Channel as Purpose
+from transport._tcp.meeting.endpoint import TcpEndpoint
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 
 GREETING_SECONDS = 10.0
 """The deadline of one attempt to connect; callers with later deadlines start another."""
@@ -50,7 +49,7 @@ _CLOSED = "the channel was closed on this side"
 class Protocol(Receiver, typing.Protocol):
     """The user of a channel. The methods are called in any thread, and must not block."""
 
-    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+    def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
         """Act on a post of the connection's peer."""
         ...
 
@@ -64,17 +63,17 @@ class _Peer:
 
     def __init__(self) -> None:
         self.dialing = threading.Lock()
-        self.attempt: Future[Connection] | None = None
+        self.attempt: Future[ChannelConnection] | None = None
         """The attempt to connect, which outlasts the callers that wait for it."""
         self.thread: threading.Thread | None = None
         """The thread of the attempt."""
         self.dial: Dial | None = None
         """The first step of the attempt."""
-        self.greeting: Connection | None = None
+        self.greeting: ChannelConnection | None = None
         """The second one: the new connection."""
         self.sending = threading.Lock()
         """Of the fields that follow."""
-        self.connection: Connection | None = None
+        self.connection: ChannelConnection | None = None
         self.posts: deque[tuple[int, bytes]] = deque()
         """The posts that the peer has not acknowledged."""
         self.posted = 0
@@ -103,7 +102,7 @@ class Channel:
         self._buffers = BufferPool()
         self._greeting = Greeting()
         self._peers = [_Peer() for _ in range(membership.size)]
-        self._incoming: dict[Connection, int] = {}
+        self._incoming: dict[ChannelConnection, int] = {}
         """The connections that peers have made, numbered in the order of their arrival."""
         self._accepted = itertools.count(1)
         self._closed = False
@@ -114,14 +113,14 @@ class Channel:
         membership, runtime = self._membership, self._membership.runtime
         self._endpoint = runtime.shared(
             "tcp-endpoint",
-            lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
+            lambda: TcpEndpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
         self._endpoint.register(membership.group, self._accept)
         publish(membership, self._endpoint.address)
 
     # ------------------------------------------------------------------ connecting
 
-    def connect(self, rank: int, deadline: Deadline) -> Connection:
+    def connect(self, rank: int, deadline: Deadline) -> ChannelConnection:
         """Return the connection to ``rank``, made first if there is none. May block.
 
         An attempt goes on when its callers have given up. Raises ``CommunicatorTimeoutError`` past
@@ -143,11 +142,11 @@ class Channel:
                 if deadline.expired:
                     raise CommunicatorTimeoutError(said, rank)
 
-    def connected(self, rank: int) -> Connection | None:
+    def connected(self, rank: int) -> ChannelConnection | None:
         """Return the connection to ``rank``, None if there is none."""
         return self._peers[rank].connection
 
-    def _attempt(self, rank: int, peer: _Peer) -> Future[Connection]:
+    def _attempt(self, rank: int, peer: _Peer) -> Future[ChannelConnection]:
         """Return the attempt to connect that is under way, or a new one."""
         with peer.dialing:
             attempt, made = peer.attempt, peer.connection
@@ -159,13 +158,13 @@ class Channel:
                 peer.thread = thread
             return attempt
 
-    def _run(self, attempt: Future[Connection], rank: int, peer: _Peer) -> None:
+    def _run(self, attempt: Future[ChannelConnection], rank: int, peer: _Peer) -> None:
         try:
             attempt.set_result(self._dial(rank, peer))
         except Exception as error:  # noqa: BLE001 (raised in the waiting callers)
             attempt.set_exception(error)
 
-    def _dial(self, rank: int, peer: _Peer) -> Connection:
+    def _dial(self, rank: int, peer: _Peer) -> ChannelConnection:
         self._threads.enter()
         try:
             try:
@@ -182,12 +181,12 @@ class Channel:
         finally:
             peer.dial = peer.greeting = None
 
-    def _connect(self, rank: int, peer: _Peer) -> Connection:
+    def _connect(self, rank: int, peer: _Peer) -> ChannelConnection:
         deadline = Deadline.after(GREETING_SECONDS)
         call = Call(CallHeader(0, 0, NO_ROOT, Kind.SEND, 0, 0), deadline)
         with peer.sending:
             self._check_open(peer)
-            dial = peer.dial = Dial(self._membership, rank, Purpose.RPC)
+            dial = peer.dial = Dial(self._membership, rank, TrafficKind.RPC)
         sock = dial.connect(call)
         connection = self._connection(sock, rank, outgoing=True)
         try:
@@ -205,7 +204,7 @@ class Channel:
         self._use(peer, connection, received)
         return connection
 
-    def _use(self, peer: _Peer, connection: Connection, received: int) -> None:
+    def _use(self, peer: _Peer, connection: ChannelConnection, received: int) -> None:
         """Use a new connection, whose peer has received our posts up to ``received``."""
         with peer.sending:
             _acknowledged(peer, received)
@@ -225,8 +224,8 @@ class Channel:
         self._incoming[connection] = next(self._accepted)
         connection.begin(poll=True)
 
-    def _connection(self, sock: socket.socket, rank: int, *, outgoing: bool) -> Connection:
-        return Connection(sock, rank, outgoing, self, self._threads, self._buffers)
+    def _connection(self, sock: socket.socket, rank: int, *, outgoing: bool) -> ChannelConnection:
+        return ChannelConnection(sock, rank, outgoing, self, self._threads, self._buffers)
 
     def _check_open(self, peer: _Peer) -> None:
         if self._closed or peer.gone is not None:
@@ -234,7 +233,7 @@ class Channel:
 
     # ------------------------------------------------------------------ frames
 
-    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+    def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
         """Act on the channel's own frames, and give the protocol all others, in their order."""
         begin = 0
         for i, frame in enumerate(frames):
@@ -245,7 +244,7 @@ class Channel:
                 begin = i + 1
         return self._protocol.on_frames(connection, frames[begin:] if begin else frames)
 
-    def _on_control(self, connection: Connection, frame: Frame) -> None:
+    def _on_control(self, connection: ChannelConnection, frame: ChannelFrame) -> None:
         peer = self._peers[connection.peer]
         match frame.kind:
             case Control.FETCHED:
@@ -283,7 +282,7 @@ class Channel:
                     return
         self._threads.submit(lambda: self._reconnect(rank))
 
-    def _on_post(self, peer: _Peer, connection: Connection, frame: Frame) -> None:
+    def _on_post(self, peer: _Peer, connection: ChannelConnection, frame: ChannelFrame) -> None:
         with peer.receiving:
             if frame.number <= peer.received:
                 return
@@ -298,7 +297,7 @@ class Channel:
 
     # ------------------------------------------------------------------ ends
 
-    def on_end(self, connection: Connection, error: Exception) -> None:
+    def on_end(self, connection: ChannelConnection, error: Exception) -> None:
         """Forget a connection that has ended, and resend its posts on another."""
         if not connection.outgoing:
             self._incoming.pop(connection, None)
@@ -312,7 +311,7 @@ class Channel:
                 self._threads.submit(lambda: self._reconnect(connection.peer))
         self._protocol.on_end(connection, error)
 
-    def end_earlier(self, connection: Connection) -> None:
+    def end_earlier(self, connection: ChannelConnection) -> None:
         """End the connections that the peer made before ``connection``: it has given them up."""
         peer = self._peers[connection.peer]
         peer.latest = max(peer.latest, self._incoming.get(connection, 0))
@@ -340,7 +339,7 @@ class Channel:
             if one.peer == rank:
                 one.shut(error)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[ChannelConnection]:
         """Return all connections."""
         outgoing = [peer.connection for peer in self._peers if peer.connection is not None]
         return [*outgoing, *list(self._incoming)]

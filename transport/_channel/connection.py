@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transport._channel.buffer_pool import BufferPool
-from transport._channel.frames import Buffer, Control, Frame, FrameReader, pack
+from transport._channel.frames import ChannelFrame, Control, FrameBuffer, FrameReader, pack
 from transport._channel.short_send import ShortSend
 from transport._channel.threads import ThreadPool
 from transport._deadline import Deadline
@@ -30,7 +30,7 @@ from transport._operands.flat import address
 from transport._platform import SEND_NOW
 from transport._polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._shm.process_memory import ProcessMemory
-from transport._waiting import LookOut
+from transport._waiting import SpinWait
 
 QUEUE_BYTES = 1 << 20
 """With more than this queued, senders wait, and no more requests are read from the peer."""
@@ -48,16 +48,16 @@ _NOBODY, _POLL, _TURN, _PAUSED = range(4)
 class Receiver(Protocol):
     """Is given the frames of a connection. Called in any thread; must not block."""
 
-    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
-        """Act on received frames; False: stop reading until ``Connection.resume``."""
+    def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
+        """Act on received frames; False: stop reading until ``ChannelConnection.resume``."""
         ...
 
-    def on_end(self, connection: Connection, error: Exception) -> None:
+    def on_end(self, connection: ChannelConnection, error: Exception) -> None:
         """Note that a connection has ended with ``error``."""
         ...
 
 
-class Connection:
+class ChannelConnection:
     """``sock`` is authenticated; ``peer`` is the rank at its other end; ``outgoing``: this side
     connected. ``receiver`` is given what arrives.
     """
@@ -89,8 +89,8 @@ class Connection:
         self._threads = threads
         self._pool = pool
         self._frames = FrameReader()
-        self._look_out = LookOut(pauses=True)
-        self._found: list[Frame] = []
+        self._spin = SpinWait(pauses=True)
+        self._found: list[ChannelFrame] = []
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
         self._state = threading.Lock()
@@ -111,7 +111,7 @@ class Connection:
             self._armed = True
             self._threads.register(self, self._events())
 
-    def receive_one(self, deadline: Deadline) -> Frame:
+    def receive_one(self, deadline: Deadline) -> ChannelFrame:
         """Return the first frame, before ``begin``.
 
         Raises TimeoutError past ``deadline``, OSError when the connection ends or has an ``error``.
@@ -293,7 +293,7 @@ class Connection:
 
     def look(self) -> bool:
         """Wait a moment for another request, and act on it; False if none came."""
-        if self.outgoing or not self._look_out.looks:
+        if self.outgoing or not self._spin.looks:
             return False
         with self._state:
             if self._reader != _POLL or self.error is not None:
@@ -302,9 +302,9 @@ class Connection:
             self._arm()
         return self._take_turn(self._receive_soon)
 
-    def _take_turn(self, receive: Callable[[], list[Frame] | None]) -> bool:
+    def _take_turn(self, receive: Callable[[], list[ChannelFrame] | None]) -> bool:
         """Receive frames and act on them; False if none came."""
-        frames: list[Frame] | None = None
+        frames: list[ChannelFrame] | None = None
         goes_on = True
         try:
             frames = receive()
@@ -320,16 +320,16 @@ class Connection:
             self._end_turn(_POLL if goes_on else _PAUSED)
         return frames is not None
 
-    def _receive(self) -> list[Frame]:
-        found = self._receive_soon() if self._look_out.looks else None
+    def _receive(self) -> list[ChannelFrame]:
+        found = self._receive_soon() if self._spin.looks else None
         return self._frames.receive(self._sock) if found is None else found
 
-    def _receive_now(self) -> list[Frame]:
+    def _receive_now(self) -> list[ChannelFrame]:
         return self._frames.receive(self._sock, _AT_ONCE)
 
-    def _receive_soon(self) -> list[Frame] | None:
+    def _receive_soon(self) -> list[ChannelFrame] | None:
         """Return the frames that arrive within a moment; None if none do."""
-        if not self._look_out.until(self._finds):
+        if not self._spin.until(self._finds):
             return None
         found, self._found = self._found, []
         return found
@@ -389,7 +389,7 @@ class Connection:
 
     # ------------------------------------------------------------------ memory
 
-    def fetch(self, frame: Frame) -> list[memoryview]:
+    def fetch(self, frame: ChannelFrame) -> list[memoryview]:
         """Return the buffers of ``frame``, copied out of the peer's memory where they lie there.
 
         Raises OSError where that is not possible.
@@ -399,13 +399,13 @@ class Connection:
             for buffer in frame.buffers
         ]
 
-    def acknowledge(self, frame: Frame) -> None:
+    def acknowledge(self, frame: ChannelFrame) -> None:
         """Tell the peer that its buffers of ``frame`` are copied, where it lent any."""
         if any(buffer.memory is None for buffer in frame.buffers):
             with suppress(OSError):
                 self.send(Control.FETCHED, frame.number)
 
-    def _fetch(self, buffer: Buffer) -> memoryview:
+    def _fetch(self, buffer: FrameBuffer) -> memoryview:
         if self.memory is None:
             raise OSError(errno.EPERM, "the memory of the sender cannot be read")
         into = self._pool.take(buffer.nbytes)

@@ -47,7 +47,7 @@ FIRST_KIND = 16
 """Kinds from here on belong to the user of the channel."""
 
 
-class Buffer(NamedTuple):
+class FrameBuffer(NamedTuple):
     """A buffer of a frame. ``memory`` is None where it lies at ``address`` of the sender."""
 
     nbytes: int
@@ -55,14 +55,14 @@ class Buffer(NamedTuple):
     memory: memoryview | None
 
 
-class Frame(NamedTuple):
+class ChannelFrame(NamedTuple):
     """A received frame."""
 
     kind: int
     flags: int
     number: int
     data: bytes | memoryview
-    buffers: Sequence[Buffer]
+    buffers: Sequence[FrameBuffer]
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +119,7 @@ class FrameReader:
         """True if a frame has begun and not ended."""
         return self._header is not None or self._begin != self._end
 
-    def receive(self, sock: socket.socket, flags: int = 0) -> list[Frame]:
+    def receive(self, sock: socket.socket, flags: int = 0) -> list[ChannelFrame]:
         """Receive once, and return the frames that are complete now.
 
         Raises ``ConnectionResetError`` at the end of the stream, ``FrameError``, and what
@@ -145,7 +145,7 @@ class FrameReader:
             self._check_end(count)
             self._end += count
             self._filled = self._end == STAGE_BYTES
-        frames: list[Frame] = []
+        frames: list[ChannelFrame] = []
         while (frame := self._next()) is not None:
             frames.append(frame)
             if self._begin == self._end and self._whole is None:
@@ -157,7 +157,7 @@ class FrameReader:
             where = " in the middle of a frame" if self.in_a_frame else ""
             raise ConnectionResetError(errno.ECONNRESET, f"it hung up{where}")
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> ChannelFrame | None:
         header = self._header
         if header is None:
             begin, here = self._begin, self._end - self._begin
@@ -171,13 +171,15 @@ class FrameReader:
             self._begin = begin = begin + HEADER_BYTES
             if not count and here - HEADER_BYTES >= size:
                 self._begin = begin + size
-                return Frame(kind, flags, number, bytes(self._stage[begin : begin + size]), ())
+                return ChannelFrame(
+                    kind, flags, number, bytes(self._stage[begin : begin + size]), ()
+                )
             self._header = header = kind, flags, number, size
             self._addresses = [(count, -1)] if count else []
             self._pieces = []
         return self._go_on(*header)
 
-    def _go_on(self, kind: int, flags: int, number: int, size: int) -> Frame | None:
+    def _go_on(self, kind: int, flags: int, number: int, size: int) -> ChannelFrame | None:
         if self._addresses and self._addresses[0][1] == -1:
             table = self._take(self._addresses[0][0] * _ENTRY.size)
             if table is None:
@@ -194,11 +196,11 @@ class FrameReader:
         data, *inline = self._pieces
         came = iter(inline)
         buffers = [
-            Buffer(nbytes, address, None if address else next(came))
+            FrameBuffer(nbytes, address, None if address else next(came))
             for nbytes, address in self._addresses
         ]
         self._header, self._pieces, self._addresses = None, [], []
-        return Frame(kind, flags, number, data, buffers)
+        return ChannelFrame(kind, flags, number, data, buffers)
 
     def _take(self, size: int) -> memoryview | None:
         """Return the next ``size`` bytes in memory of their own; None if they have not arrived."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from transport._channel.connection import Connection
-from transport._channel.frames import Control, Frame
+from transport._channel.connection import ChannelConnection
+from transport._channel.frames import ChannelFrame, Control
 from transport._deadline import Deadline
 from transport._errors import DistNetworkError
 from transport._operands.flat import address
@@ -32,7 +32,7 @@ class Greeting:
         # A peer that can read these bytes here has found the right process.
         self._nonce = np.frombuffer(bytearray(secrets.token_bytes(32)), np.uint8)
 
-    def begin(self, connection: Connection, deadline: Deadline) -> int:
+    def begin(self, connection: ChannelConnection, deadline: Deadline) -> int:
         """Greet the peer of an outgoing connection, before it is polled.
 
         Returns the number of the last post that the peer has received. Raises TimeoutError past
@@ -47,7 +47,7 @@ class Greeting:
         connection.send(Control.HELLO, 0, flags=self._flag(connection))
         return answer.number
 
-    def on_hello(self, connection: Connection, frame: Frame, received: int) -> None:
+    def on_hello(self, connection: ChannelConnection, frame: ChannelFrame, received: int) -> None:
         """Answer a greeting; ``received`` is the number of the peer's last post that has come."""
         if frame.flags != _FIRST:
             connection.lends = frame.flags == _READABLE
@@ -59,7 +59,7 @@ class Greeting:
         said, flag = self._introduction(), self._flag(connection)
         connection.send(Control.HELLO, received, said, flags=flag)
 
-    def _flag(self, connection: Connection) -> int:
+    def _flag(self, connection: ChannelConnection) -> int:
         return _READABLE if connection.memory is not None else _NOT_READABLE
 
     def _introduction(self) -> bytes:
@@ -71,7 +71,7 @@ class Greeting:
         }
         return json.dumps(said).encode()
 
-    def _memory_of(self, frame: Frame) -> ProcessMemory | None:
+    def _memory_of(self, frame: ChannelFrame) -> ProcessMemory | None:
         """Return the memory of the peer's process, if this one can read it."""
         said: dict[str, Any] = json.loads(bytes(frame.data))
         if not is_possible() or not said["pid"] or said["machine"] != this_machine():

@@ -39,7 +39,7 @@ class Polled(Protocol):
         ...
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """True if the calling thread runs a job, how often it has released its slot, and the connection
     from which its last job came.
     """
@@ -78,7 +78,7 @@ class ThreadPool:
         self._idle = 0
         self._helper: int | None = None
         self._when_short: tuple[int, int, Job] | None = None
-        self._here = _Here()
+        self._here = _ThreadState()
         self._polled: dict[int, Polled] = {}
         self._threads: set[threading.Thread] = set()
         self._number = 0

@@ -12,30 +12,30 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class ChunkRange(NamedTuple):
     """Chunks ``first`` to ``stop``."""
 
     first: int
     stop: int
 
 
-class Exchange(NamedTuple):
+class HalvingExchange(NamedTuple):
     """With ``partner``, what this rank keeps and what it gives away."""
 
     partner: int
-    kept: Span
-    given: Span
+    kept: ChunkRange
+    given: ChunkRange
 
 
-class Ways(NamedTuple):
+class HalvingSchedule(NamedTuple):
     """One rank's exchanges ``inside`` its block, in order. Then the rank takes its ``own`` chunks
     ``over`` from a rank of the next block, and hands chunks ``up`` to the block before.
     """
 
-    inside: tuple[Exchange, ...]
-    own: Span
+    inside: tuple[HalvingExchange, ...]
+    own: ChunkRange
     over: int | None
-    up: tuple[tuple[int, Span], ...]
+    up: tuple[tuple[int, ChunkRange], ...]
 
     @property
     def peers(self) -> list[int]:
@@ -53,29 +53,29 @@ def blocks_of(size: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def ways_of(rank: int, size: int) -> Ways:
+def halving_schedule(rank: int, size: int) -> HalvingSchedule:
     """Return what ``rank`` of ``size`` exchanges."""
     blocks = blocks_of(size)
     number = max(i for i, (first, _) in enumerate(blocks) if first <= rank)
     first, level = blocks[number]
     chunks = blocks[0][1]
-    span, inside = Span(0, 1 << chunks), list[Exchange]()
+    span, inside = ChunkRange(0, 1 << chunks), list[HalvingExchange]()
     for bit in range(level):
         middle = (span.first + span.stop) // 2
-        lower, upper = Span(span.first, middle), Span(middle, span.stop)
+        lower, upper = ChunkRange(span.first, middle), ChunkRange(middle, span.stop)
         place = rank - first
         kept, given = (upper, lower) if place >> bit & 1 else (lower, upper)
-        inside.append(Exchange(first + (place ^ 1 << bit), kept, given))
+        inside.append(HalvingExchange(first + (place ^ 1 << bit), kept, given))
         span = kept
-    over, up = None, list[tuple[int, Span]]()
+    over, up = None, list[tuple[int, ChunkRange]]()
     if number + 1 < len(blocks):
         over = _owner(span, blocks[number + 1], chunks)
     if number:
         width = 1 << (chunks - blocks[number - 1][1])
         for begin in range(span.first, span.stop, width):
-            part = Span(begin, begin + width)
+            part = ChunkRange(begin, begin + width)
             up.append((_owner(part, blocks[number - 1], chunks), part))
-    return Ways(tuple(inside), span, over, tuple(up))
+    return HalvingSchedule(tuple(inside), span, over, tuple(up))
 
 
 def halving_steps(size: int, *, apart: bool = True) -> int:
@@ -89,7 +89,7 @@ def halving_steps(size: int, *, apart: bool = True) -> int:
     return steps
 
 
-def _owner(span: Span, block: tuple[int, int], chunks: int) -> int:
+def _owner(span: ChunkRange, block: tuple[int, int], chunks: int) -> int:
     """Return who of a block owns a span: the bits of its place are those of the rank, reversed."""
     first, level = block
     return first + reverse_bits(span.first >> (chunks - level), level)

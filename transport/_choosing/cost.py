@@ -19,7 +19,7 @@ from transport._operands.flat import segments_of
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class CollectiveCost:
     """The work of one collective.
 
     ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals over all ranks. ``steps``,
@@ -39,21 +39,22 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``); ``lanes`` is
-    how many ranks can work at the same time.
+    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``).
+
+    ``parallelism`` is the number of ranks that can work at the same time.
     """
 
     alpha: float
     beta: float
     gamma: float
-    lanes: float
+    parallelism: float
 
-    def seconds(self, work: Work, delay: float = 0.0) -> float:
+    def seconds(self, work: CollectiveCost, delay: float = 0.0) -> float:
         """Return how long ``work`` takes at least; a frame is ``delay`` seconds on its way."""
         together = self._add(work.frames, work.nbytes, work.reduced)
-        return max(self.path_seconds(work) + delay * work.delays, together / self.lanes)
+        return max(self.path_seconds(work) + delay * work.delays, together / self.parallelism)
 
-    def path_seconds(self, work: Work, turns: int = 1) -> float:
+    def path_seconds(self, work: CollectiveCost, turns: int = 1) -> float:
         """Return how long the longest path takes, each of whose frames goes in ``turns``."""
         return self._add(turns * work.steps, work.path_bytes, work.path_reduced)
 
@@ -61,7 +62,9 @@ class Cost:
         return frames * self.alpha + nbytes * self.beta + reduced * self.gamma
 
 
-def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int = 1) -> Work:
+def work_of(
+    kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int = 1
+) -> CollectiveCost:
     """Return what the collective ``kind`` takes among ``size`` members, by the algorithm that
     ``table`` chooses.
 
@@ -70,36 +73,38 @@ def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int
     by that of the array's dtype.
     """
     if size < 2:
-        return Work(Algorithm.DIRECT, 0, 0, 0, 0)
+        return CollectiveCost(Algorithm.DIRECT, 0, 0, 0, 0)
     return _FORMULAS[kind](nbytes, size, table, widening)
 
 
-def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     if table.barrier(n) is Algorithm.STAR:
         return _star(0, 0, n)
     steps = levels_of(n)
-    return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0, delays=steps)
+    return CollectiveCost(Algorithm.DISSEMINATION, steps, n * steps, 0, 0, delays=steps)
 
 
-def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     algorithm = table.broadcast(nbytes, n)
     if algorithm is Algorithm.TREE:
         levels = levels_of(n)
         total = (n - 1) * nbytes
-        return Work(algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n))
+        return CollectiveCost(
+            algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n)
+        )
     segments = 1 if n == 2 else segments_of(nbytes, table.segment)
     steps = segments + n - 2
     path, total = steps * nbytes / segments, (n - 1) * nbytes
-    return Work(algorithm, steps, (n - 1) * segments, path, total, delays=n - 1)
+    return CollectiveCost(algorithm, steps, (n - 1) * segments, path, total, delays=n - 1)
 
 
-def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     algorithm = table.reduce(nbytes, n)
     if algorithm is Algorithm.PARTS:
         rounds = segments_of(nbytes, ROUND_BYTES * n)
         parts = _reduce_scatter(nbytes // rounds, n, table, widening)
         gathered = _gather(nbytes // rounds // n, n, table, widening)
-        return Work(
+        return CollectiveCost(
             algorithm,
             rounds * (parts.steps + gathered.steps),
             rounds * (parts.frames + gathered.frames),
@@ -112,12 +117,12 @@ def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     wide, levels = nbytes * widening, levels_of(n)
     chunks = segments_of(wide, table.segment)
     path, total = levels * wide, (n - 1) * wide
-    return Work(
+    return CollectiveCost(
         algorithm, chunks * levels, chunks * (n - 1), path, total, path, total, _floor_log2(n)
     )
 
 
-def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     algorithm = table.all_reduce(nbytes, n, narrow=widening > 1)
     wide = nbytes * widening
     match algorithm:
@@ -129,7 +134,7 @@ def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
             return _whole(algorithm, wide, wide, n)
 
 
-def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     algorithm = table.reduce_scatter(nbytes, n, narrow=widening > 1)
     wide = nbytes * widening
     match algorithm:
@@ -141,14 +146,16 @@ def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Wo
             return _whole(algorithm, wide, wide / n, n)
 
 
-def _pairwise(nbytes: int, widening: int, n: int, chunks: int, passes: int) -> Work:
+def _pairwise(nbytes: int, widening: int, n: int, chunks: int, passes: int) -> CollectiveCost:
     steps, total = passes * (n - 1) * chunks, passes * (n - 1) * nbytes
     reduced = (n - 1) * nbytes * widening
     algorithm = Algorithm.PAIRWISE
-    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, passes)
+    return CollectiveCost(
+        algorithm, steps, n * steps, total / n, total, reduced / n, reduced, passes
+    )
 
 
-def _halving(nbytes: int, n: int, passes: int) -> Work:
+def _halving(nbytes: int, n: int, passes: int) -> CollectiveCost:
     """Data pass once to be reduced, and once more to be gathered."""
     rounds = segments_of(nbytes, ROUND_BYTES)
     levels = [level for _, level in blocks_of(n)]
@@ -157,7 +164,7 @@ def _halving(nbytes: int, n: int, passes: int) -> Work:
     path = nbytes * (1 if several else (n - 1) / n)
     # Of a reduce_scatter, the first block hands over the parts of all others.
     handed = (n - (1 << levels[0])) if passes == 1 else 0
-    return Work(
+    return CollectiveCost(
         Algorithm.HALVING,
         rounds * (passes * halving_steps(n) + bool(handed)),
         rounds * (passes * frames + handed),
@@ -169,54 +176,56 @@ def _halving(nbytes: int, n: int, passes: int) -> Work:
     )
 
 
-def _whole(algorithm: Algorithm, asked: float, answered: float, n: int) -> Work:
+def _whole(algorithm: Algorithm, asked: float, answered: float, n: int) -> CollectiveCost:
     """Everything is reduced at once, ``asked`` bytes from each; a star answers with less."""
     if algorithm is Algorithm.STAR:
         return _star(asked, answered, n, asked)
     levels, total = levels_of(n), (n - 1) * asked
     if algorithm is Algorithm.DOUBLING:
         frames, path = levels * n, levels * asked
-        return Work(algorithm, levels, frames, path, n * path, path, n * path, levels)
+        return CollectiveCost(algorithm, levels, frames, path, n * path, path, n * path, levels)
     path, delays = levels * asked, 2 * _floor_log2(n)
-    return Work(algorithm, 2 * levels, 2 * (n - 1), 2 * path, 2 * total, path, total, delays)
+    return CollectiveCost(
+        algorithm, 2 * levels, 2 * (n - 1), 2 * path, 2 * total, path, total, delays
+    )
 
 
-def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     algorithm = table.all_gather(nbytes * n, n)
     if algorithm is Algorithm.STAR:
         return _star(nbytes, nbytes * n, n)
     steps = levels_of(n) if algorithm is Algorithm.BRUCK else n - 1
     total = n * (n - 1) * nbytes
     delays = 1 if algorithm is Algorithm.PAIRWISE else steps
-    return Work(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
+    return CollectiveCost(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
 
 
-def _gather(nbytes: float, n: int, table: Thresholds, widening: int) -> Work:
+def _gather(nbytes: float, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     total = (n - 1) * nbytes
-    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
+    return CollectiveCost(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
 
 
-def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     return _gather(nbytes / n, n, table, widening)
 
 
-def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> CollectiveCost:
     total = (n - 1) * nbytes
-    return Work(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total, delays=1)
+    return CollectiveCost(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total, delays=1)
 
 
-def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> Work:
+def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> CollectiveCost:
     """``asked`` bytes from each member, ``answered`` ones to each; all pass the centre."""
     frames, nbytes = 2 * (n - 1), (n - 1) * (asked + answered)
     arithmetic = (n - 1) * reduced
-    return Work(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)
+    return CollectiveCost(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)
 
 
 def _floor_log2(n: int) -> int:
     return n.bit_length() - 1
 
 
-_FORMULAS: dict[Kind, Callable[[int, int, Thresholds, int], Work]] = {
+_FORMULAS: dict[Kind, Callable[[int, int, Thresholds, int], CollectiveCost]] = {
     Kind.BARRIER: _barrier,
     Kind.BROADCAST: _broadcast,
     Kind.ALL_REDUCE: _all_reduce,

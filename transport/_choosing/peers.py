@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transport._choosing.blocks import ways_of
+from transport._choosing.blocks import halving_schedule
 from transport._choosing.choice import Algorithm
 from transport._operands.order import relatives
 
@@ -34,7 +34,7 @@ def peers_of(algorithm: Algorithm, rank: int, size: int, root: int = 0) -> list[
         case Algorithm.DOUBLING:
             found = [rank ^ (1 << level) for level in range((size - 1).bit_length())]
         case Algorithm.HALVING:
-            found = ways_of(rank, size).peers
+            found = halving_schedule(rank, size).peers
         case _:
             found = []
     return [peer for peer in dict.fromkeys(found) if peer != rank]

@@ -37,7 +37,7 @@ else:
     Buffer = TypeVar("Buffer")
 
 
-class Collectives(ABC, Generic[Buffer]):
+class BufferCollectives(ABC, Generic[Buffer]):
     """The collectives of one rank, with all members of a group or with some of them.
 
     ``rank`` is this member's number among them, ``size`` how many they are.
@@ -93,7 +93,7 @@ class Collectives(ABC, Generic[Buffer]):
         """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ."""
 
 
-class Communicator(Collectives[Buffer], Generic[Buffer]):
+class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
     """The interface of a transport. ``LinkCollectives`` implements the collectives over links."""
 
     abort_reason: str | None = None
@@ -197,10 +197,10 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """The members that need not be named to ``lose``: this end has heard of them elsewhere."""
         return ()
 
-    def outline(self) -> Any:
-        """Return what compiled code needs to make collectives here by itself; None: it cannot.
+    def native_handle(self) -> Any:
+        """Return the handle by which compiled code makes collectives here; None: it cannot.
 
-        For the ways of ``transport._native`` alone. What it begins and cannot end goes on with
+        Only ``transport._native`` uses it. A call that it begins and cannot end goes on with
         ``resume``.
         """
         return None

@@ -73,7 +73,7 @@ def _external(stream: int) -> Any:
     return cupy.cuda.Stream.from_external(_Handle(stream))
 
 
-class _Event:
+class _CupyEvent:
     def __init__(self, device: int) -> None:
         self.device = device
         with _errors(), cupy.cuda.Device(device):
@@ -100,7 +100,7 @@ class _Event:
                 return  # the device failed, or the interpreter is ending: there is no event left
 
 
-class _Memory:
+class _CupyMemory:
     """``memory`` of CuPy's, for as long as somebody refers to this."""
 
     def __init__(self, memory: Any, nbytes: int) -> None:
@@ -167,24 +167,24 @@ class CupyDriver:
         with _errors(), cupy.cuda.Device(device):
             _runtime.streamDestroy(stream)
 
-    def create_event(self, device: int) -> _Event:
-        return _Event(device)
+    def create_event(self, device: int) -> _CupyEvent:
+        return _CupyEvent(device)
 
     def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:
         # The default streams have one handle on all devices: the current one's is meant.
         with _errors(), cupy.cuda.Device(event.device if device is None else device):
             _runtime.streamWaitEvent(stream, event.handle)
 
-    def allocate(self, nbytes: int, device: int) -> _Memory:
+    def allocate(self, nbytes: int, device: int) -> _CupyMemory:
         # Not from CuPy's pool, so that it can be shared whole.
         with _errors(), cupy.cuda.Device(device):
-            return _Memory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
+            return _CupyMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
 
-    def scratch(self, nbytes: int, device: int, stream: int) -> _Memory:
+    def scratch(self, nbytes: int, device: int, stream: int) -> _CupyMemory:
         # From the pool, which gives it to later work of the same stream only. Dropping it asks
         # nothing of the device, while cudaFree waits for all work under way.
         with self.on(device, stream), _errors():
-            return _Memory(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
+            return _CupyMemory(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 
     def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
@@ -213,10 +213,10 @@ class CupyDriver:
             with _errors():
                 _runtime.memcpyAsync(into, pointer, nbytes, _COPY_ON_DEVICE, stream)
 
-    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
+    def can_reduce(self, dtype: np.dtype[Any], inputs: int) -> bool:
         return knows(dtype) and inputs <= MAX_INPUTS
 
-    def fold(
+    def reduce(
         self,
         out: int,
         inputs: Sequence[int],
@@ -226,7 +226,7 @@ class CupyDriver:
         stream: int,
     ) -> None:
         with _errors(), _external(stream):
-            self._kernels.fold(out, inputs, dtype, count, op)
+            self._kernels.reduce(out, inputs, dtype, count, op)
 
     def scale(
         self, out: int, pointer: int, dtype: np.dtype[Any], count: int, factor: Any, stream: int

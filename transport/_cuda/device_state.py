@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.completion import Completion
-from transport._cuda.driver import DeviceMemory, Driver, Event
+from transport._cuda.driver import CudaEvent, DeviceMemory, Driver
 from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._errors import CommunicatorAbortedError
 
@@ -49,7 +49,7 @@ class DeviceStream:
         for order in _orders(flats):
             self.driver.wait_event(self.handle, order.begin)
 
-    def now(self) -> Event:
+    def now(self) -> CudaEvent:
         """Return the moment when the stream's present work is done."""
         event = self.driver.create_event(self.device)
         event.record(self.handle)

@@ -6,7 +6,7 @@ Experimental, not run on a GPU (``docs/gpu.md``).
 host's, and its streams are threads that can be delayed. The same protocol code runs over both.
 
 Streams and device addresses are plain ints, as CUDA's own handles are. Every method that takes a
-stream only puts work on it and returns; ``Event.query`` asks, nothing here waits.
+stream only puts work on it and returns; ``CudaEvent.query`` asks, nothing here waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transport._errors import DistBackendError
 from transport._operands.reduce_op import Flat, ReduceOp
 
 
-class Event(Protocol):
+class CudaEvent(Protocol):
     """A moment on a stream; freed with its last reference."""
 
     def record(self, stream: int) -> None:
@@ -81,11 +81,11 @@ class Driver(Protocol):
         """Destroy a stream; its queued work still runs."""
         ...
 
-    def create_event(self, device: int) -> Event:
+    def create_event(self, device: int) -> CudaEvent:
         """Return a new event, not recorded yet (``query`` gives true)."""
         ...
 
-    def wait_event(self, stream: int, event: Event, device: int | None = None) -> None:
+    def wait_event(self, stream: int, event: CudaEvent, device: int | None = None) -> None:
         """Make later work on ``stream`` wait for ``event`` as it is recorded now.
 
         ``device`` is the stream's, if it is not that of the event.
@@ -131,11 +131,11 @@ class Driver(Protocol):
         """Copy within or between devices. The two must not overlap, unless they are equal."""
         ...
 
-    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
-        """True if ``fold`` and ``scale`` take ``dtype``, and that many inputs."""
+    def can_reduce(self, dtype: np.dtype[Any], inputs: int) -> bool:
+        """True if ``reduce`` and ``scale`` take ``dtype``, and that many inputs."""
         ...
 
-    def fold(
+    def reduce(
         self,
         out: int,
         inputs: Sequence[int],

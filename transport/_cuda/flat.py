@@ -17,7 +17,7 @@ import numpy as np
 
 from transport._call import Call
 from transport._cuda.completion import Completion
-from transport._cuda.driver import Driver, Event
+from transport._cuda.driver import CudaEvent, Driver
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class StreamOrder:
     of its call here.
     """
 
-    begin: Event
+    begin: CudaEvent
     current: Callable[[], int]
     owner: object
     completion: Completion | None = None

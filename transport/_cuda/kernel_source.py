@@ -1,4 +1,4 @@
-"""The source of the kernels: folding several buffers into one, scaling, and flags.
+"""The source of the kernels: reducing several buffers into one, scaling, and flags.
 
 Experimental, not run on a GPU (``docs/gpu.md``).
 
@@ -215,8 +215,8 @@ def knows(dtype: np.dtype[Any]) -> bool:
     return dtype.name in TYPES
 
 
-def fold_name(name: str, op: RedOpType) -> str:
-    """Return the name of the kernel that folds by ``op``."""
+def reduce_kernel_name(name: str, op: RedOpType) -> str:
+    """Return the name of the kernel that reduces by ``op``."""
     return f"fold_{name}_{op.name}"
 
 
@@ -231,7 +231,7 @@ def source_of(name: str) -> str:
     lines: list[str] = []
     for op in _FAMILIES[family]:
         finish = "DIVIDED" if op == "AVG" else "AS_IT_IS"
-        kernel = fold_name(name, RedOpType[op])
+        kernel = reduce_kernel_name(name, RedOpType[op])
         arguments = f"{kernel}, {stored}, {computed}, {family}, {op}, {finish}"
         lines.append(f"FOLD({arguments})")
     if family in ("Real", "Complex_"):

@@ -15,8 +15,8 @@ from transport._cuda.kernel_source import (
     FLAGS,
     MAX_INPUTS,
     PRELUDE,
-    fold_name,
     knows,
+    reduce_kernel_name,
     scale_name,
     source_of,
 )
@@ -35,11 +35,11 @@ class Kernels:
         self._lock = threading.Lock()
         self._modules: dict[str, Any] = {}
 
-    def fold(
+    def reduce(
         self, out: int, inputs: Sequence[int], dtype: np.dtype[Any], count: int, op: ReduceOp
     ) -> None:
-        """Reduce the buffers at ``inputs`` into ``out``; see ``Driver.fold``."""
-        kernel = self._get(dtype, fold_name(dtype.name, op.kind))
+        """Reduce the buffers at ``inputs`` into ``out``; see ``Driver.reduce``."""
+        kernel = self._get(dtype, reduce_kernel_name(dtype.name, op.kind))
         arguments = (np.uint64(out), *_padded(inputs), np.int32(len(inputs)), np.uint64(count))
         self._launch(kernel, dtype, count, arguments)
 

@@ -28,7 +28,7 @@ from transport._cuda.device_state import (
     DeviceStreams,
     check_one_device,
 )
-from transport._cuda.driver import Event
+from transport._cuda.driver import CudaEvent
 from transport._cuda.flat import DeviceFlat
 from transport._errors import CommunicatorTimeoutError
 from transport._operands.reduce_op import Flat, ReduceOp
@@ -38,15 +38,15 @@ _SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StagedPiece:
     """A piece of device memory in a call: loaded to the host before, stored back after, or both."""
 
     flat: DeviceFlat
     load: bool = False
     store: bool = False
 
-    def __getitem__(self, piece: slice) -> _Part:
-        return _Part(self.flat[piece], self.load, self.store)
+    def __getitem__(self, piece: slice) -> _StagedPiece:
+        return _StagedPiece(self.flat[piece], self.load, self.store)
 
 
 _Run = Callable[[list[Flat], int, int], None]
@@ -82,21 +82,21 @@ class StagedCommunicator(DeviceCommunicator):
             self._inner.broadcast(call, host[0], root)
 
         is_root = root == self.rank
-        parts = [_Part(buffer, load=is_root, store=not is_root)]
+        parts = [_StagedPiece(buffer, load=is_root, store=not is_root)]
         self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.all_reduce(call, host[0], op.part(lo, hi, buffer.size))
 
-        parts = [_Part(buffer, load=True, store=True)]
+        parts = [_StagedPiece(buffer, load=True, store=True)]
         self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.reduce(call, host[0], op.part(lo, hi, buffer.size), root)
 
-        parts = [_Part(buffer, load=True, store=root == self.rank)]
+        parts = [_StagedPiece(buffer, load=True, store=root == self.rank)]
         self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def scan(self, call: Call, buffer: DeviceFlat, op: ReduceOp, exclusive: bool) -> None:
@@ -104,14 +104,17 @@ class StagedCommunicator(DeviceCommunicator):
             part = op.part(lo, hi, buffer.size)
             self._inner.scan(call, host[0], part, exclusive)
 
-        parts = [_Part(buffer, load=True, store=True)]
+        parts = [_StagedPiece(buffer, load=True, store=True)]
         self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.all_gather(call, host[1:], host[0])
 
-        parts = [_Part(input_, load=True), *(_Part(output, store=True) for output in outputs)]
+        parts = [
+            _StagedPiece(input_, load=True),
+            *(_StagedPiece(output, store=True) for output in outputs),
+        ]
         longest = max(output.size for output in outputs)
         self._staged(call, parts, run, self._vouched(call, longest, input_.itemsize))
 
@@ -135,7 +138,10 @@ class StagedCommunicator(DeviceCommunicator):
                 part = ReduceOp(op.kind, np.concatenate(pieces))
             self._inner.reduce_scatter(call, host[0], host[1:], part)
 
-        parts = [_Part(output, store=True), *(_Part(input_, load=True) for input_ in inputs)]
+        parts = [
+            _StagedPiece(output, store=True),
+            *(_StagedPiece(input_, load=True) for input_ in inputs),
+        ]
         longest = max(input_.size for input_ in inputs)
         self._staged(call, parts, run, self._vouched(call, longest, output.itemsize))
 
@@ -147,8 +153,8 @@ class StagedCommunicator(DeviceCommunicator):
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.gather(call, None if outputs is None else host[1:], host[0], root)
 
-        outs = (_Part(output, store=True) for output in outputs or ())
-        self._staged(call, [_Part(input_, load=True), *outs], run)
+        outs = (_StagedPiece(output, store=True) for output in outputs or ())
+        self._staged(call, [_StagedPiece(input_, load=True), *outs], run)
 
     def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
@@ -156,8 +162,8 @@ class StagedCommunicator(DeviceCommunicator):
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.scatter(call, host[0], None if inputs is None else host[1:], root)
 
-        ins = (_Part(input_, load=True) for input_ in inputs or ())
-        self._staged(call, [_Part(output, store=True), *ins], run)
+        ins = (_StagedPiece(input_, load=True) for input_ in inputs or ())
+        self._staged(call, [_StagedPiece(output, store=True), *ins], run)
 
     def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
@@ -165,8 +171,8 @@ class StagedCommunicator(DeviceCommunicator):
         def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.all_to_all(call, host[: self.size], host[self.size :])
 
-        outs = [_Part(output, store=True) for output in outputs]
-        self._staged(call, [*outs, *(_Part(input_, load=True) for input_ in inputs)], run)
+        outs = [_StagedPiece(output, store=True) for output in outputs]
+        self._staged(call, [*outs, *(_StagedPiece(input_, load=True) for input_ in inputs)], run)
 
     # Point to point.
 
@@ -231,7 +237,7 @@ class StagedCommunicator(DeviceCommunicator):
     def _staged(
         self,
         call: Call,
-        parts: Sequence[_Part],
+        parts: Sequence[_StagedPiece],
         run: _Run,
         chunks: Iterator[tuple[int, int]] | None = None,
     ) -> None:
@@ -259,9 +265,9 @@ class StagedCommunicator(DeviceCommunicator):
         self,
         call: Call,
         stream: DeviceStream,
-        step: Sequence[_Part],
+        step: Sequence[_StagedPiece],
         host: list[Flat],
-        loaded: Event,
+        loaded: CudaEvent,
         run: Callable[[], None],
     ) -> None:
         self._await(call, loaded)
@@ -271,7 +277,7 @@ class StagedCommunicator(DeviceCommunicator):
                 stream.driver.copy_from_host(part.flat.pointer, flat, stream.handle)
 
     def _host(
-        self, call: Call, stream: DeviceStream, step: Sequence[_Part], slot: int
+        self, call: Call, stream: DeviceStream, step: Sequence[_StagedPiece], slot: int
     ) -> list[Flat]:
         """Return the host's places for the parts of ``step``, one behind the other in a slot.
 
@@ -293,7 +299,7 @@ class StagedCommunicator(DeviceCommunicator):
             for start, part in zip(starts, step, strict=True)
         ]
 
-    def _await(self, call: Call, event: Event) -> None:
+    def _await(self, call: Call, event: CudaEvent) -> None:
         if not wait_until(event.query, call.deadline, self.check_open):
             raise CommunicatorTimeoutError(
                 f"{call.header}: waited {call.deadline.seconds:g} s for this rank's own device:"
@@ -302,7 +308,7 @@ class StagedCommunicator(DeviceCommunicator):
             )
 
 
-def _load(stream: DeviceStream, step: Sequence[_Part], host: Sequence[Flat]) -> Event:
+def _load(stream: DeviceStream, step: Sequence[_StagedPiece], host: Sequence[Flat]) -> CudaEvent:
     """Bring what is to be loaded to the host; return the moment when it is there."""
     for part, flat in zip(step, host, strict=True):
         if part.load and flat.size:

@@ -139,10 +139,10 @@ class CudaIpcCommunicator(StagedCommunicator):
             super().broadcast(call, buffer, root)
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
-        if not self._can_fold(buffer, op, scales=True):
+        if not self._can_reduce(buffer, op, scales=True):
             super().all_reduce(call, buffer, op)
             return
-        fold = ReduceOp.SUM if op.kind is RedOpType.PREMUL_SUM else op
+        plain = ReduceOp.SUM if op.kind is RedOpType.PREMUL_SUM else op
         parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
 
         def work(device: _DeviceState, sources: list[int]) -> None:
@@ -150,7 +150,7 @@ class CudaIpcCommunicator(StagedCommunicator):
             # its writes meanwhile.
             mine = parts[self.rank]
             offset = mine.pointer - buffer.pointer
-            _fold(device, mine, [source + offset for source in sources], fold)
+            _reduce_into(device, mine, [source + offset for source in sources], plain)
             device.step()
             for peer, part in enumerate(parts):
                 if peer != self.rank:
@@ -167,7 +167,7 @@ class CudaIpcCommunicator(StagedCommunicator):
             super().all_reduce(call, buffer, op)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
-        if not self._can_fold(buffer, op):
+        if not self._can_reduce(buffer, op):
             super().reduce(call, buffer, op, root)
             return
         is_root = root == self.rank
@@ -176,7 +176,7 @@ class CudaIpcCommunicator(StagedCommunicator):
 
         def work(device: _DeviceState, sources: list[int]) -> None:
             if is_root:
-                _fold(device, buffer, sources, op)
+                _reduce_into(device, buffer, sources, op)
 
         if not self._run(call, [buffer], offered, wanted, work):
             super().reduce(call, buffer, op, root)
@@ -190,12 +190,12 @@ class CudaIpcCommunicator(StagedCommunicator):
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
-        if not self._can_fold(output, op):
+        if not self._can_reduce(output, op):
             super().reduce_scatter(call, output, inputs, op)
             return
 
         def work(device: _DeviceState, sources: list[int]) -> None:
-            _fold(device, output, sources, op)
+            _reduce_into(device, output, sources, op)
 
         wanted = [output.nbytes] * self.size
         if not self._run(call, [output, *inputs], inputs, wanted, work):
@@ -261,14 +261,14 @@ class CudaIpcCommunicator(StagedCommunicator):
 
     # The implementation.
 
-    def _can_fold(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
+    def _can_reduce(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
         """True if a kernel exists. All members return the same."""
         if op.kind is RedOpType.PREMUL_SUM:
             # Scaled in its own memory, a small float would be rounded twice.
             rounds_once = reduction_dtype(flat.dtype) == flat.dtype
             if not (scales and rounds_once and np.ndim(op.factor) == 0):
                 return False
-        return flat.driver.can_fold(flat.dtype, self.size)
+        return flat.driver.can_reduce(flat.dtype, self.size)
 
     def _run(
         self,
@@ -338,10 +338,12 @@ def _copies_into(outputs: Sequence[DeviceFlat]) -> _Work:
     return work
 
 
-def _fold(device: _DeviceState, into: DeviceFlat, sources: Sequence[int], op: ReduceOp) -> None:
+def _reduce_into(
+    device: _DeviceState, into: DeviceFlat, sources: Sequence[int], op: ReduceOp
+) -> None:
     if into.size:
         stream = device.stream
-        stream.driver.fold(into.pointer, sources, into.dtype, into.size, op, stream.handle)
+        stream.driver.reduce(into.pointer, sources, into.dtype, into.size, op, stream.handle)
 
 
 def make_communicator(

@@ -20,7 +20,7 @@ import numpy as np
 
 from transport._call import Call
 from transport._communicators.base import Communicator
-from transport._cuda.driver import DeviceMemory, Driver, Event
+from transport._cuda.driver import CudaEvent, DeviceMemory, Driver
 from transport._errors import DistBackendError
 
 # Handle (CUDA's have 64 bytes) and its length; offset, address, process; whether it can be shared;
@@ -31,14 +31,14 @@ _SMALL, _LARGE = 512, 2 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Segment:
+class _DeviceAllocation:
     """An allocation, and the address of each member's here (empty: it cannot be shared)."""
 
     memory: DeviceMemory
     capacity: int
     addresses: list[int]
     in_use: bool = True
-    last_use: Event | None = None
+    last_use: CudaEvent | None = None
 
 
 class SegmentLease:
@@ -62,7 +62,7 @@ class Segments:
         self._driver = driver
         self._device = device
         self._lock = threading.Lock()
-        self._segments: list[_Segment] = []
+        self._segments: list[_DeviceAllocation] = []
         self._opened: list[int] = []
         self._places: list[tuple[int, int]] = []
 
@@ -94,7 +94,7 @@ class Segments:
 
     def give_back(self, number: int) -> None:
         """Release the memory for later work, behind the current stream's present work."""
-        event: Event | None = None
+        event: CudaEvent | None = None
         with suppress(Exception):  # of a device that failed, or at exit, nothing is used again
             event = self._driver.create_event(self._device)
             event.record(self._driver.current_stream(self._device))
@@ -191,6 +191,6 @@ class Segments:
         self._driver.keep(memory)
         with self._lock:
             number = len(self._segments)
-            self._segments.append(_Segment(memory, capacity, addresses))
+            self._segments.append(_DeviceAllocation(memory, capacity, addresses))
             self._places = sorted([*self._places, (memory.pointer, number)])
         return number

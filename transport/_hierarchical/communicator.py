@@ -12,7 +12,7 @@ from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._hierarchical.copies import Copies
-from transport._hierarchical.hosts import Placement, Spread
+from transport._hierarchical.hosts import MembersByHost, Spread
 from transport._hierarchical.levels import Levels, Tables
 from transport._hierarchical.reductions import Reductions
 from transport._links.communicator import LinkCommunicator
@@ -43,7 +43,7 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
     def __init__(
         self,
         membership: Membership,
-        placement: Placement,
+        placement: MembersByHost,
         far: LinkCommunicator,
         near: ShmCommunicator | None = None,
         table: Thresholds | None = None,

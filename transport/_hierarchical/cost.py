@@ -48,7 +48,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class CollectivePhase:
     """A collective ``inside`` hosts, or else between one member of each; each of its frames goes in
     so many ``turns``.
     """
@@ -59,7 +59,7 @@ class Phase:
     turns: int = 1
 
 
-def phases(kind: Kind, nbytes: int, shape: Shape) -> list[Phase]:
+def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
     """Return what the hierarchical transport does one after the other for a large call.
 
     The slices that cross the network share a network card: together they take as long as the whole
@@ -69,24 +69,38 @@ def phases(kind: Kind, nbytes: int, shape: Shape) -> list[Phase]:
     share = -(-nbytes // ranks)
     match kind:
         case Kind.BARRIER:
-            return [Phase(True, kind, 0), Phase(False, kind, 0), Phase(True, kind, 0)]
+            return [
+                CollectivePhase(True, kind, 0),
+                CollectivePhase(False, kind, 0),
+                CollectivePhase(True, kind, 0),
+            ]
         case Kind.BROADCAST:  # the root's host copies meanwhile
-            return [Phase(False, kind, nbytes), Phase(True, Kind.ALL_GATHER, share)]
+            return [
+                CollectivePhase(False, kind, nbytes),
+                CollectivePhase(True, Kind.ALL_GATHER, share),
+            ]
         case Kind.ALL_REDUCE | Kind.REDUCE:
             back = Kind.GATHER if kind is Kind.REDUCE else Kind.ALL_GATHER
-            inside = Phase(True, Kind.REDUCE_SCATTER, nbytes)
-            return [inside, Phase(False, kind, nbytes), Phase(True, back, share)]
+            inside = CollectivePhase(True, Kind.REDUCE_SCATTER, nbytes)
+            return [
+                inside,
+                CollectivePhase(False, kind, nbytes),
+                CollectivePhase(True, back, share),
+            ]
         case Kind.ALL_GATHER:
             return [
-                Phase(True, kind, nbytes),
-                Phase(False, kind, ranks * nbytes),
-                Phase(True, kind, (shape.hosts - 1) * nbytes),
+                CollectivePhase(True, kind, nbytes),
+                CollectivePhase(False, kind, ranks * nbytes),
+                CollectivePhase(True, kind, (shape.hosts - 1) * nbytes),
             ]
         case Kind.REDUCE_SCATTER:
-            return [Phase(True, kind, nbytes), Phase(False, kind, nbytes)]
+            return [CollectivePhase(True, kind, nbytes), CollectivePhase(False, kind, nbytes)]
         case Kind.ALL_TO_ALL:
             here = nbytes // shape.hosts
-            return [Phase(True, kind, here), Phase(False, kind, ranks * nbytes, turns=ranks)]
+            return [
+                CollectivePhase(True, kind, here),
+                CollectivePhase(False, kind, ranks * nbytes, turns=ranks),
+            ]
         case _:
             raise ValueError(f"no phases are known of {kind.name}")
 
@@ -109,7 +123,7 @@ class HostsCost:
         through_card = work.nbytes * _crossing(work.algorithm, shape) / shape.hosts
         return max(path, work.steps * self.across.alpha + through_card * self.across.beta)
 
-    def _phase(self, phase: Phase, shape: Shape, table: Thresholds) -> float:
+    def _phase(self, phase: CollectivePhase, shape: Shape, table: Thresholds) -> float:
         if not phase.inside:
             work = work_of(phase.kind, phase.nbytes, shape.hosts, table)
             return self.across.path_seconds(work, phase.turns)
@@ -118,7 +132,7 @@ class HostsCost:
             return 0.0
         steps = 1 if phase.kind is Kind.BARRIER else _STEPS_INSIDE
         moved = inside_bytes(phase.kind, phase.nbytes, ranks)
-        crowd = max(1.0, ranks / self.inside.lanes)
+        crowd = max(1.0, ranks / self.inside.parallelism)
         return crowd * (steps * self.inside.alpha + moved * self.inside.beta)
 
 

@@ -18,7 +18,7 @@ class Spread(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class MembersByHost:
     """The members of a group by host (``Place.machine``).
 
     ``hosts[a]`` are the group ranks on host a, rising. The hosts are ordered by their first ranks.
@@ -31,7 +31,7 @@ class Placement:
     sites: tuple[str, ...]
 
     @classmethod
-    def of(cls, members: Sequence[Place]) -> Placement:
+    def of(cls, members: Sequence[Place]) -> MembersByHost:
         """Return how ``members``, by group rank, are placed."""
         by_machine: dict[str, list[int]] = {}
         for rank, place in enumerate(members):
@@ -49,20 +49,20 @@ class Placement:
             return Spread.TOGETHER
         return Spread.APART if all(len(r) == 1 for r in self.hosts) else Spread.LEVELS
 
-    def by_site(self) -> Placement:
+    def by_site(self) -> MembersByHost:
         """Return the same as if each site were a host, whose members cannot share memory."""
         by_site: dict[str, list[int]] = {}
         for ranks, site in zip(self.hosts, self.sites, strict=True):
             by_site.setdefault(site, []).extend(ranks)
         found = sorted(tuple(sorted(ranks)) for ranks in by_site.values())
-        return Placement(tuple(found), (False,) * len(found), ("",) * len(found))
+        return MembersByHost(tuple(found), (False,) * len(found), ("",) * len(found))
 
-    def within(self, members: tuple[int, ...]) -> Placement:
+    def within(self, members: tuple[int, ...]) -> MembersByHost:
         """Return how some ``members``, all those of a few hosts, are placed, by their numbers."""
         kept = [host for host, ranks in enumerate(self.hosts) if ranks[0] in members]
         hosts = tuple(tuple(map(members.index, self.hosts[host])) for host in kept)
         memory = tuple(self.memory[host] for host in kept)
-        return Placement(hosts, memory, tuple(self.sites[host] for host in kept))
+        return MembersByHost(hosts, memory, tuple(self.sites[host] for host in kept))
 
     def find(self, rank: int) -> tuple[int, int]:
         """Return on which host a member is, and which one it is there."""

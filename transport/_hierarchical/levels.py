@@ -8,12 +8,12 @@ from transport._algorithms.alone import Alone
 from transport._algorithms.collectives import LinkCollectives
 from transport._call import Call
 from transport._choosing.choice import Thresholds
-from transport._communicators.base import Collectives
-from transport._hierarchical.hosts import Placement
+from transport._communicators.base import BufferCollectives
+from transport._hierarchical.hosts import MembersByHost
 from transport._link import Link
 from transport._links.communicator import LinkCommunicator
 from transport._operands.flat import Scratch, part_bounds, segments_of
-from transport._operands.order import Block, are_one_tree, subtrees
+from transport._operands.order import Subtree, are_one_tree, subtrees
 from transport._operands.reduce_op import Flat
 
 _CHUNK_SEGMENTS = 16
@@ -53,7 +53,7 @@ class Selection(LinkCollectives):
         self._whole.check_open()
 
 
-class Levels(Collectives):
+class Levels(BufferCollectives):
     """``inside`` reaches the members on this host; ``across`` gives those who cross the network.
 
     ``whole`` connects all members. Those on this host are connected by ``near``, if it is given:
@@ -64,10 +64,10 @@ class Levels(Collectives):
 
     def __init__(
         self,
-        placement: Placement,
+        placement: MembersByHost,
         whole: LinkCommunicator | Selection,
         tables: Tables,
-        near: Collectives | None = None,
+        near: BufferCollectives | None = None,
         *,
         between_sites: bool = False,
     ) -> None:
@@ -80,7 +80,7 @@ class Levels(Collectives):
         self.whole = whole
         self.table = tables("hierarchical", whole.size)
         self.scratch = Scratch()
-        self.blocks_by_host: tuple[tuple[Block, ...], ...] = tuple(
+        self.blocks_by_host: tuple[tuple[Subtree, ...], ...] = tuple(
             subtrees(ranks, self.size) for ranks in self.hosts
         )
         self.blocks = self.blocks_by_host[self.host]
@@ -95,7 +95,7 @@ class Levels(Collectives):
         self._tables = tables
         self._selections: dict[tuple[int, ...], Selection] = {}
         alone = len(self.local) == 1
-        self.inside: Collectives = near or (
+        self.inside: BufferCollectives = near or (
             Alone(self.table.segment) if alone else self.select(self.local)
         )
 

@@ -5,7 +5,7 @@ the host. Most hosts' ranks are one block, whose sum is made inside. Where a hos
 with three ranks a host, its members exchange their inputs inside and add up each block's apart.
 Where all hosts' blocks are alike (``Levels.one_tree``), the tree between hosts is that of a group
 of one rank each, and such a group reduces the sums. Otherwise hosts send each other their sums,
-and each host that needs a result folds them.
+and each host that needs a result reduces them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transport._call import Call
 from transport._hierarchical.levels import Levels, Selection
 from transport._operands.flat import part_bounds
 from transport._operands.operand import store
-from transport._operands.order import Block, fold
+from transport._operands.order import Subtree, tree_reduce
 from transport._operands.reduce_op import Flat, ReduceOp
 
 # Slots of ``Levels.scratch``, behind those of ``reductions``.
@@ -61,7 +61,7 @@ def _add_blocks(levels: Levels, arrived: Sequence[Flat], op: ReduceOp) -> Flat:
     for number, (first, level) in enumerate(levels.blocks):
         end = begin + min(1 << level, levels.size - first)
         out = sums[number * size : (number + 1) * size]
-        fold(levels.scratch, op.plain, arrived[begin:end], out)
+        tree_reduce(levels.scratch, op.plain, arrived[begin:end], out)
         begin = end
     return sums
 
@@ -124,7 +124,7 @@ def reduce_across(
     arrived, rows = _room(levels, size, sums.dtype)
     across.gather(call, arrived, sums, host)
     total = levels.scratch.flat(_TOTAL, sums.dtype, size)
-    fold(levels.scratch, op.plain, rows, total, levels.all_blocks)
+    tree_reduce(levels.scratch, op.plain, rows, total, levels.all_blocks)
     return total
 
 
@@ -133,7 +133,7 @@ def _room(levels: Levels, size: int, dtype: np.dtype[np.generic]) -> tuple[list[
     the order of the blocks.
     """
     room = levels.scratch.flat(_ARRIVED, dtype, len(levels.all_blocks) * size)
-    arrived, rows, begin = list[Flat](), dict[Block, Flat](), 0
+    arrived, rows, begin = list[Flat](), dict[Subtree, Flat](), 0
     for blocks in levels.blocks_by_host:
         arrived.append(room[begin : begin + len(blocks) * size])
         for block in blocks:
@@ -146,7 +146,7 @@ def _finish(levels: Levels, rows: Sequence[Flat], result: Flat, op: ReduceOp) ->
     total = result
     if result.dtype != rows[0].dtype:
         total = levels.scratch.flat(_TOTAL, rows[0].dtype, result.size)
-    fold(levels.scratch, op.plain, rows, total, levels.all_blocks)
+    tree_reduce(levels.scratch, op.plain, rows, total, levels.all_blocks)
     op.finish(total, levels.size)
     if total is not result:
         store(result, total)

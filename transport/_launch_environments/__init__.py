@@ -9,7 +9,7 @@ from transport._launch_environments.base import (
     LaunchEnvironment,
     LaunchEnvironmentError,
     NodePlace,
-    Place,
+    RankPlace,
     derived_port,
     number_in,
 )
@@ -31,7 +31,7 @@ __all__ = [
     "LaunchEnvironment",
     "LaunchEnvironmentError",
     "NodePlace",
-    "Place",
+    "RankPlace",
     "Slurm",
     "derived_port",
     "detect",

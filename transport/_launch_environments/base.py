@@ -21,7 +21,7 @@ class LaunchEnvironmentError(DistError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A rank's place, as its engine tells it. None: the engine does not say.
 
     ``launcher`` is its name, for messages.
@@ -63,7 +63,7 @@ class LaunchEnvironment(ABC):
     name: ClassVar[str]
     key: ClassVar[str]
 
-    def place(self, variables: Variables) -> Place | None:
+    def place(self, variables: Variables) -> RankPlace | None:
         """Return this process's place if the engine started it as a rank."""
         return None
 

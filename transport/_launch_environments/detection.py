@@ -11,7 +11,7 @@ from transport._launch_environments.base import (
     LaunchEnvironment,
     LaunchEnvironmentError,
     NodePlace,
-    Place,
+    RankPlace,
     Variables,
     number_in,
 )
@@ -37,7 +37,7 @@ KNOWN: tuple[LaunchEnvironment, ...] = (
 )
 
 
-def detect(variables: Variables | None = None) -> Place:
+def detect(variables: Variables | None = None) -> RankPlace:
     """Return what this process's launcher says; nothing, under the name "no launcher", without one.
 
     MASTER_ADDR and MASTER_PORT, where set, are stronger than what a launcher implies, and
@@ -47,12 +47,12 @@ def detect(variables: Variables | None = None) -> Place:
     variables = os.environ if variables is None else variables
     chosen = chosen_launcher(variables)
     if chosen == NONE:
-        return Place(f"{environment.LAUNCHER}={NONE}", 0, 1, 0, 1)
+        return RankPlace(f"{environment.LAUNCHER}={NONE}", 0, 1, 0, 1)
     found = (engine.place(variables) for engine in _asked(chosen))
     place = next((place for place in found if place is not None), None)
     if place is None:
         _require_unchosen(chosen, variables, "a rank")
-        place = Place("no launcher")
+        place = RankPlace("no launcher")
     address = variables.get(environment.MASTER_ADDR)
     port = number_in(variables, environment.MASTER_PORT)
     return replace(

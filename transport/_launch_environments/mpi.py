@@ -11,7 +11,7 @@ from transport._launch_environments.base import (
     LaunchEnvironment,
     LaunchEnvironmentError,
     NodePlace,
-    Place,
+    RankPlace,
     Variables,
     derived_port,
     number_in,
@@ -20,7 +20,7 @@ from transport._launch_environments.slurm import Slurm, job_host, step_size
 from transport._net import LOOPBACK
 
 
-class _Mpi(LaunchEnvironment):
+class _MpiEnvironment(LaunchEnvironment):
     """The base of both MPI launchers: it reads a rank's place, from which a node's follows."""
 
     def node(self, variables: Variables) -> NodePlace | None:
@@ -45,19 +45,19 @@ class _Mpi(LaunchEnvironment):
         )
 
 
-class OpenMPI(_Mpi):
+class OpenMPI(_MpiEnvironment):
     """Open MPI's mpirun."""
 
     name = "Open MPI"
     key = "openmpi"
 
-    def place(self, variables: Variables) -> Place | None:
+    def place(self, variables: Variables) -> RankPlace | None:
         if not variables.get("OMPI_COMM_WORLD_RANK"):
             return None
         size = number_in(variables, "OMPI_COMM_WORLD_SIZE")
         local_size = number_in(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
         job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
-        return Place(
+        return RankPlace(
             self.name,
             number_in(variables, "OMPI_COMM_WORLD_RANK"),
             size,
@@ -68,7 +68,7 @@ class OpenMPI(_Mpi):
         )
 
 
-class PMI(_Mpi):
+class PMI(_MpiEnvironment):
     """Launchers with the process management interface: MPICH's Hydra, Intel MPI, others.
 
     ``srun --mpi=pmi2`` sets its variables too; those ranks are Slurm's.
@@ -77,7 +77,7 @@ class PMI(_Mpi):
     name = "PMI"
     key = "pmi"
 
-    def place(self, variables: Variables) -> Place | None:
+    def place(self, variables: Variables) -> RankPlace | None:
         if not variables.get("PMI_RANK"):
             return None
         size = number_in(variables, "PMI_SIZE")
@@ -85,7 +85,7 @@ class PMI(_Mpi):
             return None
         local_size = number_in(variables, "MPI_LOCALNRANKS")
         job = variables.get("SLURM_JOB_ID")
-        return Place(
+        return RankPlace(
             self.name,
             number_in(variables, "PMI_RANK"),
             size,

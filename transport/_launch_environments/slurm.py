@@ -12,7 +12,7 @@ from transport._launch_environments.base import (
     LaunchEnvironment,
     LaunchEnvironmentError,
     NodePlace,
-    Place,
+    RankPlace,
     Variables,
     derived_port,
     needed_number,
@@ -35,12 +35,12 @@ class Slurm(LaunchEnvironment):
     name = "Slurm"
     key = "slurm"
 
-    def place(self, variables: Variables) -> Place | None:
+    def place(self, variables: Variables) -> RankPlace | None:
         if not self.in_step(variables):
             return None
         size, local_size = step_size(variables), self._local_size(variables)
         first = first_host(variables["SLURM_STEP_NODELIST"])
-        return Place(
+        return RankPlace(
             self.name,
             needed_number(variables, "SLURM_PROCID", self.name),
             size,

@@ -6,7 +6,7 @@ from transport import _environment as environment
 from transport._launch_environments.base import (
     LaunchEnvironment,
     NodePlace,
-    Place,
+    RankPlace,
     Variables,
     number_in,
 )
@@ -23,10 +23,10 @@ class Torchrun(LaunchEnvironment):
     name = "meshrun or torchrun"
     key = "torchrun"
 
-    def place(self, variables: Variables) -> Place | None:
+    def place(self, variables: Variables) -> RankPlace | None:
         if not (variables.get(environment.RANK) or variables.get(environment.WORLD_SIZE)):
             return None
-        return Place(
+        return RankPlace(
             self.name,
             number_in(variables, environment.RANK),
             number_in(variables, environment.WORLD_SIZE),

@@ -13,7 +13,7 @@ from transport._operands.reduce_op import Flat
 
 
 @dataclass(slots=True, eq=False)
-class Incoming:
+class IncomingMessage:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
     ``buffer`` may be the receiver's array, and a receiver that gives up takes it back. So a thread
@@ -31,7 +31,7 @@ class Incoming:
     error: Exception | None = None
     serial: int = 0
     stored: bool = False
-    receive: Receive | None = None
+    receive: PendingReceive | None = None
 
     def complete(self) -> None:
         """Say that ``buffer`` holds the message."""
@@ -49,7 +49,7 @@ class Incoming:
 
 
 @dataclass(slots=True, eq=False)
-class Receive:
+class PendingReceive:
     """A receive that waits for a message to be announced."""
 
     call: Call
@@ -60,7 +60,7 @@ class Receive:
     """``dtype_code`` of the buffer's."""
     wake: Condition | None = None
     """The condition of its sleeping thread, made when needed. Under the mailbox's lock."""
-    incoming: Incoming | None = None
+    incoming: IncomingMessage | None = None
     error: Exception | None = None
 
     def notify(self) -> None:

@@ -30,7 +30,7 @@ from transport._errors import (
 )
 from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import Condition
-from transport._links.incoming import Incoming, Receive
+from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat
 
@@ -61,9 +61,9 @@ class Mailbox:
         self._waiters = 0
         self._waiting: set[Mailbox] = set() if waiting is None else waiting
         self._serials = itertools.count()
-        self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
+        self._unclaimed: dict[tuple[int, int], deque[IncomingMessage]] = {}  # by (tag, source)
         self._stored = [0] * membership.size
-        self._receives: list[Receive] = []
+        self._receives: list[PendingReceive] = []
         self._asleep: set[Condition] = set()
         self._lost: dict[int, Exception] = {} if lost is None else lost
         self._arriving = 0
@@ -90,11 +90,11 @@ class Mailbox:
 
     def begin(
         self, src: int, header: CallHeader, nbytes: int, deadline: Deadline | None = None
-    ) -> Incoming:
+    ) -> IncomingMessage:
         """Announce a message of ``nbytes`` from ``src``; its tag is ``header.extra``.
 
-        The delivering thread calls it in the order of arrival. The returned ``Incoming`` has the
-        memory for the bytes: the buffer of a receive that waits for it, or storage. Blocks
+        The delivering thread calls it in the order of arrival. The returned ``IncomingMessage``
+        has the memory for the bytes: the buffer of a receive that waits for it, or storage. Blocks
         (backpressure) while ``limit`` bytes from ``src`` lie unclaimed, unless a receiver waits for
         another message from ``src``, or ``src`` is this rank itself. Raises
         ``CommunicatorTimeoutError`` past ``deadline`` (None: no end but ``abort``),
@@ -116,7 +116,7 @@ class Mailbox:
                 self._blocked -= 1
                 self._count_waiters(-1)
 
-    def try_begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
+    def try_begin(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage | None:
         """Announce a message as ``begin`` does, or return None where that would block."""
         with self._lock:
             return self._begin(src, header, nbytes)
@@ -174,7 +174,7 @@ class Mailbox:
         message, ``buffer`` may hold a part of it. Nothing writes to it any more: the mailbox throws
         away the rest of the message.
         """
-        receive = Receive(call, buffer, src, tag, dtype_code(buffer.dtype))
+        receive = PendingReceive(call, buffer, src, tag, dtype_code(buffer.dtype))
         with self._lock:
             self._check_aborted()
             call.waiting_for = src
@@ -197,7 +197,7 @@ class Mailbox:
             as_bytes(buffer)[:] = incoming.buffer
         return incoming.src
 
-    def _await_rest(self, call: Call, receive: Receive) -> None:
+    def _await_rest(self, call: Call, receive: PendingReceive) -> None:
         """Wait for the rest of the message that has begun to arrive in the buffer of ``receive``.
 
         Subclasses that extend it wait for this message alone. If this raises, ``recv`` gives the
@@ -213,7 +213,7 @@ class Mailbox:
 
     # Under the lock.
 
-    def _begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
+    def _begin(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage | None:
         """Give a message that is announced its memory; None when there is no room for it."""
         self._check_aborted()
         if src in self._lost:
@@ -226,23 +226,25 @@ class Mailbox:
 
     def _stir(self) -> None:
         """Be told that something has changed for a receive that waits. For those who extend this
-        class, and wait in other ways than on ``Receive.wake``.
+        class, and wait in other ways than on ``PendingReceive.wake``.
         """
 
-    def _match(self, src: int, tag: int) -> Receive | None:
+    def _match(self, src: int, tag: int) -> PendingReceive | None:
         """Return the oldest receive that accepts a message from ``src`` with ``tag``."""
         for receive in self._receives:
             if receive.tag == tag and (receive.src is None or receive.src == src):
                 return receive
         return None
 
-    def _claim(self, receive: Receive, src: int, header: CallHeader, nbytes: int) -> Incoming:
+    def _claim(
+        self, receive: PendingReceive, src: int, header: CallHeader, nbytes: int
+    ) -> IncomingMessage:
         """Give the receive's own buffer to the message, or throwaway memory if it does not fit."""
         wrong = receive.mismatch(header, nbytes)
         memory = np.empty(nbytes, np.uint8).data if wrong else as_bytes(receive.buffer)
         # Not before there is memory: a message too large for it must not take the receive along.
         self._receives.remove(receive)
-        incoming = Incoming(self._lock, self._stir, src, header, memory)
+        incoming = IncomingMessage(self._lock, self._stir, src, header, memory)
         incoming.receive = receive
         receive.incoming = incoming
         return incoming
@@ -257,8 +259,10 @@ class Mailbox:
                 self._membership.rank,
             )
 
-    def _store(self, src: int, header: CallHeader, nbytes: int) -> Incoming:
-        incoming = Incoming(self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data)
+    def _store(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage:
+        incoming = IncomingMessage(
+            self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data
+        )
         incoming.stored = True
         incoming.serial = next(self._serials)
         self._unclaimed.setdefault((header.extra, src), deque()).append(incoming)
@@ -278,7 +282,7 @@ class Mailbox:
             or self.awaits(src)
         )
 
-    def _take(self, src: int | None, tag: int) -> Incoming | None:
+    def _take(self, src: int | None, tag: int) -> IncomingMessage | None:
         """Take the oldest unclaimed message with ``tag`` from ``src`` (None: any member)."""
         if src is None:
             heads = [
@@ -297,7 +301,7 @@ class Mailbox:
             del self._unclaimed[key]
         return incoming
 
-    def _release(self, incoming: Incoming) -> None:
+    def _release(self, incoming: IncomingMessage) -> None:
         """Free what a stored message took."""
         self._stored[incoming.src] -= incoming.buffer.nbytes
         self._note_room()
@@ -308,7 +312,7 @@ class Mailbox:
         if self.on_room is not None:
             self.on_room()
 
-    def _await_match(self, call: Call, receive: Receive) -> Incoming:
+    def _await_match(self, call: Call, receive: PendingReceive) -> IncomingMessage:
         self._count_waiters(1)  # before it looks who is lost
         try:
             lost = self._lost_error(receive.src)
@@ -337,7 +341,7 @@ class Mailbox:
         else:
             self._waiting.discard(self)
 
-    def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
+    def _await_bytes(self, call: Call, receive: PendingReceive, incoming: IncomingMessage) -> None:
         incoming.receive = receive
         receive.incoming = incoming
         self._arriving += 1
@@ -347,7 +351,7 @@ class Mailbox:
         finally:
             self._arriving -= 1
 
-    def _give_up(self, receive: Receive) -> None:
+    def _give_up(self, receive: PendingReceive) -> None:
         """Take a receive back, with its buffer, unless that is done. Lets go of the lock for a
         moment.
         """
@@ -368,7 +372,7 @@ class Mailbox:
         finally:
             self._lock.acquire()
 
-    def _sleep(self, call: Call, receive: Receive) -> None:
+    def _sleep(self, call: Call, receive: PendingReceive) -> None:
         """Wait for a notification; raise when the deadline has passed without, or on abort."""
         wake = receive.wake
         if wake is None:
@@ -382,7 +386,7 @@ class Mailbox:
         if not notified and call.deadline.expired:
             raise self._late(call, receive)
 
-    def _late(self, call: Call, receive: Receive) -> CommunicatorTimeoutError:
+    def _late(self, call: Call, receive: PendingReceive) -> CommunicatorTimeoutError:
         """Return the error for a receive whose deadline has passed."""
         whom = "any member" if receive.src is None else self._membership.describe(receive.src)
         return CommunicatorTimeoutError(
@@ -407,7 +411,9 @@ class Mailbox:
             return PeerLostError(f"recv from any member: all others are gone ({lost})", peer)
         return None
 
-    def _mismatch_error(self, receive: Receive, incoming: Incoming) -> HeaderMismatchError:
+    def _mismatch_error(
+        self, receive: PendingReceive, incoming: IncomingMessage
+    ) -> HeaderMismatchError:
         got = incoming.header
         expected = receive.call.header._replace(
             kind=Kind.SEND, dtype=receive.code, elements=receive.buffer.size, root=NO_ROOT

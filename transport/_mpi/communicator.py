@@ -15,9 +15,9 @@ from transport._errors import CommunicatorTimeoutError, DistStoreError, PeerLost
 from transport._links.alone import AloneCommunicator
 from transport._links.communicator import LinkCommunicator
 from transport._links.mailbox import Mailbox
-from transport._mpi.inbox import Inbox
+from transport._mpi.inbox import MpiInbox
 from transport._mpi.library import joined, wait
-from transport._mpi.link import Frame, MpiLink
+from transport._mpi.link import MpiFrame, MpiLink
 from transport._operands.reduce_op import Flat
 
 
@@ -45,7 +45,7 @@ class MpiCommunicator(LinkCommunicator):
         )
         # MPI holds messages back, so the mailbox needs no limit.
         self.mailbox = Mailbox(membership, limit=sys.maxsize)
-        self._inbox = Inbox(self._process, membership, self.mailbox, self._tag + 1)
+        self._inbox = MpiInbox(self._process, membership, self.mailbox, self._tag + 1)
         self._links: dict[int, MpiLink] = {}
         self._counting = threading.Lock()
         self._sent: Counter[int] = Counter()
@@ -58,7 +58,7 @@ class MpiCommunicator(LinkCommunicator):
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         rank = self.membership.ranks[dst]
-        with Frame(self._process, call, data, rank, self._tag + 1) as frame:
+        with MpiFrame(self._process, call, data, rank, self._tag + 1) as frame:
             with self._counting:
                 self._sent[dst] += 1
             if not wait(frame.requests, call.deadline, self.check_open):

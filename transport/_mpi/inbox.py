@@ -25,7 +25,7 @@ from transport._waiting import Pauses
 _PAUSES = 50e-6, 1e-3
 
 
-class Inbox:
+class MpiInbox:
     """A thread that moves messages from MPI to a mailbox.
 
     It takes messages only from members for which a receive waits. All others stay with MPI, or with

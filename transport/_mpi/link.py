@@ -23,7 +23,7 @@ INLINE_BYTES = 4096
 PIECE_BYTES = 1 << 20
 
 
-class Frame:
+class MpiFrame:
     """The sends that one frame consists of; they are abandoned where its block ends by an error."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Frame:
                 piece = data[start : start + PIECE_BYTES]
                 self.requests.append(isend([piece, process.mpi.BYTE], dst, tag))
 
-    def __enter__(self) -> Frame:
+    def __enter__(self) -> MpiFrame:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
@@ -85,29 +85,29 @@ class MpiLink(Link):
         self._name = group.membership.describe(peer)
         self._check = group.check_open
         self._head = HeadRoom()
-        self._posted: list[_Sent] = []
-        self._coming: deque[_Received] = deque()
+        self._posted: list[_MpiSend] = []
+        self._coming: deque[_MpiReceive] = deque()
 
-    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _Sent:
+    def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _MpiSend:
         del tag  # frames leave in the same order on all members, as no peer is distant
         self._check()
-        frame = Frame(self._process, call, data, self._rank, self._tag)
-        sent = _Sent(self, call, frame)
+        frame = MpiFrame(self._process, call, data, self._rank, self._tag)
+        sent = _MpiSend(self, call, frame)
         self._posted = [request for request in self._posted if not request.done]
         self._posted.append(sent)
         return sent
 
-    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _Received:
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _MpiReceive:
         del tag
-        received = _Received(self, call, into)
+        received = _MpiReceive(self, call, into)
         self._coming.append(received)
         return received
 
-    def finish_send(self, call: Call, frame: Frame) -> None:
+    def finish_send(self, call: Call, frame: MpiFrame) -> None:
         """Wait until the memory of a frame may be reused."""
         self._wait(call, frame.requests, "to take data")
 
-    def receive(self, awaited: _Received, on_piece: OnPiece | None) -> None:
+    def receive(self, awaited: _MpiReceive, on_piece: OnPiece | None) -> None:
         """Receive the frames that were posted, up to the one that is awaited."""
         try:
             while not awaited.done:
@@ -165,12 +165,12 @@ class MpiLink(Link):
         call.waiting_for = None
 
 
-class _Sent(Request):
+class _MpiSend(Request):
     """A frame that MPI sends."""
 
     __slots__ = ("_call", "_link", "frame")
 
-    def __init__(self, link: MpiLink, call: Call, frame: Frame) -> None:
+    def __init__(self, link: MpiLink, call: Call, frame: MpiFrame) -> None:
         self._link = link
         self._call = call
         self.frame = frame
@@ -187,7 +187,7 @@ class _Sent(Request):
                 self._link.withdraw()
 
 
-class _Received(Request):
+class _MpiReceive(Request):
     """A frame that its receiver takes from MPI when it waits."""
 
     __slots__ = ("_link", "call", "into")

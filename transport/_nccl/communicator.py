@@ -28,7 +28,7 @@ from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport._nccl import library as nccl
 from transport._nccl import operands
 from transport._nccl.call_comparer import CallComparer, PostedCall
-from transport._nccl.connection import Connection
+from transport._nccl.connection import NcclConnection
 from transport._nccl.library import NcclComm, NcclLibrary, load_nccl
 from transport._operands.reduce_op import RedOpType, ReduceOp
 from transport._store.prefix_store import PrefixStore
@@ -56,7 +56,7 @@ class NcclCommunicator(DeviceCommunicator):
         library: NcclLibrary | None = None,
     ) -> None:
         super().__init__(membership)
-        self._connection = Connection(membership, library or load_nccl())
+        self._connection = NcclConnection(membership, library or load_nccl())
         self._make_fallback = fallback
         self._make_channel = channel
         self._lock = threading.Lock()

@@ -33,7 +33,7 @@ _SLICE_SECONDS = 0.05
 _IN_USE_SECONDS = 1.0
 
 
-class Connection:
+class NcclConnection:
     """A member's communicator and its stream, from the first call on.
 
     ``watchdog`` checks the deadlines of calls on the device and NCCL's errors. Both end the

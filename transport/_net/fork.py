@@ -44,7 +44,7 @@ def close_in_forked_children(closable: Closable) -> None:
     in_forked_children(closable, _close)
 
 
-class _Process:
+class _ProcessId:
     """The number of this process: a system call less wherever it is noted."""
 
     pid = os.getpid()
@@ -52,7 +52,7 @@ class _Process:
 
 def own_pid() -> int:
     """Return the number of this process."""
-    return _Process.pid
+    return _ProcessId.pid
 
 
 def refusal(what: str, pid: int, instead: str) -> str | None:
@@ -75,7 +75,7 @@ def _close(closable: Closable) -> None:
 
 
 def _leave_all() -> None:
-    _Process.pid = os.getpid()
+    _ProcessId.pid = os.getpid()
     for owned, leave in list(_OWNED.items()):
         leave(owned)
 

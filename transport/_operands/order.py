@@ -93,16 +93,16 @@ def _speaker(block: int, level: int, size: int, root: int) -> int | None:
     return block
 
 
-class Block(NamedTuple):
+class Subtree(NamedTuple):
     """The ranks from ``first`` on, ``1 << level`` of them as far as the group has them."""
 
     first: int
     level: int
 
 
-def subtrees(ranks: Sequence[int], size: int) -> tuple[Block, ...]:
+def subtrees(ranks: Sequence[int], size: int) -> tuple[Subtree, ...]:
     """Return the largest blocks of a group of ``size`` that ``ranks``, rising, consist of."""
-    left, found = list(ranks), list[Block]()
+    left, found = list(ranks), list[Subtree]()
     while left:
         first, level = left[0], 0
         while 1 << level < size and not first & (1 << level):
@@ -110,17 +110,17 @@ def subtrees(ranks: Sequence[int], size: int) -> tuple[Block, ...]:
             if left[: len(block)] != list(block):
                 break
             level += 1
-        found.append(Block(first, level))
+        found.append(Subtree(first, level))
         del left[: min(1 << level, size - first)]
     return tuple(found)
 
 
-def merges_of(blocks: Sequence[Block]) -> Merges:
+def merges_of(blocks: Sequence[Subtree]) -> Merges:
     """Return the merges behind each but the first of ``blocks``, which are those of a whole group
     in the order of their ranks.
     """
     found: list[tuple[bool, ...]] = []
-    waiting: list[Block] = []
+    waiting: list[Subtree] = []
     for number, block in enumerate(blocks):
         waiting.append(block)
         last, merged = number == len(blocks) - 1, 0
@@ -129,7 +129,7 @@ def merges_of(blocks: Sequence[Block]) -> Merges:
             # Behind the last, upper halves are as small as the group leaves them.
             if not last and (upper.level != level or first & (1 << level)):
                 break
-            waiting[-2:] = [Block(first, max(level, upper.level) + 1)]
+            waiting[-2:] = [Subtree(first, max(level, upper.level) + 1)]
             merged += 1
         found.append((True,) * merged)
     return tuple(found[1:])
@@ -148,8 +148,8 @@ def are_one_tree(groups: Sequence[Sequence[int]]) -> bool:
     ]
 
 
-class Fold:
-    """Adds up what a rank and the other members contribute to its part, while it comes.
+class StreamingReduction:
+    """Reduces the members' contributions to this rank's part as they arrive.
 
     ``own`` is its own contribution, in the dtype in which the op reduces, and stays as it is unless
     it is ``total``, where the result is to be. For each of the others, whose ``merges`` are those
@@ -260,15 +260,15 @@ class Fold:
             value = out
 
 
-def fold(
+def tree_reduce(
     scratch: Scratch,
     op: ReduceOp,
     parts: Sequence[Flat],
     total: Flat,
-    blocks: Sequence[Block] | None = None,
+    blocks: Sequence[Subtree] | None = None,
     piece: int = PIECE,
 ) -> None:
-    """Write what ``parts`` come to into ``total``, which may be the first of them; without
+    """Reduce ``parts`` into ``total``, which may be the first of them, without
     ``op.finish``. There is one part for each rank in order, or for each of ``blocks``. ``total``
     has the dtype in which the op reduces; parts may have a narrower one.
     """
@@ -277,7 +277,7 @@ def fold(
         np.copyto(total, own, casting="unsafe")
         own = total
     merges = arrivals(0, len(parts))[1] if blocks is None else merges_of(blocks)
-    adding = Fold(scratch, op, merges, own, total, piece)
+    adding = StreamingReduction(scratch, op, merges, own, total, piece)
     for part in parts[1:]:
         adding.expect(part.dtype, part)
         adding.add()

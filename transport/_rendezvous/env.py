@@ -14,7 +14,7 @@ from transport._launch_environments import (
     KNOWN,
     NONE,
     LaunchEnvironmentError,
-    Place,
+    RankPlace,
     detect,
     hints,
 )
@@ -22,7 +22,7 @@ from transport._net import LOOPBACK
 from transport._net.sockets import format_address, is_local
 from transport._rendezvous.plain import solo_rendezvous, static_store
 from transport._rendezvous.rank_claims import current_job_part, in_group, next_job_part
-from transport._rendezvous.request import Request
+from transport._rendezvous.request import RendezvousRequest
 from transport._store.base import Store
 from transport._store.opening import open_store
 from transport._store.prefix_store import PrefixStore
@@ -31,7 +31,7 @@ ALONE = "solo://"
 _LOGGER = logging.getLogger("meshlib.transport")
 
 
-def env_rendezvous(request: Request) -> tuple[Store, int, int]:
+def env_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return the store, the rank and the world size that the environment names.
 
     Rank and world size in the URL's query are stronger. Raises LaunchEnvironmentError naming the
@@ -87,7 +87,7 @@ def env_rendezvous(request: Request) -> tuple[Store, int, int]:
 
 
 def _agent_store(
-    request: Request, host: str, port: int, url: str, rank: int, joining: bool
+    request: RendezvousRequest, host: str, port: int, url: str, rank: int, joining: bool
 ) -> Store:
     """Return this job's part of the store that the launcher's agent serves, or has in an etcd.
 
@@ -108,7 +108,7 @@ def _pick(given: int, found: int | None) -> int | None:
     return found if given < 0 else given
 
 
-def _check_implied(request: Request, host: str, rank: int, launcher: str) -> None:
+def _check_implied(request: RendezvousRequest, host: str, rank: int, launcher: str) -> None:
     """Check an address that the launcher implies: rank 0 must be there, and a secret.
 
     Raises LaunchEnvironmentError.
@@ -127,7 +127,7 @@ def _check_implied(request: Request, host: str, rank: int, launcher: str) -> Non
         )
 
 
-def _log(place: Place, rank: int, world_size: int, host: str, port: int) -> None:
+def _log(place: RankPlace, rank: int, world_size: int, host: str, port: int) -> None:
     given = os.environ.get(environment.MASTER_ADDR)
     _LOGGER.info(
         "rank %d of %d, as %s says; store at %s, as %s says",
@@ -139,7 +139,7 @@ def _log(place: Place, rank: int, world_size: int, host: str, port: int) -> None
     )
 
 
-def _explain(needed: Mapping[str, object], place: Place) -> str:
+def _explain(needed: Mapping[str, object], place: RankPlace) -> str:
     missing = [name for name, value in needed.items() if value is None]
     found = [f"{name}={os.environ[name]!r}" for name in needed if os.environ.get(name)]
     launchers = ", ".join(known.name for known in KNOWN)

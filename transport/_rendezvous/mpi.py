@@ -11,12 +11,12 @@ from transport._net import LOOPBACK
 from transport._net.auth import new_secret
 from transport._place import this_machine
 from transport._rendezvous.rank_claims import in_group
-from transport._rendezvous.request import Request
+from transport._rendezvous.request import RendezvousRequest
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
 
 
-def mpi_rendezvous(request: Request) -> tuple[Store, int, int]:
+def mpi_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return a store, and MPI's rank and world size.
 
     If the job has no secret, rank 0 makes one. It travels over MPI and into the environment, as

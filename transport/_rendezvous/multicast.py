@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from transport import _environment as environment
 from transport._errors import DistNetworkError, DistStoreError, StoreTimeoutError
 from transport._rendezvous.announcements import Announcement, MulticastSocket, new_identity
-from transport._rendezvous.request import Request
+from transport._rendezvous.request import RendezvousRequest
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
 
@@ -30,7 +30,7 @@ _SIZE = "rendezvous/size"
 _HEARD = "rendezvous/heard"
 
 
-def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
+def multicast_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return the store, the rank and the world size of the job in the group.
 
     Processes without a rank get the free ranks, in the order of arrival.
@@ -53,7 +53,9 @@ def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
 class _StoreSearch:
     """One process's search for the others."""
 
-    def __init__(self, request: Request, multicast: MulticastSocket, secret: bytes | None) -> None:
+    def __init__(
+        self, request: RendezvousRequest, multicast: MulticastSocket, secret: bytes | None
+    ) -> None:
         self._where = request.url
         self._rank = request.rank
         self._world_size = request.world_size

@@ -7,7 +7,7 @@ import logging
 
 from transport._deadline import Deadline
 from transport._rendezvous.rank_claims import claim_rank, in_group
-from transport._rendezvous.request import Request
+from transport._rendezvous.request import RendezvousRequest
 from transport._store.base import Store
 from transport._store.file.store import FileStore
 from transport._store.hash_store import HashStore
@@ -16,7 +16,7 @@ from transport._store.tcp.store import TCPStore
 _LOGGER = logging.getLogger("meshlib.transport")
 
 
-def tcp_rendezvous(request: Request) -> tuple[Store, int, int]:
+def tcp_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return the store at the URL's host and port, the rank and the world size.
 
     A multicast address needs no rank: see ``multicast_rendezvous``.
@@ -42,7 +42,9 @@ def is_multicast(host: str) -> bool:
         return False
 
 
-def static_store(request: Request, host: str, port: int, rank: int, world_size: int) -> Store:
+def static_store(
+    request: RendezvousRequest, host: str, port: int, rank: int, world_size: int
+) -> Store:
     """Return the store at ``host:port``, which rank 0 serves, once this rank has joined.
 
     Several jobs of one process may share the port under different group names.
@@ -65,7 +67,7 @@ def static_store(request: Request, host: str, port: int, rank: int, world_size: 
     return claim_rank(connect, rank, world_size, request.deadline())[0]
 
 
-def file_rendezvous(request: Request) -> tuple[Store, int, int]:
+def file_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return a store in the URL's file, the rank and the world size.
 
     Without ranks (on all processes, or on none) they are assigned in the order of arrival. The last
@@ -85,7 +87,7 @@ def file_rendezvous(request: Request) -> tuple[Store, int, int]:
     return store, rank, world_size
 
 
-def solo_rendezvous(request: Request, why: str | None = None) -> tuple[Store, int, int]:
+def solo_rendezvous(request: RendezvousRequest, why: str | None = None) -> tuple[Store, int, int]:
     """Return a store in this process, rank 0 and world size 1; log ``why``.
 
     For debuggers, notebooks and tests of a single process. It logs a warning, because a forgotten

@@ -12,7 +12,7 @@ from transport._errors import DistError
 from transport._rendezvous.env import env_rendezvous
 from transport._rendezvous.mpi import mpi_rendezvous
 from transport._rendezvous.plain import file_rendezvous, solo_rendezvous, tcp_rendezvous
-from transport._rendezvous.request import Request, Secret, with_place
+from transport._rendezvous.request import RendezvousRequest, Secret, with_place
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 
 RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
@@ -22,13 +22,13 @@ world size, where given, are in the URL's query. Yields (store, rank, world size
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
-def _handler(meet: Callable[[Request], tuple[Store, int, int]]) -> RendezvousHandler:
+def _handler(meet: Callable[[RendezvousRequest], tuple[Store, int, int]]) -> RendezvousHandler:
     """Return the handler for one of our own methods, which yields once."""
 
     def handle(
         url: str, *, timeout: float, group_name: str, secret: Secret, **_: Any
     ) -> Iterator[tuple[Store, int, int]]:
-        yield meet(Request.parse(url, timeout, group_name, secret))
+        yield meet(RendezvousRequest.parse(url, timeout, group_name, secret))
         raise DistError(f"{url!r} gives one rendezvous only; expected no second next()")
 
     return handle

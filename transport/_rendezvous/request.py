@@ -20,7 +20,7 @@ def known_secret(secret: Secret) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RendezvousRequest:
     """The parts of ``scheme://host:port/path?rank=R&world_size=N`` (-1: not given), the timeout in
     seconds, and the name of the job.
 
@@ -39,7 +39,7 @@ class Request:
     """The secret, as ``rendezvous`` was given it."""
 
     @classmethod
-    def parse(cls, url: str, timeout: float, group_name: str, secret: Secret) -> Request:
+    def parse(cls, url: str, timeout: float, group_name: str, secret: Secret) -> RendezvousRequest:
         """Return the request with the parts of ``url``; raise ValueError for a wrong one."""
         try:
             parts = urlsplit(url)

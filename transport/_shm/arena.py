@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(slots=True)
-class _Block:
+class _Allocation:
     """A piece of every member's part of segment ``number``.
 
     ``held``: by this member, as far as it has noticed; ``used``: by any, when they last compared.
@@ -53,10 +53,10 @@ class Arena:
         self._follow = follow
         self._size = size
         self._segments: dict[int, tuple[Segment, int]] = {}
-        self._blocks: list[_Block] = []
+        self._blocks: list[_Allocation] = []
         self._next_number = 0
         # Filled by finalizers, which run at any moment in any thread.
-        self._dropped: deque[_Block] = deque()
+        self._dropped: deque[_Allocation] = deque()
 
     # Allocating, in the order in which all members do it.
 
@@ -93,7 +93,7 @@ class Arena:
         part = segment.nbytes // self._size
         segment.allocate(self._rank * part, part, self._size)
         self._segments[self._next_number] = (segment, part)
-        self._blocks.append(_Block(self._next_number, 0, part))
+        self._blocks.append(_Allocation(self._next_number, 0, part))
         self._next_number += 1
         self._tell()
 
@@ -103,7 +103,7 @@ class Arena:
         fitting = [block for block in self._blocks if not block.used and block.nbytes >= need]
         block = min(fitting, key=lambda block: block.nbytes)
         if block.nbytes > need:
-            rest = _Block(block.number, block.offset + need, block.nbytes - need)
+            rest = _Allocation(block.number, block.offset + need, block.nbytes - need)
             self._blocks.insert(self._blocks.index(block) + 1, rest)
             block.nbytes = need
         block.used = block.held = True
@@ -115,7 +115,7 @@ class Arena:
         return memory[: count * dtype.itemsize].view(dtype)
 
     def _merge(self, free: npt.NDArray[np.uint8]) -> None:
-        merged: list[_Block] = []
+        merged: list[_Allocation] = []
         for block, unused in zip(self._blocks, free, strict=True):
             last = merged[-1] if merged else None
             joins = last is not None and not last.used and last.number == block.number

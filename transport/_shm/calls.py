@@ -22,7 +22,7 @@ from transport._operands.flat import Scratch
 from transport._operands.operand import store
 from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, ReduceOp
-from transport._shm.folding import fold, scaled
+from transport._shm.numpy_reductions import reduce_parts, scaled
 from transport._shm.segment import Segment, no_memory
 from transport._shm.sizes import Sizes
 from transport._shm.support import may_spin, the_core
@@ -104,7 +104,7 @@ class Calls:
             if status == core.AGAIN:
                 status = self._look_up(call)
             elif status == core.UNSUPPORTED and op is not None:
-                self._fold(op, dtype)
+                self._reduce_parts(op, dtype)
                 status = native.go_on()
             else:
                 raise self._explain(call)
@@ -128,10 +128,10 @@ class Calls:
         return native.go_on()
 
     @quietly
-    def _fold(self, op: ReduceOp, dtype: np.dtype[np.generic]) -> None:
+    def _reduce_parts(self, op: ReduceOp, dtype: np.dtype[np.generic]) -> None:
         parts, out = self.native.parts()
         arrays = [np.frombuffer(part, dtype) for part in parts]
-        fold(self._scratch, arrays, op, np.frombuffer(out, dtype))
+        reduce_parts(self._scratch, arrays, op, np.frombuffer(out, dtype))
 
     @quietly
     def _run_scaled(

@@ -24,8 +24,8 @@ from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.arena import Arena
 from transport._shm.calls import Calls
-from transport._shm.meeting.directory import Neighbourhood
-from transport._shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
+from transport._shm.meeting.directory import HostPeers
+from transport._shm.meeting.endpoint import ABORTED, DIED, LEFT, ShmEndpoint
 from transport._shm.messages import INBOX, Messages
 from transport._shm.segment import OwnedSegment, Segment, no_memory
 from transport._shm.sizes import DEFAULT_SIZES, Sizes
@@ -74,14 +74,14 @@ class ShmCommunicator(MessagingCommunicator):
     ) -> None:
         self._core: Any = the_core()
         runtime, group = membership.runtime, membership.group
-        endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
+        endpoint = runtime.shared("shm-endpoint", lambda: ShmEndpoint(runtime.secret))
         # Nothing here refers back to this object: its mappings go when it goes.
         self._members = members or range(membership.size)
-        neighbourhood = Neighbourhood(membership, self._members, endpoint)
-        super().__init__(membership, Messages(membership, neighbourhood, sizes))
+        host_peers = HostPeers(membership, self._members, endpoint)
+        super().__init__(membership, Messages(membership, host_peers, sizes))
         self.rank = self._members.index(membership.rank)
         self.size = len(self._members)
-        self._neighbourhood = neighbourhood
+        self._host_peers = host_peers
         self._sizes = sizes
         # Guards what the endpoint's thread touches as well.
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class ShmCommunicator(MessagingCommunicator):
         self._failure: str | None = None
         self._endpoint = endpoint
         endpoint.register(group, self)
-        neighbourhood.publish()
+        host_peers.publish()
 
     # Collectives.
 
@@ -156,7 +156,7 @@ class ShmCommunicator(MessagingCommunicator):
             segment.close()
         else:
             self.barrier(call)
-            self._add(arena, self._neighbourhood.fetch(self._members[0], name, call), nbytes)
+            self._add(arena, self._host_peers.fetch(self._members[0], name, call), nbytes)
             self.barrier(call)
 
     def _add(self, arena: Arena, segment: Segment, nbytes: int) -> None:
@@ -182,7 +182,7 @@ class ShmCommunicator(MessagingCommunicator):
         self.barrier(call)
         shared: list[Flat | None] = [None] * self.membership.size
         for peer in self._members:
-            segment = mine if peer == rank else self._neighbourhood.fetch(peer, name, call)
+            segment = mine if peer == rank else self._host_peers.fetch(peer, name, call)
             if segment.nbytes < sizes[peer]:
                 who = self.membership.describe(peer)
                 text = f"{who} shares {segment.nbytes} bytes; expected {sizes[peer]} or more"
@@ -219,7 +219,7 @@ class ShmCommunicator(MessagingCommunicator):
     def lose(self, peer: int, reason: str) -> None:
         self.mailbox.lose(peer, PeerLostError(reason, peer))
 
-    def outline(self) -> Any:
+    def native_handle(self) -> Any:
         return None if self._ready is None else self._ready.calls.native
 
     def message_rings(self) -> tuple[Any, ...] | None:
@@ -252,7 +252,7 @@ class ShmCommunicator(MessagingCommunicator):
             if self.abort_reason is None:
                 self.abort_reason = reason
             meeting = self._meeting
-        self._neighbourhood.cancel(reason)
+        self._host_peers.cancel(reason)
         self._stop(reason)
         # The others may leave as soon as they know, which receives here would take for a loss.
         self._endpoint.unregister(self.membership.group, how)
@@ -338,18 +338,18 @@ class ShmCommunicator(MessagingCommunicator):
 
     def _meet(self, call: Call) -> _Meeting:
         """Find all members and map the group's segment."""
-        neighbourhood, first = self._neighbourhood, self._members[0]
-        neighbourhood.look_up_all(call)
+        host_peers, first = self._host_peers, self._members[0]
+        host_peers.look_up_all(call)
         for peer in self._members:
             if peer != self.membership.rank:
-                neighbourhood.watch(peer, call)
+                host_peers.watch(peer, call)
         if self.rank == 0:
             with self._lock:
                 self.check_open()
                 segment: Segment = self._own_segment()
         else:
             try:
-                segment = neighbourhood.fetch(first, _GROUP, call)
+                segment = host_peers.fetch(first, _GROUP, call)
             except PeerLostError as error:
                 raise self._cause(first, error) from error
         calls = Calls(segment, self._sizes, self.membership, self._members, self._check)

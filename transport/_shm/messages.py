@@ -5,7 +5,7 @@ everything out of all rings, for every thread of its rank: it is the *carrier*, 
 message that nobody waits for stays in the ring. Once that is full, the sender asks the receiver's
 endpoint to carry. So messages are taken in up to the mailbox's limit whatever the receiver does.
 
-A carrier that finds nothing sleeps on its inbox's *bell*, a word into which each sender writes some
+A carrier that finds nothing sleeps on its inbox's *wakeup word*, into which each sender writes a
 value that was never there before.
 """
 
@@ -22,11 +22,11 @@ from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._header import NO_ROOT, CallHeader, Kind
 from transport._interrupts import is_held, look, sliced
-from transport._links.incoming import Incoming, Receive
+from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat
-from transport._shm.meeting.directory import Neighbourhood
+from transport._shm.meeting.directory import HostPeers
 from transport._shm.rings import RingReader, RingWriter
 from transport._shm.segment import OwnedSegment, no_memory
 from transport._shm.sizes import Sizes
@@ -40,7 +40,7 @@ class Messages(Mailbox):
     transport may deliver messages of other members here.
     """
 
-    def __init__(self, membership: Membership, neighbourhood: Neighbourhood, sizes: Sizes) -> None:
+    def __init__(self, membership: Membership, host_peers: HostPeers, sizes: Sizes) -> None:
         super().__init__(membership)
         self._core: Any = the_core()
         size, rank = membership.size, membership.rank
@@ -51,11 +51,11 @@ class Messages(Mailbox):
             self._core.create_inbox(self._memory, size, capacity)
         except OSError as error:
             raise no_memory(membership.describe(rank), nbytes, error) from error
-        self._neighbourhood = neighbourhood
+        self._host_peers = host_peers
         self._rank, self._size = rank, size
         self._rings = {
             src: RingReader(self.inbox, (rank, size), src)
-            for src in neighbourhood.members
+            for src in host_peers.members
             if src != rank
         }
         # Held by the carrier.
@@ -126,7 +126,7 @@ class Messages(Mailbox):
         """See whether there is sense in waiting for room in a ring, and have it made."""
         call.waiting_for = ring.peer
         self._check_receiver(call, ring)
-        self._neighbourhood.kick(ring.peer)
+        self._host_peers.kick(ring.peer)
 
     def _check_receiver(self, call: Call, ring: RingWriter) -> None:
         """Raise when there is no sense in sending, or in waiting until one can."""
@@ -140,7 +140,7 @@ class Messages(Mailbox):
             raise self._unsent(call, dst)
 
     def _check_there(self, dst: int) -> None:
-        self._neighbourhood.check()
+        self._host_peers.check()
         if dst in self._gone:
             raise PeerLostError(str(self._gone[dst]), dst)
 
@@ -154,7 +154,7 @@ class Messages(Mailbox):
 
     def _open_ring(self, dst: int, call: Call) -> RingWriter:
         self._check_there(dst)
-        inbox = self._neighbourhood.fetch(dst, INBOX, call)
+        inbox = self._host_peers.fetch(dst, INBOX, call)
         with self._guard:
             self._watched.add(dst)
             ring = self._writers.get(dst)
@@ -189,7 +189,7 @@ class Messages(Mailbox):
         happened.
         """
         src = ring.peer
-        receive: Receive | None = None
+        receive: PendingReceive | None = None
         end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
         begun = come = end.has_begun(data)
         with self._lock:
@@ -208,13 +208,13 @@ class Messages(Mailbox):
                 before = end.position
                 try:
                     if not begun:
-                        end.meet(data, self._core.read_bell(self._memory), tag, code)
+                        end.meet(data, self._core.read_wakeup(self._memory), tag, code)
                 finally:
                     come = come or end.position != before
                     if end.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
-                        incoming = Incoming(self._lock, self._stir, src, header, data)
-                        receive = Receive(call, buffer, src, tag, code)
+                        incoming = IncomingMessage(self._lock, self._stir, src, header, data)
+                        receive = PendingReceive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
             if not begun:
@@ -263,7 +263,7 @@ class Messages(Mailbox):
     def carry(self) -> None:
         """Take in what has arrived. Never blocks; any thread."""
         if not self._try_carrying():
-            self._ring_bell()
+            self._wake_carrier()
             return
         try:
             while self._carry(self._core.LOOK):
@@ -289,7 +289,7 @@ class Messages(Mailbox):
     def abort(self, reason: str) -> None:
         """See ``Mailbox.abort``; senders are woken as well."""
         super().abort(reason)
-        self._ring_bell()
+        self._wake_carrier()
         with self._guard:
             self._senders[:] = self._receivers[:] = [None] * self._size
             rings = list(self._writers.values())
@@ -304,31 +304,31 @@ class Messages(Mailbox):
             if peer not in self._rings or peer in self._watched:
                 continue
             # A member that has not said where it is has not sent anything either.
-            if src is None and not self._neighbourhood.is_known(peer):
+            if src is None and not self._host_peers.is_known(peer):
                 continue
-            self._neighbourhood.watch(peer, call)
+            self._host_peers.watch(peer, call)
             with self._guard:
                 if self._aborted is None and peer not in self._gone:
                     self._receivers[peer] = self._rings[peer].end
             self._watched.add(peer)
 
     def _stir(self) -> None:
-        # A thread that waits may be the carrier, which sleeps on the bell.
+        # A thread that waits may be the carrier, which sleeps on the wakeup.
         if self._carriers not in ([], [threading.get_ident()]):
-            self._ring_bell()
+            self._wake_carrier()
 
-    def _sleep(self, call: Call, receive: Receive) -> None:
+    def _sleep(self, call: Call, receive: PendingReceive) -> None:
         """Carry messages until something has arrived, or wait for the thread that does."""
-        rung = self._core.read_bell(self._memory)
+        known = self._core.read_wakeup(self._memory)
         if not self._try_carrying():
             if any(ring.stalled for ring in self._rings.values()):
-                self._ring_bell()  # this receive may be what the ring waits for
+                self._wake_carrier()  # this receive may be what the ring waits for
             super()._sleep(call, receive)
             return
         self._lock.release()
         try:
             look()
-            self._carry_patiently(call, rung)
+            self._carry_patiently(call, known)
             self._stop_carrying()
         finally:
             self._drop_carrying()
@@ -369,13 +369,13 @@ class Messages(Mailbox):
             for wake in self._asleep:
                 wake.notify_all()
 
-    def _carry_patiently(self, call: Call, rung: int) -> None:
+    def _carry_patiently(self, call: Call, known: int) -> None:
         core = self._core
         mode = core.SPIN if call.sync else core.LOOK
         if self._carry(mode):
             return
         ends = tuple(ring.end for ring in self._rings.values() if ring.listens)
-        if core.listen_to(self._memory, ends, rung, self._patient(call)):
+        if core.listen_to(self._memory, ends, known, self._patient(call)):
             self._carry(mode)
 
     def _carry(self, mode: int) -> bool:
@@ -403,7 +403,7 @@ class Messages(Mailbox):
                     moved = True
         return moved
 
-    def _ring_bell(self) -> None:
-        """Have the carrier of this rank look again."""
+    def _wake_carrier(self) -> None:
+        """Have the carrier of this rank read the rings again."""
         value = next(self._own_rings) * self._size + self._rank
-        self._core.ring_bell(self._memory, value)
+        self._core.wake_inbox(self._memory, value)

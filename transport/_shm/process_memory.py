@@ -30,7 +30,7 @@ _BOUNCED = 256 << 10
 """
 
 
-class _Piece(ctypes.Structure):
+class _Iovec(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
@@ -42,7 +42,7 @@ class ProcessMemory:
         libc = ctypes.CDLL(None, use_errno=True)
         self._readv = libc.process_vm_readv
         self._readv.restype = ctypes.c_ssize_t
-        piece, count = ctypes.POINTER(_Piece), ctypes.c_ulong
+        piece, count = ctypes.POINTER(_Iovec), ctypes.c_ulong
         self._readv.argtypes = (ctypes.c_int, piece, count, piece, count, count)
 
     def read(self, where: int, into: Flat) -> None:
@@ -67,8 +67,8 @@ class ProcessMemory:
     def _copy(self, where: int, start: int, nbytes: int) -> None:
         done = 0
         while done < nbytes:
-            here = _Piece(start + done, nbytes - done)
-            there = _Piece(where + done, nbytes - done)
+            here = _Iovec(start + done, nbytes - done)
+            there = _Iovec(where + done, nbytes - done)
             count = self._readv(self.pid, here, 1, there, 1, 0)
             if count <= 0:
                 code = ctypes.get_errno()

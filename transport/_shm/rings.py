@@ -11,7 +11,7 @@ from typing import Any
 
 from transport._errors import CommunicatorAbortedError, DistBackendError, PeerLostError
 from transport._header import CallHeader
-from transport._links.incoming import Incoming
+from transport._links.incoming import IncomingMessage
 from transport._links.mailbox import Mailbox
 from transport._shm.segment import Segment
 from transport._shm.support import may_spin, the_core
@@ -40,7 +40,7 @@ class RingReader:
     a time.
     """
 
-    _incoming: Incoming | None = None
+    _incoming: IncomingMessage | None = None
     _closed = False
     stalled: bool = False
     """True if the mailbox has no room for the next message."""
@@ -70,7 +70,7 @@ class RingReader:
         """True if no message is under way, and the next one may be begun."""
         return self._incoming is None and not (self.stalled or self._closed or self.end.in_use)
 
-    def adopt(self, incoming: Incoming) -> None:
+    def adopt(self, incoming: IncomingMessage) -> None:
         """Go on with a message that was begun without the mailbox."""
         self._incoming = incoming
         self.end.take_back()
@@ -111,7 +111,7 @@ class RingReader:
             self._incoming = None
         return True
 
-    def _begin(self, mailbox: Mailbox) -> Incoming | None:
+    def _begin(self, mailbox: Mailbox) -> IncomingMessage | None:
         head = self.end.peek()
         if head is None:
             self._refuse()

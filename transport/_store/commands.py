@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from transport._store.fields import unpack_number
-from transport._store.table import KeysWaiter, PopWaiter, Table, TailWaiter, Waiter
+from transport._store.table import KeysWaiter, PopWaiter, StoreTable, TailWaiter, Waiter
 
 Fields = Sequence[bytes]
 Deliver = Callable[[Waiter], None]
@@ -60,7 +60,7 @@ def wanted(op: Op) -> str:
 
 
 Answer = Callable[[Fields], Fields | None]
-MakeWaiter = Callable[[Fields, Deliver], tuple[Table, Waiter]]
+MakeWaiter = Callable[[Fields, Deliver], tuple[StoreTable, Waiter]]
 
 
 def _nothing(method: Callable[..., None]) -> Answer:
@@ -95,9 +95,9 @@ class Commands:
     """
 
     def __init__(self) -> None:
-        self.table = table = Table()
+        self.table = table = StoreTable()
         # Not the users' keys: num_keys does not count them and no key can collide with them.
-        internal = Table()
+        internal = StoreTable()
 
         def add(key: bytes, amount: bytes) -> int:
             return table.add(key, int(amount))
@@ -129,18 +129,18 @@ class Commands:
             Op.NUM_WORKERS: _number(lambda: internal.size(_WORKERS)),
         }
 
-        def values(keys: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+        def values(keys: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
             return table, KeysWaiter(keys, deliver, values=True)
 
-        def queue(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+        def queue(fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
             (key,) = fields
             return table, PopWaiter([key], deliver)
 
-        def tail(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+        def tail(fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
             key, offset = fields
             return table, TailWaiter(key, unpack_number(offset), deliver)
 
-        def workers(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+        def workers(fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
             (count,) = fields
             return internal, TailWaiter(_WORKERS, unpack_number(count) - 1, deliver)
 
@@ -158,7 +158,7 @@ class Commands:
         run = self._at_once.get(op)
         return None if run is None else run(fields)
 
-    def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+    def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
         """Return the waiter for a command's answer, and the table that it must be submitted to. It
         calls ``deliver`` once. Raises ValueError for an opcode that never waits.
         """

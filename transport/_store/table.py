@@ -14,7 +14,7 @@ from transport._errors import DistStoreError
 from transport._store.arguments import key_name
 
 
-class Table:
+class StoreTable:
     """Keys with values, queues, and waiters. Keys are bytes here.
 
     Queues have their own names: a queue does not make a key exist, nor the other way round.
@@ -177,10 +177,10 @@ class Waiter(ABC):
         self.parked_at: bytes | None = None
 
     @abstractmethod
-    def advance(self, table: Table) -> bytes | None:
+    def advance(self, table: StoreTable) -> bytes | None:
         """Fill in ``values`` and return None, or return the key whose change to wait for."""
 
-    def missing(self, table: Table) -> Sequence[bytes]:
+    def missing(self, table: StoreTable) -> Sequence[bytes]:
         """Return the keys that it waits for, for a message."""
         del table
         return self.keys
@@ -196,7 +196,7 @@ class KeysWaiter(Waiter):
         self._wants_values = values
         self._position = 0
 
-    def advance(self, table: Table) -> bytes | None:
+    def advance(self, table: StoreTable) -> bytes | None:
         """See the base. Each key is checked a constant number of times, unless one is deleted."""
         keys = self.keys
         begin = self._position
@@ -209,7 +209,7 @@ class KeysWaiter(Waiter):
             self.values = [table.get(key) or b"" for key in keys]
         return None
 
-    def missing(self, table: Table) -> Sequence[bytes]:
+    def missing(self, table: StoreTable) -> Sequence[bytes]:
         """See the base."""
         return table.missing(self.keys)
 
@@ -219,7 +219,7 @@ class PopWaiter(Waiter):
 
     wants_queue = True
 
-    def advance(self, table: Table) -> bytes | None:
+    def advance(self, table: StoreTable) -> bytes | None:
         """See the base."""
         value = table.pop(self.keys[0])
         if value is None:
@@ -235,7 +235,7 @@ class TailWaiter(Waiter):
         super().__init__([key], deliver)
         self._offset = offset
 
-    def advance(self, table: Table) -> bytes | None:
+    def advance(self, table: StoreTable) -> bytes | None:
         """See the base."""
         key = self.keys[0]
         if table.size(key) <= self._offset:

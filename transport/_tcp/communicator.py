@@ -27,12 +27,12 @@ from transport._links.communicator import LinkCommunicator
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
 from transport._tcp.far import connections_from_environment
-from transport._tcp.inbox import Inbox, MessageWorker
+from transport._tcp.inbox import MessageWorker, TcpMailbox
 from transport._tcp.link import FrameWorker, TcpLink
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, address_key, publish
-from transport._tcp.meeting.endpoint import Endpoint
-from transport._tcp.meeting.hello import WELCOME, Channel, Hello
+from transport._tcp.meeting.endpoint import TcpEndpoint
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 from transport._tcp.messages import MessageLink
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
@@ -58,7 +58,7 @@ class TcpCommunicator(LinkCommunicator):
         table: Thresholds | None = None,
         mailbox: Mailbox | None = None,
     ) -> None:
-        inbox = Inbox(membership) if mailbox is None else None
+        inbox = TcpMailbox(membership) if mailbox is None else None
         super().__init__(membership, table, mailbox or inbox)
         runtime = membership.runtime
         # Guards everything below. Nobody waits for another rank while holding it.
@@ -86,7 +86,7 @@ class TcpCommunicator(LinkCommunicator):
         self._threads: tuple[threading.Thread, ...] = ()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
-            lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
+            lambda: TcpEndpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
         self._messages = MessageWorker(
             self.mailbox, self._note_end, self._endpoint.attend, self._endpoint.wake
@@ -223,11 +223,11 @@ class TcpCommunicator(LinkCommunicator):
 
     def _dial_link(self, peer: int, call: Call) -> list[socket.socket]:
         """Make the connections of the link to ``peer``: the first, and then those beside it."""
-        first, count = self._dial(peer, Channel.COLLECTIVE, call, 0, self._connections)
+        first, count = self._dial(peer, TrafficKind.COLLECTIVE, call, 0, self._connections)
         socks = {0: first}
 
         def dial(number: int) -> None:
-            sock, _ = self._dial(peer, Channel.COLLECTIVE, call, number, count)
+            sock, _ = self._dial(peer, TrafficKind.COLLECTIVE, call, number, count)
             with self._lock:
                 if socks:
                     socks[number] = sock
@@ -328,7 +328,7 @@ class TcpCommunicator(LinkCommunicator):
                 if peer in self._message_links:
                     return self._message_links[peer]
                 self._opening[peer] = me
-            sock, _ = self._dial(peer, Channel.POINT_TO_POINT, call)
+            sock, _ = self._dial(peer, TrafficKind.POINT_TO_POINT, call)
             with self._lock:
                 if self.abort_reason is None:
                     return self._add_message_link(peer, sock)
@@ -382,7 +382,7 @@ class TcpCommunicator(LinkCommunicator):
         self.mailbox.fail(peer, error)
 
     def _dial(
-        self, peer: int, channel: Channel, call: Call, number: int = 0, count: int = 1
+        self, peer: int, channel: TrafficKind, call: Call, number: int = 0, count: int = 1
     ) -> tuple[socket.socket, int]:
         """Return a connection, and how many the link to that peer has."""
         dial = Dial(self.membership, peer, channel, self._known.get(peer), number, count)
@@ -405,7 +405,7 @@ class TcpCommunicator(LinkCommunicator):
         """Keep a connection, and welcome it; return those that are to be closed. Under the lock,
         so that the peer's leaving cannot be noticed before its connection is known.
         """
-        peer, number, collective = hello.rank, hello.number, hello.channel == Channel.COLLECTIVE
+        peer, number, collective = hello.rank, hello.number, hello.channel == TrafficKind.COLLECTIVE
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
             return (sock,)
         arrived = self._arrived.get(peer, ())

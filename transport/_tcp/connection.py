@@ -23,15 +23,15 @@ from transport._tcp.frame import (
     SMALL_BYTES,
     STAGING_BYTES,
     STEP_BYTES,
-    Incoming,
-    Outgoing,
+    FrameReceive,
+    FrameSend,
     Prefix,
     pack_prefix,
     parse_prefix,
     receive,
 )
 from transport._tcp.stripes import STRIPED_BYTES
-from transport._tcp.worker import Worker
+from transport._tcp.worker import LinkWorker
 
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
 # before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
@@ -40,7 +40,7 @@ _RESET = struct.pack("@ii", 1, 0)  # as SO_LINGER: close at once, without what i
 HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
 
-class Connection(ABC):
+class TcpConnection(ABC):
     """Frames to and from ``peer`` over ``sockets``, which belong to the connection from now on.
 
     ``name`` is what messages call the peer. Bytes move under ``worker.lock``. What a received frame
@@ -48,7 +48,7 @@ class Connection(ABC):
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], peer: int, name: str, worker: Worker
+        self, sockets: Sequence[socket.socket], peer: int, name: str, worker: LinkWorker
     ) -> None:
         self.peer = peer
         self.name = name
@@ -56,7 +56,7 @@ class Connection(ABC):
         self.first: socket.socket = self.sockets[0]
         """Carries the prefixes."""
         self.worker = worker
-        self.leaving: deque[Outgoing] = deque()
+        self.leaving: deque[FrameSend] = deque()
         self.ended: str | None = None
         """Why nothing moves here any more."""
         self._peer_left = False
@@ -70,7 +70,7 @@ class Connection(ABC):
             self.first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     @abstractmethod
-    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
+    def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
         """Make progress until ``request``, which was posted here, is done."""
 
     # Moving bytes, under the worker's lock.
@@ -95,7 +95,7 @@ class Connection(ABC):
             if sent == PREFIX_BYTES + size:
                 return SENT
         sockets = self.sockets if size >= STRIPED_BYTES else self.sockets[:1]
-        outgoing = Outgoing(self, call, data, tag, sockets)
+        outgoing = FrameSend(self, call, data, tag, sockets)
         if sent:
             outgoing.skip(sent)
         self.leaving.append(outgoing)
@@ -173,7 +173,7 @@ class Connection(ABC):
         return ready
 
     @abstractmethod
-    def _note_left(self, outgoing: Outgoing) -> None:
+    def _note_left(self, outgoing: FrameSend) -> None:
         """Be told of a frame that has left."""
 
     @abstractmethod

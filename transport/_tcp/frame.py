@@ -63,15 +63,15 @@ def pack_prefix(call: Call, size: int, tag: int = 0, connections: int = 1) -> by
     return call.packed + _LENGTH.pack(size, connections, tag)
 
 
-class Carrier(Protocol):
+class FrameConnection(Protocol):
     """A connection, as its frames know it."""
 
-    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
+    def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
         """Make progress until ``request``, which was posted here, is done."""
         ...
 
 
-class Outgoing(Request):
+class FrameSend(Request):
     """A frame on its way out on ``link``, over ``connections``, the first of which carries the
     prefix. It is done when the kernel has all of it, and lets go of its memory then.
     """
@@ -90,7 +90,7 @@ class Outgoing(Request):
 
     def __init__(
         self,
-        link: Carrier,
+        link: FrameConnection,
         call: Call,
         data: memoryview,
         tag: int,
@@ -160,7 +160,7 @@ class Outgoing(Request):
             self._rest = memoryview(self._rest)[sent:]
 
 
-class _Sent(Request):
+class _CompletedSend(Request):
     """A frame that the kernel has taken at once."""
 
     __slots__ = ()
@@ -172,16 +172,16 @@ class _Sent(Request):
         pass
 
 
-SENT = _Sent()
+SENT = _CompletedSend()
 """The request of every small frame that left at once."""
 
 
-class Incoming(Request):
+class FrameReceive(Request):
     """A frame that is to come on ``link``: ``received`` bytes of it are ``into`` memory by now."""
 
     __slots__ = ("call", "into", "link", "prefix", "received", "tag")
 
-    def __init__(self, link: Carrier, call: Call, into: memoryview, tag: int) -> None:
+    def __init__(self, link: FrameConnection, call: Call, into: memoryview, tag: int) -> None:
         self.link = link
         self.call = call
         self.into = into

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from transport._call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._links.incoming import Receive
+from transport._links.incoming import PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._polling import (
     PEER_CLOSED,
@@ -30,8 +30,8 @@ from transport._polling import (
     new_poller,
 )
 from transport._tcp.messages import MessageLink
-from transport._tcp.worker import Sockets, Worker
-from transport._waiting import LookOut
+from transport._tcp.worker import LinkWorker, Sockets
+from transport._waiting import SpinWait
 
 # The pause of the endpoint's thread after a waiting thread has read the connections.
 _AWAY_SECONDS = 0.01
@@ -41,7 +41,7 @@ OnEnd = Callable[[int, PeerLostError], None]
 """The thread that notices the end of a connection calls this with the peer and an error."""
 
 
-class MessageWorker(Worker):
+class MessageWorker(LinkWorker):
     """Reads the messages of one communicator. ``on_end`` is told when a connection has ended.
 
     The thread with the ``turn`` may sleep until something comes. Another thread can go on where it
@@ -61,7 +61,7 @@ class MessageWorker(Worker):
         self._attend = attend
         self._wake_endpoint = wake_endpoint
         self._turn = threading.RLock()
-        self._look_out = LookOut(pauses=True, main_only=True)
+        self._spin = SpinWait(pauses=True, main_only=True)
         # Made when there is a connection, or somebody waits for one.
         self._poller: Poller | None = None
         self._wakeup: Wakeup | None = None
@@ -149,9 +149,9 @@ class MessageWorker(Worker):
         try:
             while not settled() and not self.stopped:
                 if link is not None and link.ended is None:
-                    if self._look_out.until(lambda: self._read(link, settled) or settled()):
+                    if self._spin.until(lambda: self._read(link, settled) or settled()):
                         continue
-                elif self._look_out.until(lambda: self.serve(0, settled) or settled()):
+                elif self._spin.until(lambda: self.serve(0, settled) or settled()):
                     continue
                 if deadline.expired:
                     return
@@ -323,14 +323,14 @@ class MessageWorker(Worker):
         return True
 
 
-class Inbox(Mailbox):
+class TcpMailbox(Mailbox):
     """A mailbox whose receivers read the connections themselves while they wait."""
 
     def __init__(self, membership: Membership) -> None:
         super().__init__(membership)
         self.worker: MessageWorker | None = None
 
-    def _sleep(self, call: Call, receive: Receive) -> None:
+    def _sleep(self, call: Call, receive: PendingReceive) -> None:
         worker = self.worker
         if worker is None or not worker.take_turn():
             super()._sleep(call, receive)

@@ -22,24 +22,24 @@ from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport._interrupts import SLICE_SECONDS, look
 from transport._link import Link, OnPiece, Request, wrong_frame
 from transport._polling import PEER_CLOSED
-from transport._tcp.connection import HALF_A_FRAME, Connection
+from transport._tcp.connection import HALF_A_FRAME, TcpConnection
 from transport._tcp.far import Distance
 from transport._tcp.frame import (
     ALL,
     PREFIX_BYTES,
     SMALL_BYTES,
     STEP_BYTES,
-    Incoming,
-    Outgoing,
+    FrameReceive,
+    FrameSend,
     Prefix,
     receive,
 )
 from transport._tcp.stripes import Stripes
-from transport._tcp.worker import Worker
-from transport._waiting import LookOut
+from transport._tcp.worker import LinkWorker
+from transport._waiting import SpinWait
 
 
-class TcpLink(Connection, Link):
+class TcpLink(TcpConnection, Link):
     """A link over ``sockets``, in the same order at both ends."""
 
     worker: FrameWorker
@@ -52,9 +52,9 @@ class TcpLink(Connection, Link):
         worker: FrameWorker | None = None,
     ) -> None:
         super().__init__(sockets, peer, name, FrameWorker() if worker is None else worker)
-        self.coming: deque[Incoming] = deque()
+        self.coming: deque[FrameReceive] = deque()
         self._stripes: Stripes | None = None
-        self._look_out = LookOut(pauses=True, main_only=True)
+        self._spin = SpinWait(pauses=True, main_only=True)
         self.distance: Distance = Distance(self.first, name, len(sockets))
         self.window = self.distance.window
         slice_ = struct.pack("@ll", *divmod(int(SLICE_SECONDS * 1e6), 10**6))
@@ -75,17 +75,17 @@ class TcpLink(Connection, Link):
         finally:
             worker.leave()
 
-    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> Incoming:
+    def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> FrameReceive:
         worker = self.worker
         worker.begin(call)
         if self.ended is not None:
             raise self.lost(self.ended)
-        incoming = Incoming(self, call, into, tag)
+        incoming = FrameReceive(self, call, into, tag)
         self.coming.append(incoming)
         worker.coming[self] = None
         return incoming
 
-    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
+    def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
         self.worker.wait(self, request, on_piece)
 
     # For the worker, under its lock.
@@ -100,10 +100,10 @@ class TcpLink(Connection, Link):
     def _is_held(self) -> bool:
         return self._target is None and self._end - self._begin >= PREFIX_BYTES
 
-    def receive(self, awaited: Incoming, on_piece: OnPiece | None) -> None:
+    def receive(self, awaited: FrameReceive, on_piece: OnPiece | None) -> None:
         """Wait for all of a frame, and for nothing on other links."""
         if self._target is None and not awaited.done:
-            self._look_out.until(self.pull)
+            self._spin.until(self.pull)
         flags, deadline = ALL if on_piece is None else 0, awaited.call.deadline
         while True:
             if on_piece is not None and awaited.received:
@@ -127,7 +127,7 @@ class TcpLink(Connection, Link):
                 text = f"within {call.deadline.seconds:g} s {self.name} sent nothing"
                 raise CommunicatorTimeoutError(f"{call.header}: {text}", self.peer)
 
-    def check_awaited(self, awaited: Incoming) -> None:
+    def check_awaited(self, awaited: FrameReceive) -> None:
         """Raise if the frame that comes next is none that was posted."""
         if self._is_held():
             prefix = self._prefix()
@@ -148,7 +148,7 @@ class TcpLink(Connection, Link):
         self.coming.clear()
         self._target = self._stripes = None
 
-    def _note_left(self, outgoing: Outgoing) -> None:
+    def _note_left(self, outgoing: FrameSend) -> None:
         if not self.leaving:
             self.worker.leaving.pop(self, None)
         if self.window:
@@ -187,14 +187,14 @@ class TcpLink(Connection, Link):
         self._target = incoming
         return True
 
-    def _find(self, prefix: Prefix) -> Incoming | None:
+    def _find(self, prefix: Prefix) -> FrameReceive | None:
         """Return the posted receive of a frame."""
         for incoming in self.coming:
             if incoming.tag == prefix.tag and incoming.call.packed == prefix.packed:
                 return incoming
         return None
 
-    def _fill(self, target: Incoming, flags: int, limit: int) -> bool:
+    def _fill(self, target: FrameReceive, flags: int, limit: int) -> bool:
         if self._stripes is not None:
             if not self._stripes.move(receive, limit or STEP_BYTES):
                 return False
@@ -205,7 +205,7 @@ class TcpLink(Connection, Link):
             self._complete(target)
         return True
 
-    def _complete(self, incoming: Incoming) -> None:
+    def _complete(self, incoming: FrameReceive) -> None:
         incoming.done = True
         self._target = self._stripes = None
         self.coming.popleft()
@@ -222,7 +222,7 @@ class TcpLink(Connection, Link):
         return self.sockets
 
 
-class FrameWorker(Worker):
+class FrameWorker(LinkWorker):
     """Moves the frames that the calls of one communicator post, one call at a time.
 
     ``leaving`` and ``coming`` are the links with frames that are to leave, or are awaited.
@@ -249,7 +249,9 @@ class FrameWorker(Worker):
         self.leaving.clear()
         self.coming.clear()
 
-    def wait(self, link: TcpLink, request: Outgoing | Incoming, on_piece: OnPiece | None) -> None:
+    def wait(
+        self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
+    ) -> None:
         """Make progress on all links until ``request``, which is ``link``'s, is done."""
         request.call.waiting_for = link.peer
         self.lock.acquire()
@@ -260,8 +262,10 @@ class FrameWorker(Worker):
                 self.withdraw()
             self.leave()
 
-    def _wait(self, link: TcpLink, request: Outgoing | Incoming, on_piece: OnPiece | None) -> None:
-        awaited = request if isinstance(request, Incoming) else None
+    def _wait(
+        self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
+    ) -> None:
+        awaited = request if isinstance(request, FrameReceive) else None
         if not request.done and link not in (self.leaving if awaited is None else self.coming):
             raise CommunicatorAbortedError("a call that overlaps with this one has failed")
         ready: dict[TcpLink, None] | None = None
@@ -298,7 +302,7 @@ class FrameWorker(Worker):
         return moved
 
     def _poll(
-        self, call: Call, awaited_link: TcpLink, awaited: Incoming | None
+        self, call: Call, awaited_link: TcpLink, awaited: FrameReceive | None
     ) -> dict[TcpLink, None]:
         """Wait until a link takes or brings more; return those.
 

@@ -11,14 +11,14 @@ from transport._call import Call
 from transport._errors import CommunicatorAbortedError, PeerLostError
 from transport._header import Kind
 from transport._link import OnPiece
-from transport._links.incoming import Incoming as Message
+from transport._links.incoming import IncomingMessage
 from transport._links.mailbox import Mailbox
-from transport._tcp.connection import HALF_A_FRAME, Connection
+from transport._tcp.connection import HALF_A_FRAME, TcpConnection
 from transport._tcp.frame import (
     PREFIX_BYTES,
     STAGING_BYTES,
-    Incoming,
-    Outgoing,
+    FrameReceive,
+    FrameSend,
     receive,
 )
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transport._tcp.inbox import MessageWorker
 
 
-class MessageLink(Connection):
+class MessageLink(TcpConnection):
     """Messages to one member, and from it to ``mailbox``, over ``sock``.
 
     Small messages are read several at a time; the payload of a large one goes from the socket to
@@ -63,8 +63,8 @@ class MessageLink(Connection):
         if not sent.done:
             sent.wait()
 
-    def wait(self, request: Outgoing | Incoming, on_piece: OnPiece | None = None) -> None:
-        assert isinstance(request, Outgoing)
+    def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
+        assert isinstance(request, FrameSend)
         try:
             while True:
                 self.worker.await_room(self, request.call)
@@ -81,7 +81,7 @@ class MessageLink(Connection):
                 self._take_back(request)
             self.worker.resume()  # for receivers that found this thread reading
 
-    def _take_back(self, outgoing: Outgoing) -> None:
+    def _take_back(self, outgoing: FrameSend) -> None:
         """Withdraw a frame whose sender gives up; the end, in the middle of it."""
         self.worker.lock.acquire()
         try:
@@ -117,7 +117,7 @@ class MessageLink(Connection):
         self.end(bare, peer_left=True)
         return PeerLostError(f"{text}: {bare}", self.peer, out_of_reach)
 
-    def _note_left(self, outgoing: Outgoing) -> None:
+    def _note_left(self, outgoing: FrameSend) -> None:
         pass
 
     def _ahead(self) -> int:
@@ -146,7 +146,7 @@ class MessageLink(Connection):
             self._target = message
         return True
 
-    def _fill(self, target: Message, flags: int, limit: int) -> bool:
+    def _fill(self, target: IncomingMessage, flags: int, limit: int) -> bool:
         with target.guard:
             into = target.buffer[self._filled :]
             self._filled += receive(self.first, into, flags, limit)

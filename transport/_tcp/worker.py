@@ -24,7 +24,7 @@ class Sockets(Protocol):
         ...
 
 
-class Worker:
+class LinkWorker:
     """Owns ``lock``, under which the bytes of its links move, and closes their sockets.
 
     A descriptor must not be closed, and given to another file, under a system call: the sockets of

@@ -15,7 +15,7 @@ from transport._codes import dtype_code
 from transport._errors import CommunicatorTimeoutError
 from transport._operands.reduce_op import ReduceOp
 from transport._waiting import Pauses
-from transport._windows.memory import REPLACE_IF, WORD, Memory, Target
+from transport._windows.memory import REPLACE_IF, WORD, MappedMemory, Target
 
 LOCK = 0
 """Where the word is."""
@@ -56,7 +56,7 @@ def acquire(
         if shared and seen < _EXCLUSIVE:
             continue
         _check(check, seen)
-        if isinstance(target, Memory):
+        if isinstance(target, MappedMemory):
             target.await_word(LOCK, seen)
         else:
             time.sleep(pauses.next(call.deadline.remaining()))

@@ -82,7 +82,7 @@ class Target(Protocol):
         ...
 
 
-class Memory:
+class MappedMemory:
     """The target whose bytes are ``data`` here. Any thread."""
 
     direct = True

@@ -17,15 +17,15 @@ from typing import Any
 
 from transport._call import Call
 from transport._channel.channel import Channel
-from transport._channel.connection import Connection
-from transport._channel.frames import FIRST_KIND, Frame
+from transport._channel.connection import ChannelConnection
+from transport._channel.frames import FIRST_KIND, ChannelFrame
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, DistError, PeerLostError
 from transport._interrupts import next_slice
 from transport._operands.reduce_op import Flat
 from transport._store.prefix_store import PrefixStore
-from transport._windows.memory import SLICE_SECONDS, Late, Memory
+from transport._windows.memory import SLICE_SECONDS, Late, MappedMemory
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _HEAD = struct.Struct("<QQQBBBB")
@@ -36,7 +36,7 @@ _INLINE_BYTES = 4096
 _FLUSH_SECONDS = 1.0
 
 
-class _Asks(IntEnum):
+class _WindowOp(IntEnum):
     """What a frame asks for, and the reply."""
 
     PUT = FIRST_KIND
@@ -49,7 +49,7 @@ _REPLIES = 1
 """A flag: the sender waits for the reply."""
 
 
-class _Request:
+class _WindowRequest:
     """A frame that awaits its reply."""
 
     __slots__ = ("done", "error", "late", "value")
@@ -66,7 +66,7 @@ class WindowService:
 
     def __init__(self, membership: Membership) -> None:
         self._describe = membership.describe
-        self._windows: dict[int, Memory] = {}
+        self._windows: dict[int, MappedMemory] = {}
         self._numbers = itertools.count(1)
         self._settling = threading.Lock()
         """Decides whether a reply is late."""
@@ -82,7 +82,7 @@ class WindowService:
         self._channel = Channel(own, self._threads, membership.describe)
         self._channel.open(self)
 
-    def serve(self, number: int, memory: Memory) -> None:
+    def serve(self, number: int, memory: MappedMemory) -> None:
         """Let other members reach this one's ``memory`` of the window ``number``."""
         self._windows[number] = memory
 
@@ -131,7 +131,7 @@ class WindowService:
         Raises PeerLostError when the connection breaks, CommunicatorTimeoutError past the deadline:
         then ``late`` gets the reply when it comes.
         """
-        request, number = _Request(), next(self._numbers)
+        request, number = _WindowRequest(), next(self._numbers)
         connection = self.connect(call, rank)
         connection.pending[number] = request
         call.waiting_for = rank
@@ -158,7 +158,7 @@ class WindowService:
         call.waiting_for = None
         return request.value
 
-    def connect(self, call: Call, rank: int) -> Connection:
+    def connect(self, call: Call, rank: int) -> ChannelConnection:
         """Return the connection to member ``rank``. Raises PeerLostError if that is lost."""
         if rank in self._lost:
             raise self._lost_error(rank)
@@ -171,7 +171,7 @@ class WindowService:
 
     def _send(
         self,
-        connection: Connection,
+        connection: ChannelConnection,
         kind: int,
         number: int,
         head: bytes,
@@ -190,7 +190,7 @@ class WindowService:
 
     # ------------------------------------------------------------------ the channel's protocol
 
-    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+    def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
         """Act on frames: on requests of the peer, or replies to this member's."""
         for frame in frames:
             head: bytes | memoryview = frame.data
@@ -211,7 +211,9 @@ class WindowService:
                     request.late(values)
         return connection.outgoing or not connection.is_choked
 
-    def _act(self, connection: Connection, frame: Frame, head: Any, values: Any) -> None:
+    def _act(
+        self, connection: ChannelConnection, frame: ChannelFrame, head: Any, values: Any
+    ) -> None:
         reply: Any = b""
         try:
             number, offset, nbytes, code, op, compares, wakes = _HEAD.unpack(head)
@@ -219,11 +221,11 @@ class WindowService:
             if offset + nbytes > memory.data.nbytes:
                 raise ValueError(f"{nbytes} bytes at {offset} of {memory.data.nbytes}")
             match frame.kind:
-                case _Asks.PUT if len(values) == nbytes:
+                case _WindowOp.PUT if len(values) == nbytes:
                     memory.put(None, offset, values)
-                case _Asks.GET:
+                case _WindowOp.GET:
                     reply = memory.get(None, offset, nbytes)
-                case _Asks.UPDATE if len(values) == nbytes * (1 + compares):
+                case _WindowOp.UPDATE if len(values) == nbytes * (1 + compares):
                     new, expected = values[:nbytes], values[nbytes:]
                     if compares or frame.flags & _REPLIES:
                         reply = memory.update(None, offset, code, op, new, expected)
@@ -236,15 +238,15 @@ class WindowService:
         if frame.flags & _REPLIES:
             data = memoryview(reply)
             if data.nbytes <= _INLINE_BYTES:
-                connection.send(_Asks.REPLY, frame.number, bytes(data))
+                connection.send(_WindowOp.REPLY, frame.number, bytes(data))
             else:
-                connection.send(_Asks.REPLY, frame.number, b"", [data])
+                connection.send(_WindowOp.REPLY, frame.number, b"", [data])
 
-    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+    def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
         """Refuse: windows post nothing."""
         raise ConnectionError(f"expected no post, got {len(data)} bytes")
 
-    def on_end(self, connection: Connection, error: Exception) -> None:
+    def on_end(self, connection: ChannelConnection, error: Exception) -> None:
         """Note that a connection has ended: nothing more is sent to its peer."""
         if connection.outgoing:
             self._lost.setdefault(connection.peer, str(error))
@@ -269,16 +271,16 @@ class RemoteMemory:
 
     def put(self, call: Call | None, offset: int, values: Flat) -> bool:
         head = self._head(offset, values.nbytes)
-        return self._service.post(call, self._rank, _Asks.PUT, head, values.data)
+        return self._service.post(call, self._rank, _WindowOp.PUT, head, values.data)
 
     def get(self, call: Call | None, offset: int, nbytes: int) -> memoryview:
-        return self._ask(call, _Asks.GET, self._head(offset, nbytes))
+        return self._ask(call, _WindowOp.GET, self._head(offset, nbytes))
 
     def combine(
         self, call: Call | None, offset: int, code: int, op: int, values: Any, wakes: bool = False
     ) -> bool:
         head = self._head(offset, len(values), code, op, False, wakes)
-        return self._service.post(call, self._rank, _Asks.UPDATE, head, values)
+        return self._service.post(call, self._rank, _WindowOp.UPDATE, head, values)
 
     def update(
         self,
@@ -291,7 +293,7 @@ class RemoteMemory:
         late: Late | None = None,
     ) -> bytes:
         head = self._head(offset, len(values), code, op, bool(expected), False)
-        return bytes(self._ask(call, _Asks.UPDATE, head, values, expected, late=late))
+        return bytes(self._ask(call, _WindowOp.UPDATE, head, values, expected, late=late))
 
     def flush(self, call: Call | None) -> None:
         self.get(call, 0, 0)  # whose reply comes when all before it is done

@@ -44,7 +44,7 @@ class BenchmarkError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Repetitions:
     """Some repetitions of one case: for each, the seconds that each rank took (by rank)."""
 
     seconds: list[list[float]]
@@ -59,7 +59,7 @@ class Block:
     """The counts of all ranks since they began, if they count."""
 
 
-class Job:
+class LibraryJob:
     """``size`` ranks of ``library``, run by the interpreter ``python``. Made by ``running_job``.
 
     Each runs ``module`` (or the file of that path), which speaks as ``meshlib._bench.jobs.worker``
@@ -107,7 +107,7 @@ class Job:
         *,
         keep: bool = True,
         synchronised: bool = True,
-    ) -> Block:
+    ) -> Repetitions:
         """Run one block of repetitions, after ``warmup`` that are not counted.
 
         The ranks keep their arrays for the next block of the same case if ``keep``. A barrier
@@ -125,7 +125,7 @@ class Job:
             }
         )
         seconds = _by_call(answers, "seconds")
-        return Block(
+        return Repetitions(
             seconds,
             [
                 max(map(sum, zip(entries, times, strict=True))) - max(entries)
@@ -187,10 +187,10 @@ def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
 @contextlib.contextmanager
 def running_job(
     library: str, python: str, size: int, module: str = "meshlib._bench.jobs.worker"
-) -> Generator[Job]:
+) -> Generator[LibraryJob]:
     """Give a job that runs until the block ends; nothing of it is left afterwards."""
     with tempfile.TemporaryDirectory(prefix="meshlib-bench-") as folder:
-        job = Job(library, python, size, Path(folder), module)
+        job = LibraryJob(library, python, size, Path(folder), module)
         orderly = False
         try:
             yield job

@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshlib._bench.cases import CASES, Bound, Case, Copy
+from meshlib._bench.cases import CASES, Bound, Case, CopyCase
 from meshlib._bench.libraries import LIBRARIES, Library
 
 _LEAVE_SECONDS = 10.0
 
 
-class Bench:
+class RankBenchmark:
     """A rank's measurement: one case at a time, whose arrays stay until another's come."""
 
     def __init__(self, library: Library, rank: int, size: int) -> None:
@@ -81,7 +81,7 @@ class Bench:
             self._case = CASES[case](nbytes, self._rank, self._size, library.empty)
             self._key = case, nbytes
         made = self._case
-        return made, made.copy if isinstance(made, Copy) else self._library.bind(made)
+        return made, made.copy if isinstance(made, CopyCase) else self._library.bind(made)
 
 
 def _end_with_driver() -> None:
@@ -140,7 +140,7 @@ def main(counted: Any = None) -> None:
 
     def make(name: str, rank: int, size: int) -> tuple[Library, Respond]:
         library = LIBRARIES[name]()
-        bench = Bench(library, rank, size)
+        bench = RankBenchmark(library, rank, size)
 
         def respond(request: dict[str, Any]) -> dict[str, Any]:
             found = bench.measure(**request)

@@ -10,7 +10,7 @@ from meshlib._bench.cases import ROOT, Bound, Case
 from meshlib._bench.libraries.library import Library, ping_pong
 
 
-class Mpi(Library):
+class MpiLibrary(Library):
     """Whatever MPI the environment has. The launcher tells each rank who it is."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Mpi(Library):
         self._mpi.Finalize()
 
 
-class OpenMpi(Mpi):
+class OpenMpi(MpiLibrary):
     """Open MPI."""
 
     name = "openmpi"
@@ -67,7 +67,7 @@ class OpenMpi(Mpi):
     rank_variable = "OMPI_COMM_WORLD_RANK"
 
 
-class Mpich(Mpi):
+class Mpich(MpiLibrary):
     """MPICH."""
 
     name = "mpich"

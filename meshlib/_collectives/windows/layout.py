@@ -1,4 +1,4 @@
-"""How the members' arrays lie in a window, and what arguments fit them."""
+"""The layout of the members' arrays in a window, and the checks of a call's arguments."""
 
 from __future__ import annotations
 

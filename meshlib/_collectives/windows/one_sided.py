@@ -16,7 +16,7 @@ from transport._communicators.base import Communicator
 from transport._deadline import Timeout
 from transport._header import Kind
 from transport._operands.reduce_op import Flat
-from transport._windows.memory import Memory, Target
+from transport._windows.memory import MappedMemory, Target
 from transport._windows.service import RemoteMemory, WindowService
 
 
@@ -57,7 +57,7 @@ class OneSided(GroupOfRanks):
                 return codes
             layout = WindowLayout(queue.ranks, flat.dtype, counts)
             shared = communicator.share(call, [layout.nbytes(i) for i in range(size)])
-            mapped = {i: Memory(data) for i, data in enumerate(shared) if data is not None}
+            mapped = {i: MappedMemory(data) for i, data in enumerate(shared) if data is not None}
             own, number = mapped[rank], call.header.sequence
             array = own.data[layout.begin :].view(flat.dtype)
             array[:] = flat

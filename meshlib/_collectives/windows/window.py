@@ -22,7 +22,7 @@ from transport._header import Kind
 from transport._interrupts import look
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._windows.locks import SUM, WORD_CODE, acquire, release, word
-from transport._windows.memory import REPLACE, REPLACE_IF, Memory, Target
+from transport._windows.memory import REPLACE, REPLACE_IF, MappedMemory, Target
 from transport._windows.service import WindowService
 
 T = TypeVar("T")
@@ -324,9 +324,9 @@ class Window:
     # ------------------------------------------------------------------ how
 
     @property
-    def _own(self) -> Memory:
+    def _own(self) -> MappedMemory:
         own = self._targets[self._queue.rank]
-        assert isinstance(own, Memory)
+        assert isinstance(own, MappedMemory)
         return own
 
     def _post(

@@ -1,8 +1,8 @@
 """The log that the agents of several nodes share, in the store on which their ranks meet.
 
-The agent that serves the store leads. Threads keep this node in touch: one says what there is to
-say and that this node is alive, one reads the log (and decides, where this node leads). Neither
-ever holds up the agent.
+The agent that serves the store leads. Two threads connect this node to the log, so that the store
+never delays the agent. The talker appends this node's records and its heartbeat. The reader follows
+the log and, on the leading node, makes the decisions.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 from meshlib._command_line import say
 from meshlib._events.log import LogReader, announce_lost
 from meshlib._launcher.nodes.continuing import last_members, leader_of
-from meshlib._launcher.nodes.coordinator import Log, News
+from meshlib._launcher.nodes.coordinator import AgentLog, News
 from meshlib._launcher.nodes.leader import Leader
 from meshlib._launcher.nodes.records import (
     LOG,
-    Admitted,
+    AgentLeft,
+    AgentRecord,
     CutOff,
-    Gone,
-    Held,
-    Hello,
+    JoinAccepted,
+    JoinDeferred,
+    JoinRefused,
+    JoinRequest,
     Knock,
     Leads,
-    Record,
-    Refused,
     alive_key,
     answer_key,
     parse,
@@ -58,7 +58,7 @@ _FIRST_NOTE_SECONDS = 5.0
 _NEXT_NOTE_SECONDS = 30.0
 
 
-class SharedLog(Log):
+class SharedLog(AgentLog):
     """This node's part in the log of a job on several nodes.
 
     ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError when
@@ -78,8 +78,8 @@ class SharedLog(Log):
         self._knock = knock
         self._silence = nodes.heartbeat_timeout
         self._beat = self._silence / 5
-        self._inbox: deque[Record] = deque()
-        self._outbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._inbox: deque[AgentRecord] = deque()
+        self._send_queue: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._follower: Follower | None = None
         self._waiting = Waiting(nodes, agent)
@@ -87,15 +87,15 @@ class SharedLog(Log):
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
         self._talker.start()
 
-    def say(self, record: Record) -> None:
-        """See ``Log``."""
-        if isinstance(record, Hello):
+    def say(self, record: AgentRecord) -> None:
+        """See ``AgentLog``."""
+        if isinstance(record, JoinRequest):
             self._waiting.begin(time.monotonic())
         self.tell(lambda store: store.append(LOG, record.line()))
 
-    def read(self) -> list[Record]:
-        """See ``Log``."""
-        news: list[Record] = []
+    def read(self) -> list[AgentRecord]:
+        """See ``AgentLog``."""
+        news: list[AgentRecord] = []
         while self._inbox:
             news.append(self._inbox.popleft())
             leads = self._follower is not None and self._follower.leads
@@ -103,19 +103,19 @@ class SharedLog(Log):
         return news
 
     def tell(self, news: News) -> None:
-        """See ``Log``."""
-        self._outbox.put(news)
+        """See ``AgentLog``."""
+        self._send_queue.put(news)
 
     def flush(self) -> None:
-        """See ``Log``."""
+        """See ``AgentLog``."""
         said = threading.Event()
         self.tell(lambda _: said.set())
         said.wait(_MOMENT_SECONDS)
 
     def close(self, *, in_touch: bool) -> None:
-        """See ``Log``. The leader stays until the others have left, for some seconds."""
+        """See ``AgentLog``. The leader stays until the others have left, for some seconds."""
         self._closing.set()
-        self._outbox.put(None)
+        self._send_queue.put(None)
         if not in_touch and self._server is None:
             return  # the threads wait for a store that does not answer; the process need not
         self._talker.join(_FAREWELL_SECONDS)
@@ -149,8 +149,8 @@ class SharedLog(Log):
         return _serve_if_ours(self._nodes, self._key)
 
     def _converse(self, store: Store) -> None:
-        """Say that this node is alive, and what there is to say, until it is time to leave."""
-        farewell = Gone(self._agent, lost="was lost: its connection to the store broke")
+        """Append heartbeats and queued records until this node leaves."""
+        farewell = AgentLeft(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
         follower, store = store.clone(), store.with_patience(self._silence)
         key = alive_key(self._agent)
@@ -159,7 +159,7 @@ class SharedLog(Log):
         beats, due = 0, time.monotonic() + self._beat
         while True:
             with contextlib.suppress(queue.Empty):
-                action = self._outbox.get(timeout=max(due - time.monotonic(), 0.001))
+                action = self._send_queue.get(timeout=max(due - time.monotonic(), 0.001))
                 if action is None:
                     self._leave(store)
                     return
@@ -186,7 +186,7 @@ class SharedLog(Log):
         self._follower = Follower(store, self._agent, leading, self._hear, self._lose_touch)
 
     def _connect(self) -> Store | None:
-        """Return a connection to the store as soon as it is served; None when closed before.
+        """Wait until the store is served and return a connection to it; None if closed before.
 
         A name that nobody knew when this began may turn out to be this machine's.
         """
@@ -226,7 +226,7 @@ class SharedLog(Log):
         store.set_timeout(self._beat)
         return store
 
-    def _hear(self, record: Record) -> None:
+    def _hear(self, record: AgentRecord) -> None:
         self._inbox.append(record)
         self._knock()
 
@@ -293,19 +293,19 @@ class Leading:
         """True if no other agent is there, or none any more."""
         return self._leader.present <= {self._agent}
 
-    def take(self, record: Record) -> None:
-        """Add to the log what the leader makes of a record of it."""
+    def take(self, record: AgentRecord) -> None:
+        """Append the leader's answers to a record of the log."""
         self._answer(record)
         self._decide(self._leader.receive(record, time.monotonic()))
 
-    def take_over(self, past: Sequence[Record]) -> None:
+    def take_over(self, past: Sequence[AgentRecord]) -> None:
         """Go on where another agent has ceased to lead: ``past`` is the log so far."""
         due = self._leader.take_over(past, time.monotonic())
         for record in past:
             self._answer(record)
         self._decide(due)
 
-    def _answer(self, record: Record) -> None:
+    def _answer(self, record: AgentRecord) -> None:
         if isinstance(record, Knock):
             self._store.set(answer_key(record.agent), b"")
         losses = self._leader.losses(record)
@@ -313,22 +313,22 @@ class Leading:
             announce_lost(self._store, losses)
 
     def tick(self) -> None:
-        """Add to the log what time has brought about."""
+        """Append the records that the leader's clock makes due."""
         self._decide(self._leader.tick(time.monotonic()))
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self.beat
             self._look_for_silence()
 
-    def _decide(self, decisions: list[Record]) -> None:
+    def _decide(self, decisions: list[AgentRecord]) -> None:
         if decisions:
             author = [Leads(self._agent, self._term)] if self._term else []
             self._store.append(LOG, "".join(record.line() for record in (*author, *decisions)))
 
     def _look_for_silence(self) -> None:
-        """Declare lost the agents that have not changed their sign of life for too long."""
+        """Declare lost each agent whose heartbeat has not changed for too many seconds."""
         why = f"has not been heard of for {self._silence.seconds:g} s"
         silent = self._silence.of(sorted(self._leader.present - {self._agent}))
-        self._decide([Gone(agent, lost=why) for agent in silent])
+        self._decide([AgentLeft(agent, lost=why) for agent in silent])
 
 
 class Follower:
@@ -343,7 +343,7 @@ class Follower:
         store: Store,
         agent: str,
         leading: Leading | None,
-        hear: Callable[[Record], None],
+        hear: Callable[[AgentRecord], None],
         lose_touch: Callable[[Exception], None],
         succession: Succession | None = None,
     ) -> None:
@@ -396,7 +396,9 @@ class Follower:
                 if self._leading is not None:
                     self._leading.take(record)
                 left = left or (
-                    isinstance(record, Gone) and record.agent == self._agent and not record.lost
+                    isinstance(record, AgentLeft)
+                    and record.agent == self._agent
+                    and not record.lost
                 )
                 if not left:
                     self._hear(record)
@@ -427,21 +429,21 @@ class Waiting:
         self._began = now
         self._next = now + _FIRST_NOTE_SECONDS
 
-    def hear(self, record: Record, *, leads: bool) -> None:
+    def hear(self, record: AgentRecord, *, leads: bool) -> None:
         """Take note of a record of the log; ``leads``: it is this node's to explain decisions."""
         match record:
-            case Hello(agent=agent, host=host):
+            case JoinRequest(agent=agent, host=host):
                 self._hosts[agent] = host
                 self._came.add(agent)
-            case Refused(agent=agent, reason=reason):
+            case JoinRefused(agent=agent, reason=reason):
                 self._came.discard(agent)
                 if leads:
                     say("meshrun", f"refused node {self._hosts.get(agent, agent)}: {reason}")
-            case Held(agent=self._agent, reason=reason):
+            case JoinDeferred(agent=self._agent, reason=reason):
                 say("meshrun", reason)
-            case Gone(agent=agent):
+            case AgentLeft(agent=agent):
                 self._came.discard(agent)
-            case Admitted(agent=agent):
+            case JoinAccepted(agent=agent):
                 self._came.discard(agent)
                 if agent == self._agent:  # others may get a place while this node waits on
                     self._began = None
@@ -449,7 +451,7 @@ class Waiting:
                 pass
 
     def tick(self, now: float, unreached: Exception | None = None) -> None:
-        """Print how things stand if it is time. ``unreached``: why the store was not."""
+        """Print the state of the wait if it is time. ``unreached``: the store's error."""
         if self._began is None or now < self._next:
             return
         self._next = now + _NEXT_NOTE_SECONDS

@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 from meshlib._events.events import Agreed, RankLost, parse
 from meshlib._events.log import LogReader, last_log
 from meshlib._job.membership import epoch_number
-from meshlib._launcher.nodes.leader import Attempt, Leader, Outcome
+from meshlib._launcher.nodes.leader import AttemptState, Leader, Outcome
 from meshlib._launcher.nodes.records import (
-    Ended,
-    Failed,
-    Gone,
-    Granted,
-    Held,
-    Hello,
+    AgentLeft,
+    AgentRecord,
     Interrupted,
-    Record,
-    Wanted,
+    JoinDeferred,
+    JoinRequest,
+    MoreRanksGranted,
+    MoreRanksRequest,
+    RankFailed,
+    RanksEnded,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.failure import RankExit
@@ -54,63 +54,67 @@ class ContinuingLeader(Leader):
         super().__init__(options, agent, now)
         self._last_members = last_members
 
-    def losses(self, record: Record) -> list[RankLost]:
+    def losses(self, record: AgentRecord) -> list[RankLost]:
         """Return the ranks that are lost by what ``record`` tells: also those of a node that was
         told to end, alone.
         """
-        if isinstance(record, Ended) and self._attempt is not None and not self._attempt.reason:
+        if (
+            isinstance(record, RanksEnded)
+            and self._attempt is not None
+            and not self._attempt.reason
+        ):
             ranks = [item.rank for item in record.exits if item.stopped]
             return [RankLost(rank, "was ended with its node") for rank in ranks]
         return super().losses(record)
 
-    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+    def _comes_late(self, attempt: AttemptState, hello: JoinRequest) -> list[AgentRecord]:
         if attempt.reason is not None or self._is_ending(attempt):
             return []
         if len(self._running(attempt)) >= self._nodes.most:
             reason = f"the job runs on {self._nodes.most} nodes: waiting until one of them is lost"
-            return [Held(hello.agent, reason)]
+            return [JoinDeferred(hello.agent, reason)]
         del self._candidates[hello.agent]
         return [self._admit(attempt, hello)]
 
-    def _running(self, attempt: Attempt) -> list[str]:
+    def _running(self, attempt: AttemptState) -> list[str]:
         """Return the members that have ranks running."""
         gone = attempt.ended.keys() | attempt.lost.keys()
         return [agent for agent in attempt.members if agent not in gone]
 
-    def _is_ending(self, attempt: Attempt) -> bool:
+    def _is_ending(self, attempt: AttemptState) -> bool:
         """True if ranks have come to the end of their program."""
         return any(one.well for one in attempt.ended.values())
 
-    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+    def _failed(self, attempt: AttemptState, record: RankFailed) -> list[AgentRecord]:
         del attempt, record
         return []
 
-    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+    def _wanted(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
         if record.agent not in self._running(attempt) or attempt.reason is not None:
             return []
         first, attempt.next = attempt.next, attempt.next + record.count
         attempt.ranks[record.agent] += range(first, attempt.next)
-        return [Granted(record.agent, self._number, first, record.count)]
+        return [MoreRanksGranted(record.agent, self._number, first, record.count)]
 
-    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
+    def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         if record.leaves and record.agent != self._serves:
             return []  # its ranks are lost when they have ended
         return super()._interrupted(attempt, record)
 
-    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
+    def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
         if record.agent == self._serves:
             return super()._without(attempt, record)
         attempt.lost[record.agent] = record.lost or "has left"
         return []
 
-    def _fill(self, attempt: Attempt) -> list[Record]:
-        decisions: list[Record] = []
+    def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
+        decisions: list[AgentRecord] = []
         for hello in list(self._candidates.values()):
             if len(self._running(attempt)) < self._nodes.most:
                 decisions += self._comes_late(attempt, hello)
         return decisions
 
-    def _outcome(self, attempt: Attempt) -> Outcome:
+    def _outcome(self, attempt: AttemptState) -> Outcome:
         if attempt.reason is not None:
             return super()._outcome(attempt)
         members = self._last_members(self._number) or range(attempt.size)

@@ -19,23 +19,23 @@ from dataclasses import dataclass
 from meshlib._events.log import announce_ends, announce_lost
 from meshlib._launcher.nodes.continuing import last_members, leader_of
 from meshlib._launcher.nodes.records import (
-    Admitted,
+    AgentLeft,
+    AgentRecord,
+    AttemptResult,
     CutOff,
-    Ended,
-    Failed,
-    Gone,
-    Granted,
-    Hello,
     Interrupted,
-    Record,
-    Refused,
-    Result,
+    JoinAccepted,
+    JoinRefused,
+    JoinRequest,
+    MoreRanksGranted,
+    MoreRanksRequest,
+    RankFailed,
+    RanksEnded,
     StopAll,
-    Wanted,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.failure import RankExit
-from meshlib._launcher.ranks.placement import Placement
+from meshlib._launcher.ranks.placement import NodePlacement
 from transport._errors import DistError
 from transport._store.base import Store
 from transport._store.tcp.server import TCPStoreServer
@@ -45,7 +45,7 @@ _TELL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Come:
+class StartRanks:
     """Start the ``ranks`` that were asked for (``want``): they come to those that run."""
 
     ranks: range
@@ -72,12 +72,12 @@ class Verdict:
     error: str | None = None
 
 
-Decision = Placement | Come | Stop | Verdict
-"""The leader's order to an agent; a ``Placement`` tells it to start its ranks."""
+Decision = NodePlacement | StartRanks | Stop | Verdict
+"""The leader's order to an agent; a ``NodePlacement`` tells it to start its ranks."""
 News = Callable[[Store], None]
 
 
-class Log(ABC):
+class AgentLog(ABC):
     """Carries records between agents, and news to their ranks. No method blocks for long.
 
     ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store, or ``url``, if that is
@@ -97,11 +97,11 @@ class Log(ABC):
         return self._server is not None
 
     @abstractmethod
-    def say(self, record: Record) -> None:
+    def say(self, record: AgentRecord) -> None:
         """Add ``record``."""
 
     @abstractmethod
-    def read(self) -> list[Record]:
+    def read(self) -> list[AgentRecord]:
         """Return the records that are new here, in order."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Log(ABC):
             self._server.close()
 
 
-class OwnLog(Log):
+class OwnLog(AgentLog):
     """The log of an agent that is alone: the leader's answers come at once.
 
     Port 0 takes any free one, so that jobs on one machine never meet.
@@ -134,26 +134,26 @@ class OwnLog(Log):
         self._server = server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
         self.port: int = server.port
         self._leader = leader_of(options, agent, self._last_members)
-        self._news: list[Record] = []
+        self._news: list[AgentRecord] = []
 
-    def say(self, record: Record) -> None:
-        """See ``Log``."""
+    def say(self, record: AgentRecord) -> None:
+        """See ``AgentLog``."""
         answers = self._leader.receive(record, time.monotonic())
         # The sender has already stopped its ranks; don't echo StopAll back.
         self._news += [answer for answer in answers if not isinstance(answer, StopAll)]
 
-    def read(self) -> list[Record]:
-        """See ``Log``."""
+    def read(self) -> list[AgentRecord]:
+        """See ``AgentLog``."""
         news, self._news = self._news, []
         return news
 
     def tell(self, news: News) -> None:
-        """See ``Log``."""
+        """See ``AgentLog``."""
         with contextlib.suppress(DistError), self._open_store() as store:
             news(store)
 
     def flush(self) -> None:
-        """See ``Log``."""
+        """See ``AgentLog``."""
 
     def _last_members(self, attempt: int) -> list[int] | None:
         with contextlib.suppress(DistError), self._open_store() as store:
@@ -171,22 +171,22 @@ class Coordinator:
     All methods return soon and are for one thread.
     """
 
-    def __init__(self, options: LaunchOptions, agent: str, log: Log) -> None:
+    def __init__(self, options: LaunchOptions, agent: str, log: AgentLog) -> None:
         self._options = options
         self._agent = agent
         self._log = log
-        self._placement: Placement | None = None
+        self._placement: NodePlacement | None = None
         self._running = 0
         self._ended: Sequence[RankExit] | None = None
         self._cut_off: str | None = None
         self._decisions: list[Decision] = []
 
     def join(self) -> None:
-        """Ask for a place in the next attempt: a ``Placement`` will follow."""
+        """Ask for a place in the next attempt: a ``NodePlacement`` will follow."""
         self._placement = self._ended = None
         nodes, host = self._options.nodes, socket.gethostname()
         self._log.say(
-            Hello(
+            JoinRequest(
                 agent=self._agent,
                 host=host,
                 ranks=self._options.ranks,
@@ -216,9 +216,9 @@ class Coordinator:
         return self._cut_off is None
 
     def want(self, count: int) -> None:
-        """Ask for the numbers of so many more ranks, which come later: ``Come`` will follow."""
+        """Ask the leader for ``count`` more ranks; the decision ``StartRanks`` follows."""
         if self._placement is not None:
-            self._log.say(Wanted(self._agent, self._placement.attempt, count))
+            self._log.say(MoreRanksRequest(self._agent, self._placement.attempt, count))
 
     def failed(self, exit_: RankExit) -> None:
         """Tell the job's ranks, and the other nodes, that a rank here has failed."""
@@ -226,7 +226,7 @@ class Coordinator:
             loss, attempt = exit_.loss, self._placement.attempt
             self._log.tell(lambda store: announce_lost(store, [loss]))
             self._log.say(
-                Failed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
+                RankFailed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
             )
 
     def finished(self, ranks: Sequence[int]) -> None:
@@ -261,7 +261,7 @@ class Coordinator:
             self._decisions.append(Verdict(False, self._ended, self._cut_off))
             return
         if self._placement is not None and first:
-            self._log.say(Ended(self._agent, self._placement.attempt, list(exits), well))
+            self._log.say(RanksEnded(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._options.continues and not well
         if interrupted or (all_lost and not self._log.serves):
             # The others may go on; who started this launcher may start it again.
@@ -269,34 +269,34 @@ class Coordinator:
 
     def close(self) -> None:
         """Leave the job. The leader stays until the others have left, for some seconds."""
-        self._log.say(Gone(self._agent))
+        self._log.say(AgentLeft(self._agent))
         self._log.close(in_touch=self._cut_off is None)
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: AgentRecord) -> None:
         """Turn a record into what the agent has to do."""
         attempt = self._placement.attempt if self._placement is not None else None
         match record:
             case StopAll(attempt=about, reason=reason, saves=saves) if about == attempt:
                 self._decisions.append(Stop(reason, saves))
-            case Result():
+            case AttemptResult():
                 self._conclude(record)
-            case Admitted(agent=self._agent):
+            case JoinAccepted(agent=self._agent):
                 self._begin(record)
-            case Granted(agent=self._agent, attempt=about) if about == attempt:
+            case MoreRanksGranted(agent=self._agent, attempt=about) if about == attempt:
                 self._running += record.count
-                self._decisions.append(Come(range(record.first, record.first + record.count)))
-            case Refused(agent=self._agent, reason=reason):
+                self._decisions.append(StartRanks(range(record.first, record.first + record.count)))
+            case JoinRefused(agent=self._agent, reason=reason):
                 self._decisions.append(Verdict(False, (), reason))
-            case Gone(agent=self._agent, lost=str() as why):
+            case AgentLeft(agent=self._agent, lost=str() as why):
                 self._lose_touch(f"the node that leads has given this one up: it {why}")
             case CutOff(reason=reason):
                 self._lose_touch(reason)
             case _:
                 pass
 
-    def _begin(self, place: Admitted) -> None:
+    def _begin(self, place: JoinAccepted) -> None:
         self._running = self._options.ranks
-        self._placement = Placement(
+        self._placement = NodePlacement(
             attempt=place.attempt,
             node=place.node,
             nodes=place.nodes,
@@ -310,7 +310,7 @@ class Coordinator:
         )
         self._decisions.append(self._placement)
 
-    def _conclude(self, result: Result) -> None:
+    def _conclude(self, result: AttemptResult) -> None:
         if self._placement is not None and self._placement.attempt == result.attempt:
             self._decisions.append(Verdict(result.again, result.exits, result.error))
         elif self._placement is None and not result.again:

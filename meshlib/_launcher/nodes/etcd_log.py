@@ -17,12 +17,12 @@ from meshlib._launcher.nodes.agents_log import Follower, Leading, SharedLog, Sil
 from meshlib._launcher.nodes.continuing import last_members, leader_of
 from meshlib._launcher.nodes.records import (
     LOG,
-    Gone,
-    Hello,
+    AgentLeft,
+    AgentRecord,
+    JoinRefused,
+    JoinRequest,
     Knock,
     Leads,
-    Record,
-    Refused,
     answer_key,
     is_decision,
 )
@@ -113,7 +113,7 @@ class Terms:
         self.newest: int = 0
         self._author = 0
 
-    def admit(self, record: Record) -> bool:
+    def admit(self, record: AgentRecord) -> bool:
         """Whether the next ``record`` of the log counts."""
         if isinstance(record, Leads):
             self._author = record.term
@@ -133,14 +133,14 @@ class Succession:
         """How often ``tick`` is to be called, in seconds."""
         self._next_look = 0.0
         self._terms = Terms()
-        self._past: list[Record] = []
+        self._past: list[AgentRecord] = []
         self._gone: set[str] = set()
         self.present: set[str] = {agent}
         """The agents that take part, as far as the log is read."""
         self.leading: Leading | None = None
         """Set while this agent leads."""
 
-    def admits(self, record: Record) -> bool:
+    def admits(self, record: AgentRecord) -> bool:
         """Whether the next ``record`` of the log counts. Lead from that record on which says so."""
         before = self._terms.newest
         if not self._terms.admit(record):
@@ -149,9 +149,9 @@ class Succession:
             if record.term > before:
                 self.leading = self._begin() if record.agent == self._agent else None
             return False
-        if isinstance(record, Hello):
+        if isinstance(record, JoinRequest):
             self.present.add(record.agent)
-        elif isinstance(record, Gone | Refused):
+        elif isinstance(record, AgentLeft | JoinRefused):
             self.present.discard(record.agent)
             self._gone.add(record.agent)
         self._past.append(record)

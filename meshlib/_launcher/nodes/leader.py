@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 from meshlib._events.events import RankLost
 from meshlib._launcher.nodes.records import (
-    Admitted,
-    Ended,
-    Failed,
-    Gone,
-    Granted,
-    Held,
-    Hello,
+    AgentLeft,
+    AgentRecord,
+    AttemptResult,
     Interrupted,
-    Record,
-    Refused,
-    Result,
+    JoinAccepted,
+    JoinDeferred,
+    JoinRefused,
+    JoinRequest,
+    MoreRanksGranted,
+    MoreRanksRequest,
+    RankFailed,
+    RanksEnded,
     StopAll,
-    Wanted,
 )
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.failure import RankExit
@@ -45,7 +45,7 @@ class Reason:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptState:
     """A running attempt, and the known state of its members.
 
     It began with ``nodes`` nodes and ``size`` ranks. ``ranks`` has all ranks that a member was
@@ -54,10 +54,10 @@ class Attempt:
 
     nodes: int
     size: int
-    members: dict[str, Hello] = field(default_factory=dict[str, Hello])
+    members: dict[str, JoinRequest] = field(default_factory=dict[str, JoinRequest])
     ranks: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     next: int = 0
-    ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
+    ended: dict[str, RanksEnded] = field(default_factory=dict[str, RanksEnded])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     reason: Reason | None = None
     interrupted: bool = False
@@ -92,11 +92,11 @@ class Leader:
         self._nodes = options.nodes
         self._number = 0
         self._restarts_left = options.max_restarts
-        self._candidates: dict[str, Hello] = {}
+        self._candidates: dict[str, JoinRequest] = {}
         self._expected: set[str] = set()
         self.present: set[str] = set()
         """The agents that have come and not gone."""
-        self._attempt: Attempt | None = None
+        self._attempt: AttemptState | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
         self._done = False
@@ -107,35 +107,35 @@ class Leader:
         """Return the ranks that ``agent`` was given in the attempt under way."""
         return self._attempt.ranks.get(agent, ()) if self._attempt else ()
 
-    def losses(self, record: Record) -> list[RankLost]:
+    def losses(self, record: AgentRecord) -> list[RankLost]:
         """Return the ranks that ``record`` says are lost, for the ranks that wait for them."""
-        if not isinstance(record, Gone) or record.lost is None:
+        if not isinstance(record, AgentLeft) or record.lost is None:
             return []
         how = f"was lost: its node {record.lost}"
         return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
 
-    def receive(self, record: Record, now: float) -> list[Record]:
+    def receive(self, record: AgentRecord, now: float) -> list[AgentRecord]:
         """Take note of a record of the log; return decisions that follow."""
-        if isinstance(record, Hello):
+        if isinstance(record, JoinRequest):
             return self._hello(record, now)
-        if isinstance(record, Gone):
+        if isinstance(record, AgentLeft):
             return self._gone(record, now)
         attempt = self._attempt
         if attempt is None or getattr(record, "attempt", None) != self._number:
             return []
         match record:
-            case Failed():
+            case RankFailed():
                 return self._failed(attempt, record)
             case Interrupted():
                 return self._interrupted(attempt, record)
-            case Wanted():
+            case MoreRanksRequest():
                 return self._wanted(attempt, record)
-            case Ended():
+            case RanksEnded():
                 return self._ended(attempt, record, now)
             case _:
                 return []
 
-    def tick(self, now: float) -> list[Record]:
+    def tick(self, now: float) -> list[AgentRecord]:
         """Return decisions that time has brought about."""
         if self._attempt is not None or self._done:
             return []
@@ -150,32 +150,32 @@ class Leader:
             )
         return []
 
-    def take_over(self, past: Sequence[Record], now: float) -> list[Record]:
+    def take_over(self, past: Sequence[AgentRecord], now: float) -> list[AgentRecord]:
         """Lead a job whose log so far is ``past``; return the decisions that are due.
 
         Decisions in it are facts. The earlier leader may have ended before it answered the last
         records.
         """
-        wanted: list[Wanted] = []
+        wanted: list[MoreRanksRequest] = []
         held: set[str] = set()
         stopped = -1
         for record in past:
             match record:
-                case Hello(agent=agent) if not self._done:
+                case JoinRequest(agent=agent) if not self._done:
                     self.present.add(agent)
                     self._candidates[agent] = record
-                case Refused(agent=agent):
+                case JoinRefused(agent=agent):
                     self.present.discard(agent)
                     self._candidates.pop(agent, None)
-                case Held(agent=agent):
+                case JoinDeferred(agent=agent):
                     held.add(agent)
-                case Admitted():
+                case JoinAccepted():
                     self._recall_place(record)
-                case Gone(agent=agent):
+                case AgentLeft(agent=agent):
                     self._forget(agent)
-                case Result(again=False):
+                case AttemptResult(again=False):
                     self._done, self._attempt = True, None
-                case Result():
+                case AttemptResult():
                     held.clear()
                 case StopAll(attempt=number):
                     stopped = number
@@ -189,44 +189,48 @@ class Leader:
         # A node that comes to the end of the job reads how it has ended.
         return [] if self._done else self._due(wanted, stopped, held, now)
 
-    def _recall(self, attempt: Attempt, record: Record, wanted: list[Wanted], now: float) -> None:
+    def _recall(
+        self, attempt: AttemptState, record: AgentRecord, wanted: list[MoreRanksRequest], now: float
+    ) -> None:
         """Take note of what ``record`` has led to in ``attempt``."""
         match record:
-            case Failed():
+            case RankFailed():
                 self._failed(attempt, record)
             case Interrupted():
                 self._interrupted(attempt, record)
-            case Gone(agent=agent) if attempt.has(agent):
+            case AgentLeft(agent=agent) if attempt.has(agent):
                 self._without(attempt, record)
-            case Ended(agent=agent) if attempt.has(agent):
+            case RanksEnded(agent=agent) if attempt.has(agent):
                 attempt.ended[agent] = record
-            case Wanted():
+            case MoreRanksRequest():
                 wanted.append(record)
-            case Granted(agent=agent, first=first, count=count):
+            case MoreRanksGranted(agent=agent, first=first, count=count):
                 attempt.ranks[agent] += range(first, first + count)
                 attempt.next = max(attempt.next, first + count)
                 wanted.remove(next(one for one in wanted if one.agent == agent))
             case StopAll(reason=text, saves=saves) if attempt.reason is None:
                 # All other reasons are in records before this one.
                 attempt.reason, attempt.makes_room = Reason(text, saves=saves), True
-            case Result(again=True):
+            case AttemptResult(again=True):
                 self._go_on(attempt, self._outcome(attempt)[0], now)
                 wanted.clear()
             case _:
                 pass
 
-    def _recall_place(self, place: Admitted) -> None:
+    def _recall_place(self, place: JoinAccepted) -> None:
         if self._attempt is None:
             self._number = place.attempt
-            self._attempt = Attempt(place.nodes, place.world_size)
+            self._attempt = AttemptState(place.nodes, place.world_size)
         attempt, hello = self._attempt, self._candidates.pop(place.agent)
         attempt.members[place.agent] = hello
         attempt.ranks[place.agent] = list(range(place.first, place.first + hello.ranks))
         attempt.next = max(attempt.next, place.first + hello.ranks)
 
-    def _due(self, wanted: list[Wanted], stopped: int, held: set[str], now: float) -> list[Record]:
+    def _due(
+        self, wanted: list[MoreRanksRequest], stopped: int, held: set[str], now: float
+    ) -> list[AgentRecord]:
         """Return the decisions that the earlier leader owed."""
-        due: list[Record] = []
+        due: list[AgentRecord] = []
         attempt, reason = self._attempt, self._attempt and self._attempt.reason
         if reason is not None and stopped != self._number:
             due.append(StopAll(self._number, reason.text, reason.saves))
@@ -243,32 +247,32 @@ class Leader:
         for hello in asked:
             if (problem := self._problem(hello)) is not None:
                 self.present.discard(hello.agent)
-                due.append(Refused(hello.agent, problem))
+                due.append(JoinRefused(hello.agent, problem))
             else:
                 self._candidates[hello.agent] = hello
         return due + (self._gather(now) if self._candidates else [])
 
-    def _hello(self, hello: Hello, now: float) -> list[Record]:
+    def _hello(self, hello: JoinRequest, now: float) -> list[AgentRecord]:
         problem = self._problem(hello)
         if problem is not None:
-            return [Refused(hello.agent, problem)]
+            return [JoinRefused(hello.agent, problem)]
         self.present.add(hello.agent)
         self._candidates[hello.agent] = hello
         if self._attempt is None:
             return self._gather(now)
         return self._comes_late(self._attempt, hello)
 
-    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+    def _comes_late(self, attempt: AttemptState, hello: JoinRequest) -> list[AgentRecord]:
         if attempt.ended or attempt.reason is not None:
             return []  # the job is about to end, or to begin again
         if len(attempt.members) >= self._nodes.most:
             del self._candidates[hello.agent]
             self.present.discard(hello.agent)
-            return [Refused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
+            return [JoinRefused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
         attempt.makes_room = True
         return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
 
-    def _problem(self, hello: Hello) -> str | None:
+    def _problem(self, hello: JoinRequest) -> str | None:
         nodes, on_failure = self._nodes, self._options.on_failure
         if self._done:
             return "the job has ended"
@@ -288,7 +292,7 @@ class Leader:
                 return f"--node-rank {hello.node} is taken by {other.host}"
         return None
 
-    def _gather(self, now: float) -> list[Record]:
+    def _gather(self, now: float) -> list[AgentRecord]:
         count = len(self._candidates)
         if count == self._nodes.most:
             return self._begin()
@@ -300,42 +304,42 @@ class Leader:
         self._enough_since = now
         return []
 
-    def _begin(self) -> list[Record]:
+    def _begin(self) -> list[AgentRecord]:
         ordered = _in_order(list(self._candidates.values()), self._agent)
-        self._attempt = Attempt(len(ordered), sum(hello.ranks for hello in ordered))
+        self._attempt = AttemptState(len(ordered), sum(hello.ranks for hello in ordered))
         self._candidates.clear()
         self._enough_since = None
         return [self._admit(self._attempt, hello) for hello in ordered]
 
-    def _admit(self, attempt: Attempt, hello: Hello) -> Record:
+    def _admit(self, attempt: AttemptState, hello: JoinRequest) -> AgentRecord:
         """Make an agent the next node, with the next ranks."""
         node, first = len(attempt.members), attempt.next
         attempt.next += hello.ranks
         attempt.members[hello.agent] = hello
         attempt.ranks[hello.agent] = list(range(first, attempt.next))
-        return Admitted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
+        return JoinAccepted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
 
-    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+    def _failed(self, attempt: AttemptState, record: RankFailed) -> list[AgentRecord]:
         text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"
         return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
 
-    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+    def _wanted(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
         """Return the answer: here there is none, the number of ranks is fixed."""
         del attempt, record
         return []
 
-    def _ended(self, attempt: Attempt, record: Ended, now: float) -> list[Record]:
+    def _ended(self, attempt: AttemptState, record: RanksEnded, now: float) -> list[AgentRecord]:
         if not attempt.has(record.agent):
             return []
         attempt.ended[record.agent] = record
         return self._settle(attempt, now)
 
-    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
+    def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         attempt.interrupted = True
         text = f"{self._name(record.agent)} was told to end"
         return self._stop(attempt, Reason(text, saves=record.saves))
 
-    def _gone(self, record: Gone, now: float) -> list[Record]:
+    def _gone(self, record: AgentLeft, now: float) -> list[AgentRecord]:
         self._forget(record.agent)
         attempt = self._attempt
         if attempt is None:
@@ -350,27 +354,27 @@ class Leader:
         self._candidates.pop(agent, None)
         self._expected.discard(agent)
 
-    def _fill(self, attempt: Attempt) -> list[Record]:
+    def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
         """Return the decisions by which waiting nodes come into the places of lost ones."""
         del attempt
         return []
 
-    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
+    def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
         if record.lost is None:
             # It has left before the job's end, but knowing so: as if it had been told to.
-            attempt.ended.setdefault(record.agent, Ended(record.agent, self._number))
+            attempt.ended.setdefault(record.agent, RanksEnded(record.agent, self._number))
             return self._interrupted(attempt, Interrupted(record.agent, self._number))
         attempt.lost[record.agent] = record.lost
         return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
 
-    def _stop(self, attempt: Attempt, reason: Reason) -> list[Record]:
+    def _stop(self, attempt: AttemptState, reason: Reason) -> list[AgentRecord]:
         """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason
         return [StopAll(self._number, reason.text, reason.saves)] if known is None else []
 
-    def _settle(self, attempt: Attempt, now: float) -> list[Record]:
+    def _settle(self, attempt: AttemptState, now: float) -> list[AgentRecord]:
         """Decide what is next once no rank runs anywhere."""
         if not attempt.over:
             return []
@@ -380,9 +384,9 @@ class Leader:
         if not exits and not failed:
             return self._finish(None)
         self._go_on(attempt, failed, now)
-        return [Result(self._number - 1, again=True, exits=exits, error=error)]
+        return [AttemptResult(self._number - 1, again=True, exits=exits, error=error)]
 
-    def _go_on(self, attempt: Attempt, failed: bool, now: float) -> None:
+    def _go_on(self, attempt: AttemptState, failed: bool, now: float) -> None:
         """Gather for another attempt."""
         self._restarts_left -= failed
         self._expected = set(attempt.members) - set(attempt.lost) | set(self._candidates)
@@ -390,16 +394,16 @@ class Leader:
         self._gathering_since = now
         self._number += 1
 
-    def _outcome(self, attempt: Attempt) -> Outcome:
+    def _outcome(self, attempt: AttemptState) -> Outcome:
         """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""
         exits, reason = attempt.exits, attempt.reason
         error = None if reason is None or reason.blames_rank else reason.text
         return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
 
-    def _finish(self, error: str | None, exits: Sequence[RankExit] = ()) -> list[Record]:
+    def _finish(self, error: str | None, exits: Sequence[RankExit] = ()) -> list[AgentRecord]:
         self._done = True
         self._attempt = None
-        return [Result(self._number, again=False, exits=list(exits), error=error)]
+        return [AttemptResult(self._number, again=False, exits=list(exits), error=error)]
 
     def _name(self, agent: str) -> str:
         """Return a member's name in messages: ``node 1 (host)``."""
@@ -409,7 +413,7 @@ class Leader:
         return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
 
 
-def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
+def _in_order(hellos: list[JoinRequest], leader: str) -> list[JoinRequest]:
     """Return the nodes in the order of their numbers.
 
     Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
@@ -418,7 +422,7 @@ def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
     asked = {hello.node: hello for hello in hellos if hello.node is not None}
     others = [hello for hello in hellos if hello.node is None]
     others.sort(key=lambda hello: hello.agent != leader)
-    order: list[Hello] = []
+    order: list[JoinRequest] = []
     for node in range(max([len(hellos), *(node + 1 for node in asked)])):
         if node in asked:
             order.append(asked[node])

@@ -104,7 +104,7 @@ def _start(
         decided |= {"node_rank": None, "master_addr": None, "master_port": None, "standalone": True}
     if ranks is not None:
         decided["nproc_per_node"] = ranks
-    order = controlled.Order(
+    order = controlled.LaunchOrder(
         arguments=options.arguments,
         directory=os.getcwd(),
         variables=options.variables | {"MESHLIB_SECRET": options.secret},

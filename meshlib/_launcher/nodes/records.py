@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from meshlib._events.events import Entry, Parse, reader_of
+from meshlib._events.events import LogEntry, Parse, reader_of
 from meshlib._launcher.ranks.failure import RankExit
 
 LOG = "meshrun/agents"
@@ -18,7 +18,7 @@ LOG = "meshrun/agents"
 
 
 @dataclass(frozen=True, slots=True)
-class Record(Entry):
+class AgentRecord(LogEntry):
     """One line of the log. Its class says of which kind it is."""
 
     kind: ClassVar[str]
@@ -28,7 +28,7 @@ class Record(Entry):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello(Record):
+class JoinRequest(AgentRecord):
     """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any."""
 
     agent: str
@@ -42,7 +42,7 @@ class Hello(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Record):
+class RankFailed(AgentRecord):
     """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` is of
     something else that failed, of which the news may be still on its way.
     """
@@ -55,7 +55,7 @@ class Failed(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted(Record):
+class Interrupted(AgentRecord):
     """An agent was told to end, by Ctrl-C or a signal: so is the job.
 
     ``leaves``: unless the others can go on without this node. ``saves``: the ranks of all nodes
@@ -69,7 +69,7 @@ class Interrupted(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Record):
+class MoreRanksRequest(AgentRecord):
     """An agent asks for the numbers of ``count`` more ranks, for lost ones or as spares."""
 
     agent: str
@@ -78,7 +78,7 @@ class Wanted(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Record):
+class RanksEnded(AgentRecord):
     """All ranks of an agent have ended: ``well`` of them well, ``exits`` are those that failed or
     were stopped.
     """
@@ -90,7 +90,7 @@ class Ended(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Gone(Record):
+class AgentLeft(AgentRecord):
     """An agent has left the job; ``lost`` says why if it did not mean to."""
 
     agent: str
@@ -98,16 +98,16 @@ class Gone(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Record):
-    """The leader's answer to a ``Hello`` that does not fit."""
+class JoinRefused(AgentRecord):
+    """The leader's answer to a ``JoinRequest`` that does not fit."""
 
     agent: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Granted(Record):
-    """The leader's answer to ``Wanted``: the ranks from ``first`` on."""
+class MoreRanksGranted(AgentRecord):
+    """The leader's answer to ``MoreRanksRequest``: the ranks from ``first`` on."""
 
     agent: str
     attempt: int
@@ -116,8 +116,8 @@ class Granted(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted(Record):
-    """The leader's answer to a ``Hello``: the agent's place in an attempt.
+class JoinAccepted(AgentRecord):
+    """The leader's answer to a ``JoinRequest``: the agent's place in an attempt.
 
     It is node number ``node``, with the ranks from ``first`` on. The attempt begins, or has begun,
     with ``nodes`` and ``world_size``.
@@ -132,15 +132,15 @@ class Admitted(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Record):
-    """The leader's answer to a ``Hello`` for which there is no place so far: the agent waits."""
+class JoinDeferred(AgentRecord):
+    """The leader's answer to a ``JoinRequest`` while all places are taken: the agent waits."""
 
     agent: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopAll(Record):
+class StopAll(AgentRecord):
     """The leader's decision that an attempt is to end. ``saves``: ranks have time to save."""
 
     attempt: int
@@ -149,7 +149,7 @@ class StopAll(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Result(Record):
+class AttemptResult(AgentRecord):
     """The leader's decision what follows an attempt that has ended everywhere.
 
     ``error`` is why it ended, where that was not a rank's failure.
@@ -162,14 +162,14 @@ class Result(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Knock(Record):
+class Knock(AgentRecord):
     """An agent asks whether the job in this store is alive, before it takes part (``etcd_log``)."""
 
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
-class Leads(Record):
+class Leads(AgentRecord):
     """An agent leads, and has made the decisions that follow. Those of earlier terms are void from
     the first record of a later one on.
     """
@@ -179,25 +179,25 @@ class Leads(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff(Record):
+class CutOff(AgentRecord):
     """Not of the log: this node has lost touch with it."""
 
     reason: str
 
 
-parse: Parse[Record] = reader_of(
-    Hello,
-    Failed,
+parse: Parse[AgentRecord] = reader_of(
+    JoinRequest,
+    RankFailed,
     Interrupted,
-    Wanted,
-    Ended,
-    Gone,
-    Refused,
-    Granted,
-    Admitted,
-    Held,
+    MoreRanksRequest,
+    RanksEnded,
+    AgentLeft,
+    JoinRefused,
+    MoreRanksGranted,
+    JoinAccepted,
+    JoinDeferred,
     StopAll,
-    Result,
+    AttemptResult,
     Knock,
     Leads,
 )
@@ -213,8 +213,11 @@ def answer_key(agent: str) -> str:
     return f"meshrun/answer/{agent}"
 
 
-def is_decision(record: Record) -> bool:
+def is_decision(record: AgentRecord) -> bool:
     """Whether ``record`` is of the agent that leads, not of the one that it is about."""
-    if isinstance(record, Gone):
+    if isinstance(record, AgentLeft):
         return record.lost is not None
-    return isinstance(record, Refused | Held | Admitted | Granted | StopAll | Result)
+    return isinstance(
+        record,
+        JoinRefused | JoinDeferred | JoinAccepted | MoreRanksGranted | StopAll | AttemptResult,
+    )

@@ -20,7 +20,7 @@ from meshlib._launcher.options.launch import (
     SLURM_GRACE_SECONDS,
     LaunchOptions,
     NodeOptions,
-    Program,
+    RankProgram,
 )
 from meshlib._launcher.options.nodes import ask_engine, gets_engine_signals, node_options
 from meshlib._launcher.options.numa import cpus_of_ranks
@@ -104,20 +104,20 @@ def _on_failure(given: argparse.Namespace) -> Literal["stop", "continue"]:
     return "continue"
 
 
-def _program(given: argparse.Namespace) -> Program:
+def _program(given: argparse.Namespace) -> RankProgram:
     target: str = given.program
     arguments = tuple[str, ...](given.arguments)
     if given.module:
-        return Program("module", target, arguments)
+        return RankProgram("module", target, arguments)
     if given.no_python:
         import shutil
 
         if shutil.which(target) is None:
             raise ValueError(f"program {target!r} is not an executable that can be found")
-        return Program("program", target, arguments)
+        return RankProgram("program", target, arguments)
     if not os.path.exists(target):
         raise ValueError(f"script {target!r} does not exist (in {os.getcwd()})")
-    return Program("script", target, arguments)
+    return RankProgram("script", target, arguments)
 
 
 def _ranks_and_mesh(
@@ -281,7 +281,7 @@ def stray_options(given: argparse.Namespace, default: Callable[[str], object]) -
     ]
 
 
-def hidden_packages(program: Program) -> list[str]:
+def hidden_packages(program: RankProgram) -> list[str]:
     """Return a note for each package of ours that a file beside ``program`` hides from it."""
     if program.kind == "program":
         return []

@@ -17,7 +17,7 @@ SLURM_GRACE_SECONDS = 25.0
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RankProgram:
     """The program of each rank: a Python script, a module (``-m``) or an executable. For
     ``spawn`` it is a function.
     """
@@ -109,7 +109,7 @@ class LaunchOptions:
     job's page is served at ``monitor``, a host and a port (0: any), unless that is None.
     """
 
-    program: Program
+    program: RankProgram
     ranks: int
     start: Literal["fork", "exec"] = "exec"
     mesh: str | None = None

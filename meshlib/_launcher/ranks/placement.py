@@ -21,7 +21,7 @@ _OF_A_LAUNCH = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class NodePlacement:
     """A node's place in one attempt to run the job, and the store that its ranks use.
 
     Where that is in an etcd, ``store_url`` is its URL, and its first member is the host.
@@ -60,7 +60,7 @@ class Placement:
 
 
 def node_environment(
-    inherited: Mapping[str, str], placement: Placement, mine: Mapping[str, str | None]
+    inherited: Mapping[str, str], placement: NodePlacement, mine: Mapping[str, str | None]
 ) -> dict[str, str]:
     """Return the whole environment of a node's ranks: ``inherited``, with what leads them to the
     job, and what ``mine`` has that is not None.

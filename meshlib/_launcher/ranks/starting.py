@@ -25,7 +25,7 @@ from meshlib._launcher.ranks.forking import LENGTH, receive
 from transport import _environment as environment
 
 if TYPE_CHECKING:
-    from meshlib._launcher.options.launch import LaunchOptions, Program
+    from meshlib._launcher.options.launch import LaunchOptions, RankProgram
     from meshlib._launcher.ranks.output import RankStreams
 
 _ANSWER_SECONDS = 20.0
@@ -133,7 +133,7 @@ def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
 
 
 def start(
-    program: Program, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
+    program: RankProgram, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
 ) -> subprocess.Popen[bytes] | ForkedRank:
     """Start a rank that runs ``program``, with the output ``ends`` and all of its ``variables``;
     from ``server``, if there is one and it can.
@@ -155,7 +155,7 @@ def start(
         )
 
 
-def _command_line(program: Program, flags: str) -> list[str]:
+def _command_line(program: RankProgram, flags: str) -> list[str]:
     """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
     python = [sys.executable]
     if program.kind == "program":

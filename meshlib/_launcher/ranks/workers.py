@@ -16,7 +16,7 @@ from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.options.numa import list_cpus
 from meshlib._launcher.ranks.failure import OOM_HINT, ErrorRecord, RankExit, oom_kills, wall_time
 from meshlib._launcher.ranks.output import OutputPump, connect
-from meshlib._launcher.ranks.placement import Placement, limit_threads, node_environment
+from meshlib._launcher.ranks.placement import NodePlacement, limit_threads, node_environment
 from meshlib._launcher.ranks.starting import ForkServer, start
 from transport import _environment as environment
 from transport._platform import ended_child
@@ -28,8 +28,8 @@ SETTLE_AFTER_ECHO_SECONDS = 1.0
 _A_MOMENT = 1.0
 
 
-class Process(Protocol):
-    """A process, with what a ``Worker`` uses of ``subprocess.Popen``."""
+class RankProcess(Protocol):
+    """The part of ``subprocess.Popen`` that a ``RankWorker`` uses."""
 
     @property
     def pid(self) -> int:
@@ -50,15 +50,15 @@ class Process(Protocol):
         ...
 
 
-class Worker:
-    """One rank's process; ``error`` returns what it has said of an error that ends it.
+class RankWorker:
+    """One rank's process; ``error`` returns the error that it reported, if any.
 
     Where it leads a session of its own, a signal reaches all of that.
     """
 
     def __init__(
         self,
-        process: Process,
+        process: RankProcess,
         rank: int,
         local_rank: int,
         error: Callable[[], ErrorRecord | None],
@@ -143,7 +143,7 @@ class Ending:
 
     def __init__(
         self,
-        running: Callable[[], Sequence[Worker]],
+        running: Callable[[], Sequence[RankWorker]],
         settle: float,
         grace: float,
         first: signal.Signals | None,
@@ -157,7 +157,7 @@ class Ending:
     @classmethod
     def after_failure(
         cls,
-        running: Callable[[], Sequence[Worker]],
+        running: Callable[[], Sequence[RankWorker]],
         grace: float,
         failure: RankExit | None = None,
     ) -> Ending:
@@ -200,12 +200,12 @@ class WorkerGroup:
     def __init__(
         self,
         options: LaunchOptions,
-        placement: Placement,
+        placement: NodePlacement,
         run_id: str,
         directory: Path,
         server: ForkServer | None,
     ) -> None:
-        self.workers: list[Worker] = []
+        self.workers: list[RankWorker] = []
         self._options, self._placement = options, placement
         self._directory, self._server = directory, server
         self._pump = OutputPump()
@@ -236,21 +236,21 @@ class WorkerGroup:
                 node = options.cpus[local_rank % len(options.cpus)]
                 variables[environment.CPUS] = list_cpus(node.cpus)
             process = start(options.program, ends, variables, self._server)
-        worker = Worker(process, rank, local_rank, partial(ErrorRecord.load, error_file))
+        worker = RankWorker(process, rank, local_rank, partial(ErrorRecord.load, error_file))
         self.workers.append(worker)
 
     @property
-    def running(self) -> list[Worker]:
+    def running(self) -> list[RankWorker]:
         """The ranks that have not ended."""
         return [worker for worker in self.workers if worker.running]
 
-    def collect(self) -> list[Worker]:
+    def collect(self) -> list[RankWorker]:
         """Collect every process that has ended; return the ranks among them.
 
         Adopted orphans are collected as well, so that a long job does not gather zombies.
         """
         by_pid = {worker.process.pid: worker for worker in self.running}
-        ended: list[Worker] = []
+        ended: list[RankWorker] = []
         while (pid := ended_child(list(by_pid))) is not None:
             worker = by_pid.pop(pid, None)
             if worker is None:

@@ -39,7 +39,7 @@ _PROGRAM = uuid.uuid4().hex
 
 
 @dataclass(frozen=True, order=True)
-class Entry:
+class StoredCheckpoint:
     """One checkpoint of a folder; they sort from the oldest to the newest.
 
     ``generation`` counts how often the job in this folder went back to an earlier step.
@@ -62,17 +62,17 @@ class Entry:
 class Entries(NamedTuple):
     """The entries of a folder, each kind from the oldest to the newest."""
 
-    complete: list[Entry]
+    complete: list[StoredCheckpoint]
     """The checkpoints, of each step the newest one."""
-    replaced: list[Entry]
+    replaced: list[StoredCheckpoint]
     """Complete ones of steps that were saved again."""
-    unfinished: list[Entry]
+    unfinished: list[StoredCheckpoint]
 
 
 def entries_of(storage: Storage) -> Entries:
     """Return what is in a folder of checkpoints."""
     found = sorted(
-        Entry(int(match[2] or 0), int(match[1]))
+        StoredCheckpoint(int(match[2] or 0), int(match[1]))
         for match in map(_NAME.fullmatch, storage.folders())
         if match
     )
@@ -95,17 +95,17 @@ def new_owner() -> str:
     return f"{_process()}{uuid.uuid4().hex}"
 
 
-def claim_entry(storage: Storage, step: int, owner: str) -> Entry:
+def claim_entry(storage: Storage, step: int, owner: str) -> StoredCheckpoint:
     """Make the folder of a new checkpoint, which is newer than all complete ones."""
     complete = entries_of(storage).complete
-    newest = complete[-1] if complete else Entry(0, -1)
-    entry = Entry(newest.generation + (step <= newest.step), step)
+    newest = complete[-1] if complete else StoredCheckpoint(0, -1)
+    entry = StoredCheckpoint(newest.generation + (step <= newest.step), step)
     while not storage.claim(entry.name, owner):
-        entry = Entry(entry.generation + 1, step)
+        entry = StoredCheckpoint(entry.generation + 1, step)
     return entry
 
 
-def sweep(storage: Storage, unfinished: Iterable[Entry]) -> None:
+def sweep(storage: Storage, unfinished: Iterable[StoredCheckpoint]) -> None:
     """Remove what other processes have left unfinished. What this one is writing stays."""
     for entry in unfinished:
         if not any(owner.startswith(_process()) for owner in storage.claims(entry.name)):
@@ -206,7 +206,7 @@ def _canonical(document: Any) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
 
 
-def read_entry(storage: Storage, entry: Entry) -> Description:
+def read_entry(storage: Storage, entry: StoredCheckpoint) -> Description:
     """Return what the document of a checkpoint in a folder says, as ``read_description`` does."""
     found = read_description(storage.below(entry.name))
     if found.step != entry.step:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshlib.checkpoint._errors import CheckpointError
-from meshlib.checkpoint._files.folder import Entry, entries_of, read_entry
+from meshlib.checkpoint._files.folder import StoredCheckpoint, entries_of, read_entry
 from meshlib.checkpoint._files.storage import Storage
 from transport._checks import to_whole_number
 
@@ -30,7 +30,7 @@ class Keeping:
         if self.better not in ("lower", "higher"):
             raise ValueError(f"better is {self.better!r}; expected 'lower' or 'higher'")
 
-    def clean(self, storage: Storage, written: Entry) -> None:
+    def clean(self, storage: Storage, written: StoredCheckpoint) -> None:
         """Remove what is not to be kept, now that ``written`` is complete, which stays."""
         complete, replaced, _ = entries_of(storage)
         kept = {written, *self._kept(storage, complete)}
@@ -38,7 +38,7 @@ class Keeping:
             if entry not in kept:
                 storage.remove(entry.name)
 
-    def _kept(self, storage: Storage, complete: list[Entry]) -> list[Entry]:
+    def _kept(self, storage: Storage, complete: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
         if self.last is None and self.best is None:
             return complete
         kept = complete[-(self.last or 1) :]
@@ -51,7 +51,7 @@ class Keeping:
         return kept
 
 
-def _metric(storage: Storage, entry: Entry) -> float | None:
+def _metric(storage: Storage, entry: StoredCheckpoint) -> float | None:
     try:
         return read_entry(storage, entry).metric
     except (CheckpointError, FileNotFoundError):

@@ -116,7 +116,7 @@ class Writers:
             known = self._sharing[mesh, free] = tuple(sorted(ranks))
         return known
 
-    def deal(self, grid: ChunkGrid, sharding: Sharding | None) -> Iterator[Index]:
+    def assign_chunks(self, grid: ChunkGrid, sharding: Sharding | None) -> Iterator[Index]:
         """Yield the chunks of an array that this rank writes."""
         ranks = self.sharing(sharding)
         if not ranks:

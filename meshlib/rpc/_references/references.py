@@ -17,7 +17,7 @@ from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread
 from meshlib.rpc._references.counting import ObjectId, ReferenceCounts
 from transport._channel.channel import Channel
-from transport._channel.connection import Connection
+from transport._channel.connection import ChannelConnection
 from transport._errors import DistBackendError
 
 ASK_AGAIN_SECONDS = 0.05
@@ -208,7 +208,7 @@ class References:
         with self._lock:
             return self._objects.find(oid).value
 
-    def on_post(self, connection: Connection, data: bytes | memoryview) -> None:
+    def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
         """Act on what the connection's peer tells about references."""
         notice = pickling.load(data)
         if notice[0] == "lost":

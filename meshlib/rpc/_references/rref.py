@@ -122,8 +122,8 @@ class RRef(Generic[T]):
         ``parallel.rpc``. -1 is the calling thread's context. With ``retain_graph``, another pass
         may follow.
 
-        Raises RuntimeError where there is no context, ValueError for one that there is not, what
-        making the object failed with, and what ``backward`` raises.
+        Raises RuntimeError outside of a context, ValueError for an unknown one, the error of making
+        the object, and the errors of ``backward``.
         """
         gradients = self._worker.carriers.gradients
         current = None if gradients is None else gradients.current()
@@ -151,13 +151,13 @@ class RRef(Generic[T]):
         return done
 
     def _check_made(self) -> None:
-        """Raise what making the object failed with, as far as is known."""
+        """Raise the error of making the object, if it is known."""
         if self._made is not None and self._made.done():
             self._made.wait()
 
 
 class _Proxy:
-    """Calls methods of the object behind an RRef; ``begin`` makes the call and what is returned."""
+    """Calls methods of the object behind an RRef; ``begin`` issues a call."""
 
     def __init__(self, rref: RRef[Any], timeout: Timeout | None, begin: Callable[..., Any]) -> None:
         self._rref = rref
@@ -188,7 +188,7 @@ def _call(worker: LocalWorker, *request: Any, kept: RRef[Any], what: str) -> Out
 def create(
     worker: LocalWorker, owner: int, *call: Any, kept: object = None, what: str = ""
 ) -> RRef[Any]:
-    """Have ``owner`` call a function, and return a reference to what that returns.
+    """Have ``owner`` call a function, and return a reference to the result.
 
     ``call`` are function, arguments and timeout, as for ``Caller.call``.
     """

@@ -20,7 +20,7 @@ import numpy as np
 from meshlib.sharding._blocks import blocks
 from meshlib.sharding._local import Box, intersection, shape_of
 from meshlib.sharding._redistribution.search import steps_within
-from meshlib.sharding._redistribution.steps import POINT_TO_POINT, Step, held_bytes
+from meshlib.sharding._redistribution.steps import POINT_TO_POINT, PlanStep, held_bytes
 from meshlib.sharding._sharding_value import ShardingValue
 
 S = TypeVar("S", bound=ShardingValue)
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=ShardingValue)
 
 def steps_across(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
-) -> list[Step]:
+) -> list[PlanStep]:
     """Return the steps from ``source`` to ``target``, which are on different meshes.
 
     Raises ValueError when one of the meshes is a slice of a larger one, which has an array for each
@@ -44,19 +44,19 @@ def steps_across(
     reduced = spread(source, shape, [i for i, _ in source.partial_dims], keep=source.dims)
     arrived = target.reduced()
     before = steps_within(source, reduced, shape, itemsize)
-    ways: list[tuple[int, int, list[Step]]] = []
+    ways: list[tuple[int, int, list[PlanStep]]] = []
     for number, landing in enumerate(
         (spread(arrived, shape, arrived.replicated_dims, keep=arrived.dims), arrived)
     ):
         nbytes = held_bytes(landing, shape, itemsize) - _at_home(reduced, landing, shape, itemsize)
-        message = Step(POINT_TO_POINT, reduced, landing, (), None, nbytes)
+        message = PlanStep(POINT_TO_POINT, reduced, landing, (), None, nbytes)
         steps = [message, *steps_within(landing, target, shape, itemsize)]
         ways.append((sum(step.wire_bytes for step in steps), number, steps))
     return [*before, *min(ways)[2]]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class BoxMessage:
     """The part ``box`` of the global array, on its way between this rank and ``peer`` (global)."""
 
     peer: int
@@ -65,7 +65,7 @@ class Message:
 
 def messages_to(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
-) -> list[Message]:
+) -> list[BoxMessage]:
     """Return what ``rank`` receives of its part of ``target``; from itself: what it keeps."""
     coordinate = target.mesh.coordinate_of(rank)
     return [] if coordinate is None else list(_providers(source, target, tuple(shape), rank))
@@ -73,25 +73,25 @@ def messages_to(
 
 def messages_from(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
-) -> list[Message]:
+) -> list[BoxMessage]:
     """Return what ``rank``, which has a part of ``source``, sends; to itself: what it keeps."""
     if source.mesh.coordinate_of(rank) is None:
         return []
     mine = source.slices(shape, rank)
-    sent: list[Message] = []
+    sent: list[BoxMessage] = []
     for place in range(target.mesh.size()):
         other = target.mesh.rank_at(place)
         if intersection(mine, target.slices(shape, other)) is None:
             continue
         providers = _providers(source, target, tuple(shape), other)
-        sent += [Message(other, message.box) for message in providers if message.peer == rank]
+        sent += [BoxMessage(other, message.box) for message in providers if message.peer == rank]
     return sent
 
 
 @lru_cache(maxsize=4096)
 def _providers(
     source: ShardingValue, target: ShardingValue, shape: tuple[int, ...], rank: int
-) -> tuple[Message, ...]:
+) -> tuple[BoxMessage, ...]:
     """Return which rank gives ``rank`` each part of what it is to have: itself where it can.
 
     The other receivers of the same part ask other replicas, as far as there are some.
@@ -101,13 +101,13 @@ def _providers(
     if source.mesh.coordinate_of(rank) is not None:
         own = source.slices(shape, rank)
     chosen = _copy_for(source, target, rank)
-    found: list[Message] = []
+    found: list[BoxMessage] = []
     for coordinate, part in _parts_of(source, shape, box):
         keeps = own is not None and part == intersection(own, box)
         for i, at in chosen.items():
             coordinate[i] = at
         place = int(np.ravel_multi_index(coordinate, source.mesh.shape))
-        found.append(Message(rank if keeps else source.mesh.rank_at(place), part))
+        found.append(BoxMessage(rank if keeps else source.mesh.rank_at(place), part))
     return tuple(found)
 
 

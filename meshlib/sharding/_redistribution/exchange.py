@@ -26,7 +26,7 @@ from meshlib.sharding._local import (
     relative,
     shape_of,
 )
-from meshlib.sharding._redistribution.steps import ALL_GATHER, Step
+from meshlib.sharding._redistribution.steps import ALL_GATHER, PlanStep
 from transport._call import Call
 from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat, ReduceOp
@@ -40,7 +40,7 @@ MOST_MEMBERS_IN_ROUNDS = 64
 """Larger groups, few members of which are within a host, exchange all at once."""
 
 
-class Part(Protocol):
+class StepCall(Protocol):
     """This rank's part in one collective, or in several that make up one."""
 
     elements: int
@@ -66,13 +66,13 @@ class Part(Protocol):
         ...
 
 
-class Members:
+class MemberBoxes:
     """The parts of the global array that a step's members have before and after it.
 
     What ``sender`` has for ``receiver`` (group ranks) is ``sends[sender][receiver]``.
     """
 
-    def __init__(self, step: Step, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+    def __init__(self, step: PlanStep, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
         mesh = step.source.mesh
         self.before: list[Box] = []
         self.after: list[Box] = []
@@ -124,18 +124,18 @@ class Members:
 
 
 @lru_cache(maxsize=1024)
-def members_of(step: Step, shape: tuple[int, ...], ranks: tuple[int, ...]) -> Members:
-    """Return the ``Members`` of a step whose group has the global ``ranks``, in that order."""
-    return Members(step, shape, ranks)
+def members_of(step: PlanStep, shape: tuple[int, ...], ranks: tuple[int, ...]) -> MemberBoxes:
+    """Return the ``MemberBoxes`` of a step whose group has the global ``ranks``, in that order."""
+    return MemberBoxes(step, shape, ranks)
 
 
-class Exchange:
+class ExchangeCall:
     """Every member has something for each: an all_to_all, or, of one thing for all, an all_gather.
 
     What stays on this rank is copied once: by a communicator that takes gaps, else past the call.
     """
 
-    def __init__(self, step: Step, members: Members, own: int) -> None:
+    def __init__(self, step: PlanStep, members: MemberBoxes, own: int) -> None:
         self._members, self._own = members, own
         self._is_gather = step.kind == ALL_GATHER
         self.elements: int = prod(shape_of(members.after[own])) if self._is_gather else 0
@@ -152,11 +152,11 @@ class Exchange:
         rounds = members.rounds(local.dtype.itemsize) if module is np and not gaps else 1
         nothing = module.empty(0, local.dtype)
 
-        def message(box: Box | None, array: Array, within: Box) -> _Message:
+        def message(box: Box | None, array: Array, within: Box) -> _PackedBox:
             if box is None:
-                return _Message(nothing, 0, gaps)
+                return _PackedBox(nothing, 0, gaps)
             rows = members.rows(box, local.dtype.itemsize) if rounds > 1 else 0
-            return _Message(array[relative(box, within)], rows, gaps)
+            return _PackedBox(array[relative(box, within)], rows, gaps)
 
         if self._is_gather:
             self._out = [message(before, local, before)]
@@ -186,7 +186,7 @@ class Exchange:
         return self._result
 
 
-class _Message:
+class _PackedBox:
     """One member's message to another: a part of an array, in rounds of ``rows``, or whole (0).
 
     ``gaps``: it is for a communicator that takes it as it lies.
@@ -239,10 +239,10 @@ class _Message:
         return self._buffer[: part.size].reshape(part.shape)
 
 
-class Reduction:
+class ReductionCall:
     """The members' arrays are reduced, and each has the result, or keeps a part of it."""
 
-    def __init__(self, members: Members, own: int, op: ReduceOp, scatter: bool) -> None:
+    def __init__(self, members: MemberBoxes, own: int, op: ReduceOp, scatter: bool) -> None:
         self._members, self._own, self._op, self._scatter = members, own, op, scatter
         self.elements: int = prod(shape_of(members.before[own]))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshlib._arrays.checks import check_op
 from meshlib._calls.spec import CallSpec
-from meshlib._calls.work import Message, Work, when_all
+from meshlib._calls.work import ReceivedMessage, Work, when_all
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import current_world, derived_group
@@ -34,7 +34,12 @@ from meshlib.sharding._local import (
     shape_of,
 )
 from meshlib.sharding._redistribution.across import messages_from, messages_to
-from meshlib.sharding._redistribution.exchange import Exchange, Part, Reduction, members_of
+from meshlib.sharding._redistribution.exchange import (
+    ExchangeCall,
+    ReductionCall,
+    StepCall,
+    members_of,
+)
 from meshlib.sharding._redistribution.steps import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -43,7 +48,7 @@ from meshlib.sharding._redistribution.steps import (
     REDUCE_SCATTER,
     SLICE,
     Plan,
-    Step,
+    PlanStep,
 )
 from meshlib.sharding._sharding_value import ShardingValue
 from meshlib.sharding._spec import REDUCTIONS
@@ -72,14 +77,14 @@ def carry_out(plan: Plan, local: Array | None, finish: Callable[[Array | None], 
     None stands for a rank that is not in the mesh. Raises TypeError, before any byte moves, for an
     op that does not apply to the dtype.
     """
-    return finish(_Run(plan, local, async_op=False).value())
+    return finish(_PlanExecution(plan, local, async_op=False).value())
 
 
 def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Work[Any]:
     """Begin what ``carry_out`` does; ``local`` must not change until the Work is done."""
     on_gpu = local is not None and array_module(local) is not np
     # A call on a GPU returns when it is on a stream: there is nothing to wait for.
-    run = _Run(plan, local, async_op=not on_gpu)
+    run = _PlanExecution(plan, local, async_op=not on_gpu)
     return when_all(
         run.works,
         lambda: f"redistribution of {plan.shape} to {plan.target}",
@@ -87,7 +92,7 @@ def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]
     )
 
 
-class _Run:
+class _PlanExecution:
     """The steps of a plan, issued; ``value`` gives what is left after the last one."""
 
     def __init__(self, plan: Plan, local: Array | None, async_op: bool) -> None:
@@ -112,7 +117,7 @@ class _Run:
     def _coordinate(self, sharding: ShardingValue) -> list[int] | None:
         return sharding.mesh.coordinate_of(self._rank)
 
-    def _locally(self, step: Step, ready: Value) -> Value:
+    def _locally(self, step: PlanStep, ready: Value) -> Value:
         at = self._coordinate(step.source)
         if at is None:
             return ready
@@ -132,7 +137,7 @@ class _Run:
 
     # ------------------------------------------------------------------ collectives
 
-    def _collectively(self, step: Step, ready: Value) -> Value:
+    def _collectively(self, step: PlanStep, ready: Value) -> Value:
         if self._coordinate(step.source) is None:
             return ready
         mesh = step.source.mesh
@@ -171,16 +176,16 @@ class _Run:
         self.works.append(issued)
         return issued.result
 
-    def _part_of(self, step: Step, group: ProcessGroup) -> Part:
+    def _part_of(self, step: PlanStep, group: ProcessGroup) -> StepCall:
         members = members_of(step, self._plan.shape, group.ranks)
         if step.kind in (ALL_GATHER, ALL_TO_ALL):
-            return Exchange(step, members, group.rank())
+            return ExchangeCall(step, members, group.rank())
         op = REDUCTIONS[step.op or "sum"]
-        return Reduction(members, group.rank(), op, scatter=step.kind == REDUCE_SCATTER)
+        return ReductionCall(members, group.rank(), op, scatter=step.kind == REDUCE_SCATTER)
 
     # ------------------------------------------------------------------ from mesh to mesh
 
-    def _across(self, step: Step, ready: Value) -> Value:
+    def _across(self, step: PlanStep, ready: Value) -> Value:
         rank, shape = self._rank, self._plan.shape
         sent = messages_from(step.source, step.target, shape, rank)
         received = messages_to(step.source, step.target, shape, rank)
@@ -201,11 +206,13 @@ class _Run:
         def send(box: Box, place: int, communicator: Communicator, call: Call) -> None:
             communicator.send(call, flat_source(part(box)).flat, place, _TAG)
 
-        def receive(box: Box, place: int, communicator: Communicator, call: Call) -> Message:
+        def receive(
+            box: Box, place: int, communicator: Communicator, call: Call
+        ) -> ReceivedMessage:
             target = flat_target(result[relative(box, after)])
             communicator.recv(call, target.flat, place, _TAG)
             target.finish()
-            return Message(None, group.ranks[place])
+            return ReceivedMessage(None, group.ranks[place])
 
         works: list[Work[Any]] = []
         away = [(Kind.RECV, receive, step.target, m) for m in received if m.peer != rank]
@@ -241,7 +248,7 @@ class _Run:
         return _once(finish)
 
 
-def _alone(step: Step) -> bool:
+def _alone(step: PlanStep) -> bool:
     """True if a collective is over one rank: the part and the value stay what they are."""
     if step.is_local or step.kind == POINT_TO_POINT:
         return False
@@ -254,7 +261,7 @@ def _check_ops(plan: Plan) -> None:
             check_op(REDUCTIONS[step.op], plan.dtype)
 
 
-def _fingerprint(step: Step, shape: tuple[int, ...]) -> int:
+def _fingerprint(step: PlanStep, shape: tuple[int, ...]) -> int:
     """Return a number from 1 to 2**32 - 1 that tells redistributions of members apart."""
     source, target = step.source, step.target
     told = (shape, source.mesh.shape, source.dims, source.partial_dims)

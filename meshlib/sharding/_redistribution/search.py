@@ -22,7 +22,7 @@ from meshlib.sharding._redistribution.steps import (
     PARTITION,
     REDUCE_SCATTER,
     SLICE,
-    Step,
+    PlanStep,
     held_bytes,
     held_in_both,
 )
@@ -34,11 +34,11 @@ Cost = tuple[int, int, int, int]
 
 def steps_within(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
-) -> list[Step]:
+) -> list[PlanStep]:
     """Return the cheapest steps from ``source`` to ``target``, which are on one mesh."""
     search = _Search(target, tuple(shape), itemsize)
     numbers = count()
-    queue: list[tuple[Cost, int, ShardingValue, tuple[Step, ...]]] = []
+    queue: list[tuple[Cost, int, ShardingValue, tuple[PlanStep, ...]]] = []
     heappush(queue, ((0, 0, 0, 0), next(numbers), source, ()))
     done: set[ShardingValue] = set()
     limit = search.missing(source)
@@ -72,7 +72,7 @@ class _Search:
         here = held_in_both(at, self.target, self.shape, self.itemsize)
         return held_bytes(self.target, self.shape, self.itemsize) - here
 
-    def edges(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
+    def edges(self, at: ShardingValue) -> Iterator[tuple[PlanStep, Cost]]:
         """Yield the steps that may follow ``at``, with their costs."""
         for d in range(len(self.shape)):
             yield from self._slices(at, d)
@@ -97,14 +97,14 @@ class _Search:
         mesh_dims: Sequence[int],
         op: str | None = None,
         wire_bytes: int | None = None,
-    ) -> tuple[Step, Cost]:
+    ) -> tuple[PlanStep, Cost]:
         if kind in LOCAL:
-            return Step(kind, at, to, tuple(mesh_dims), op), (0, 0, 0, 1)
+            return PlanStep(kind, at, to, tuple(mesh_dims), op), (0, 0, 0, 1)
         if wire_bytes is None:
             size, both = self.itemsize, held_in_both(at, to, self.shape, self.itemsize)
             wire_bytes = held_bytes(to, self.shape, size) - both
         messages = prod(at.mesh.shape[i] for i in mesh_dims) - 1
-        step = Step(kind, at, to, tuple(mesh_dims), op, wire_bytes)
+        step = PlanStep(kind, at, to, tuple(mesh_dims), op, wire_bytes)
         return step, (wire_bytes, 1, messages, 1)
 
     def _next(self, at: ShardingValue, array_dim: int) -> tuple[int, ...]:
@@ -112,12 +112,12 @@ class _Search:
         now, wanted = at.split_of(array_dim), self.target.split_of(array_dim)
         return wanted[len(now) :] if wanted[: len(now)] == now else ()
 
-    def _slices(self, at: ShardingValue, d: int) -> Iterator[tuple[Step, Cost]]:
+    def _slices(self, at: ShardingValue, d: int) -> Iterator[tuple[PlanStep, Cost]]:
         run = _leading(self._next(at, d), set(at.replicated_dims))
         if run:
             yield self._step(SLICE, at, _split(at, self.shape, d, at.split_of(d) + run), run)
 
-    def _partitions(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
+    def _partitions(self, at: ShardingValue) -> Iterator[tuple[PlanStep, Cost]]:
         wanted, free = self.target.partial_dims, set(at.replicated_dims)
         # A partition comes last: partial values can neither be gathered nor moved for fewer bytes.
         if at.dims != self.target.dims or not set(at.partial_dims) <= set(wanted):
@@ -127,7 +127,7 @@ class _Search:
             to = at.of_positions(at.mesh, at.dims, (*at.partial_dims, *new))
             yield self._step(PARTITION, at, to, [i for i, _ in new], op)
 
-    def _gathers(self, at: ShardingValue, d: int) -> Iterator[tuple[Step, Cost]]:
+    def _gathers(self, at: ShardingValue, d: int) -> Iterator[tuple[PlanStep, Cost]]:
         now, wanted = at.split_of(d), self.target.split_of(d)
         for left in range(len(_common(now, wanted)), len(now)):
             moved, rest = now[left:], _split(at, self.shape, d, now[:left])
@@ -138,7 +138,7 @@ class _Search:
                     to = _split(rest, self.shape, other, at.split_of(other) + moved)
                     yield self._step(ALL_TO_ALL, at, to, moved)
 
-    def _scatters(self, at: ShardingValue, d: int) -> Iterator[tuple[Step, Cost]]:
+    def _scatters(self, at: ShardingValue, d: int) -> Iterator[tuple[PlanStep, Cost]]:
         for op in {op for i, op in at.partial_dims if (i, op) not in self.target.partial_dims}:
             pending = {i for i, own in at.partial_dims if own == op}
             run = _leading(self._next(at, d), pending)
@@ -149,7 +149,7 @@ class _Search:
                 sent = held_bytes(at, self.shape, self.itemsize) - less
                 yield self._step(REDUCE_SCATTER, at, to, dims, op, sent)
 
-    def _reductions(self, at: ShardingValue) -> Iterator[tuple[Step, Cost]]:
+    def _reductions(self, at: ShardingValue) -> Iterator[tuple[PlanStep, Cost]]:
         for op in {op for i, op in at.partial_dims if (i, op) not in self.target.partial_dims}:
             wanted = set(self.target.partial_dims)
             pending = [i for i, own in at.partial_dims if own == op and (i, op) not in wanted]

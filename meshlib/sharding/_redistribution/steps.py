@@ -24,7 +24,7 @@ LOCAL = frozenset({SLICE, PARTITION})
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One step of a plan, from ``source`` to ``target``.
 
     ``kind`` is a collective's name, ``"point_to_point"`` (from one mesh to another), ``"slice"`` or
@@ -71,7 +71,7 @@ class Plan:
     target: ShardingValue
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
 
     @property
     def wire_bytes(self) -> int:
@@ -113,14 +113,14 @@ def _ranks(sharding: ShardingValue) -> str:
     return f"ranks {described_ranks(sharding.mesh)}"
 
 
-def _over(step: Step) -> str:
+def _over(step: PlanStep) -> str:
     if step.kind == POINT_TO_POINT:
         return step.over
     op = "" if step.op is None else f"{step.op} "
     return f"{op}over {step.over}"
 
 
-def _cost(step: Step) -> str:
+def _cost(step: PlanStep) -> str:
     if step.is_local:
         return "nothing sent"
     each = step.wire_bytes / max(step.target.mesh.size(), 1)

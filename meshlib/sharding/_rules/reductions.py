@@ -19,21 +19,21 @@ Axis = int | tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReductionRule:
     """A reduction by NumPy's function, and the op with which its partial values are reduced."""
 
     function: Callable[..., Any]
     op: str
 
 
-SUM = Reduction(np.sum, "sum")
-PROD = Reduction(np.prod, "product")
-MAX = Reduction(np.max, "max")
-MIN = Reduction(np.min, "min")
-ANY = Reduction(np.any, "max")
-ALL = Reduction(np.all, "min")
+SUM = ReductionRule(np.sum, "sum")
+PROD = ReductionRule(np.prod, "product")
+MAX = ReductionRule(np.max, "max")
+MIN = ReductionRule(np.min, "min")
+ANY = ReductionRule(np.any, "max")
+ALL = ReductionRule(np.all, "min")
 
-OF_UFUNCS: dict[np.ufunc, Reduction] = {
+OF_UFUNCS: dict[np.ufunc, ReductionRule] = {
     np.add: SUM,
     np.multiply: PROD,
     np.maximum: MAX,
@@ -44,7 +44,7 @@ OF_UFUNCS: dict[np.ufunc, Reduction] = {
 
 
 def reduce(
-    rule: Reduction,
+    rule: ReductionRule,
     a: GlobalArray,
     axis: Axis = None,
     dtype: Any = None,

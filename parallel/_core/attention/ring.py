@@ -26,11 +26,11 @@ from parallel._core.attention.dot_product import (
     component_along,
     merge,
 )
-from parallel._groups import Ranks, resolve
+from parallel._groups import GroupLike, resolve
 
 
 def sequence_positions(
-    length: int, mesh: Ranks | None = None, *, zigzag: bool = True
+    length: int, mesh: GroupLike | None = None, *, zigzag: bool = True
 ) -> npt.NDArray[np.int64]:
     """Return the positions in the sequence of this rank's ``length`` places, (length,).
 
@@ -75,7 +75,7 @@ def half_of(length: int, size: int) -> int:
 
 
 def split_sequence(
-    x: Array, mesh: Ranks | None = None, *, dim: int = 1, zigzag: bool = True
+    x: Array, mesh: GroupLike | None = None, *, dim: int = 1, zigzag: bool = True
 ) -> Array:
     """Return this rank's places of whole sequences, the same on all ranks: nothing is sent.
 
@@ -112,7 +112,7 @@ KEYS, GRADIENTS = 0, 1
 _BEGUN = 2  # and, added to these, that it has begun with the step
 
 
-class Block(NamedTuple):
+class VisibleBlock(NamedTuple):
     """Queries here that attend to a part of the keys that came, causally or to all of them."""
 
     queries: slice
@@ -120,7 +120,7 @@ class Block(NamedTuple):
     causal: bool
 
 
-class Passing(Protocol):
+class Rotation(Protocol):
     """An array on its way to the next rank, while that of the rank before is coming."""
 
     @property
@@ -133,16 +133,16 @@ class Passing(Protocol):
         ...
 
 
-class Carrier(Protocol):
+class RingRotator(Protocol):
     """Passes arrays on to the next rank; one kind of array for each tag."""
 
-    def start(self, x: Array, tag: int) -> Passing:
+    def start(self, x: Array, tag: int) -> Rotation:
         """Begin to send ``x`` to the next rank, and to receive that of the rank before."""
         ...
 
 
 @dataclass(frozen=True)
-class Ring:
+class RingAlgorithm:
     """Attention of rank ``rank`` of ``size`` ranks, which have equally long parts of a sequence.
 
     ``xp`` is the library of the arrays, ``rows`` how many queries are computed at a time.
@@ -155,7 +155,7 @@ class Ring:
     zigzag: bool
     rows: int = ROWS
 
-    def block(self, source: int, half: int) -> Block | None:
+    def block(self, source: int, half: int) -> VisibleBlock | None:
         """Return what is computed with the keys of rank ``source``; None: no query sees them.
 
         ``half`` is the length of a chunk of a zig-zag, of which each rank has two. All queries see
@@ -164,14 +164,14 @@ class Ring:
         """
         everything = slice(None)
         if not self.causal or self.rank == source:
-            return Block(everything, everything, self.causal)
+            return VisibleBlock(everything, everything, self.causal)
         if self.zigzag:
             if source < self.rank:
-                return Block(everything, slice(None, half), False)
-            return Block(slice(half, None), everything, False)
-        return Block(everything, everything, False) if source < self.rank else None
+                return VisibleBlock(everything, slice(None, half), False)
+            return VisibleBlock(slice(half, None), everything, False)
+        return VisibleBlock(everything, everything, False) if source < self.rank else None
 
-    def forward(self, carrier: Carrier, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    def forward(self, carrier: RingRotator, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         """Return this rank's places of the result, float32 or wider, and the logarithms."""
         xp, held, out, logs = self.xp, self.xp.stack([k, v]), q, q
         for step in range(self.size):
@@ -194,7 +194,14 @@ class Ring:
         return out, logs
 
     def backward(
-        self, carrier: Carrier, q: Array, k: Array, v: Array, out: Array, logs: Array, grad: Array
+        self,
+        carrier: RingRotator,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        logs: Array,
+        grad: Array,
     ) -> tuple[Array, Array, Array]:
         """Return the gradients of this rank's q, k and v, float32 or wider.
 
@@ -240,11 +247,11 @@ class Ring:
             own_keys = own_keys + gradients_passing.done(own_keys)
         return q_grad, own_keys[0], own_keys[1]
 
-    def _seen(self, held: Array, block: Block) -> tuple[Array, Array]:
+    def _seen(self, held: Array, block: VisibleBlock) -> tuple[Array, Array]:
         return held[0][:, block.keys], held[1][:, block.keys]
 
 
-class MessageCarrier:
+class MessageRotator:
     """Passes arrays on by messages of ``group``: n - 1 times, from one buffer into another.
 
     A rank waits for those before it only, so messages of all steps could pile up with a slow one.
@@ -256,7 +263,7 @@ class MessageCarrier:
         self._group, self._xp = group, xp
         self._lines: dict[int, _Line] = {}
 
-    def start(self, x: Array, tag: int) -> Passing:
+    def start(self, x: Array, tag: int) -> Rotation:
         """Begin to send ``x`` to the next rank, and to receive that of the rank before."""
         line = self._lines.get(tag)
         if line is None:
@@ -275,7 +282,7 @@ class _Line:
         self._heard: Work[Any] | None = None
         self._told: Work[Any] | None = None
 
-    def start(self, x: Array) -> _Passing:
+    def start(self, x: Array) -> _MessageRotation:
         group, tag = self._group, self._tag
         rank, size = group.rank(), group.size()
         before, after = (rank - 1) % size, (rank + 1) % size
@@ -291,10 +298,10 @@ class _Line:
             self._told = group.isend(self._words[:1], tag=tag + _BEGUN, group_dst=before)
             self._heard = group.irecv(self._words[1:], tag=tag + _BEGUN, group_src=after)
         coming, self._spare = self._spare, x
-        return _Passing(x, coming, (receiving, sending))
+        return _MessageRotation(x, coming, (receiving, sending))
 
 
-class _Passing(NamedTuple):
+class _MessageRotation(NamedTuple):
     x: Array
     coming: Array
     works: tuple[Work[Any] | None, ...]

@@ -10,9 +10,9 @@ from typing import Any
 
 from parallel._arrays import Array
 from parallel._core.pipeline.messages import AHEAD, RankPlan, StageMessages, StageShapes
-from parallel._core.pipeline.simulation import Span
+from parallel._core.pipeline.simulation import ActionSpan
 from parallel._core.pipeline.stage import Stage, check_like, specs_of
-from parallel._core.pipeline.table import Action, Kind
+from parallel._core.pipeline.table import Action, ActionKind
 from parallel._nested import map_leaves
 
 
@@ -35,31 +35,18 @@ def rows_of(array: Any, i: int, count: int, name: str) -> Array:
     return array[i * rows : (i + 1) * rows]
 
 
-def cut(args: Sequence[Array], count: int, name: str) -> list[tuple[Array, ...]]:
-    """Return for each of ``count`` microbatches its rows of each of ``args``."""
-    return [
-        tuple(rows_of(array, i, count, f"{name}[{j}]") for j, array in enumerate(args))
-        for i in range(count)
-    ]
+def cut(value: Any, count: int, name: str, *, keep_others: bool = False) -> list[Any]:
+    """Return ``value`` for each of ``count`` microbatches: with its rows of the arrays in it.
 
-
-def cut_kwargs(kwargs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return for each microbatch its rows of the arrays in ``kwargs``; other values are whole."""
+    With ``keep_others`` what is no array with dims stays whole. Raises as ``rows_of``.
+    """
 
     def part(i: int, path: str, leaf: Any) -> Any:
-        has_rows = getattr(leaf, "shape", None)
-        return rows_of(leaf, i, count, f"kwargs{path}") if has_rows else leaf
+        if keep_others and not getattr(leaf, "shape", None):
+            return leaf
+        return rows_of(leaf, i, count, f"{name}{path}")
 
-    return [map_leaves(partial(part, i), dict(kwargs)) for i in range(count)]
-
-
-def cut_target(target: Any, count: int) -> list[Any]:
-    """Return for each microbatch its rows of the arrays in ``target``, however nested."""
-
-    def part(i: int, path: str, leaf: Any) -> Any:
-        return rows_of(leaf, i, count, f"target{path}")
-
-    return [map_leaves(partial(part, i), target) for i in range(count)]
+    return [map_leaves(partial(part, i), value) for i in range(count)]
 
 
 @dataclass
@@ -98,7 +85,7 @@ class PipelineStep:
         group = next(iter(stages.values())).group
         self._messages = StageMessages(plan, group, shapes, stages)
         self._loss_grads: dict[int, tuple[Array, ...]] = {}
-        self.spans: list[Span] = []
+        self.spans: list[ActionSpan] = []
 
     def run(self) -> None:
         """Do all actions. Raises what a stage raises, and what the messages do."""
@@ -109,7 +96,7 @@ class PipelineStep:
                 self._messages.expect(coming)
             begin = monotonic()
             result = self._do(action, given)
-            self.spans.append(Span(self._plan.rank, action, begin, monotonic()))
+            self.spans.append(ActionSpan(self._plan.rank, action, begin, monotonic()))
             if result is not None:
                 self._messages.give(action, result)
         self._messages.finish()
@@ -117,11 +104,11 @@ class PipelineStep:
     def _given(self, action: Action) -> tuple[Array | None, ...]:
         """Return what the action computes with, and waits for."""
         stage, kind, microbatch = action
-        if kind is Kind.WEIGHT:
+        if kind is ActionKind.WEIGHT:
             return ()
-        if kind is Kind.FORWARD and self._stages[stage].is_first:
+        if kind is ActionKind.FORWARD and self._stages[stage].is_first:
             return self._batch.args[microbatch]
-        if kind is not Kind.FORWARD and self._stages[stage].is_last:
+        if kind is not ActionKind.FORWARD and self._stages[stage].is_last:
             return self._loss_grads.pop(microbatch)
         return self._messages.take(action)
 
@@ -129,11 +116,11 @@ class PipelineStep:
         self, action: Action, given: tuple[Array | None, ...]
     ) -> tuple[Array | None, ...] | None:
         stage, last = self._stages[action.stage], action is self._plan.last.get(action.stage)
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             return self._forward(stage, action.microbatch, given)
-        if action.kind is Kind.WEIGHT:
+        if action.kind is ActionKind.WEIGHT:
             return stage.backward_weight(action.microbatch, last=last)
-        if action.kind is Kind.INPUT:
+        if action.kind is ActionKind.INPUT:
             grads = stage.backward_input(action.microbatch, given)
         else:
             grads = stage.backward(action.microbatch, given, last=last)

@@ -12,19 +12,17 @@ mailbox, so its receive begins early, in its own thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshlib import ProcessGroup, Work
-from meshlib.extend import Record, dump, load, recorded
+from meshlib.extend import dump, load
 from parallel._arrays import Array
-from parallel._core.pipeline.simulation import Transfer
 from parallel._core.pipeline.stage import Specs, Stage
-from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
@@ -42,18 +40,18 @@ class StageMessage(NamedTuple):
     microbatch: int
 
 
-def message_for(action: Action, table: Table) -> StageMessage | None:
+def message_for(action: Action, table: ScheduleTable) -> StageMessage | None:
     """Return what another stage gives ``action``, on whichever rank that is."""
-    forward = action.kind is Kind.FORWARD
+    forward = action.kind is ActionKind.FORWARD
     alone = 0 if forward else table.stages - 1
     if action.stage == alone or not (forward or action.kind.sends_back):
         return None
     return StageMessage(action.stage, not forward, action.microbatch)
 
 
-def message_of(action: Action, table: Table) -> StageMessage | None:
+def message_of(action: Action, table: ScheduleTable) -> StageMessage | None:
     """Return what ``action`` gives another stage, on whichever rank that is."""
-    forward = action.kind is Kind.FORWARD
+    forward = action.kind is ActionKind.FORWARD
     stage = action.stage + (1 if forward else -1)
     if not 0 <= stage < table.stages or not (forward or action.kind.sends_back):
         return None
@@ -68,17 +66,17 @@ class RankPlan:
     sending. For each action that waits for a message, ``needed`` is that message.
     """
 
-    def __init__(self, table: Table, rank: int, training: bool) -> None:
+    def __init__(self, table: ScheduleTable, rank: int, training: bool) -> None:
         self.table = table
         self.rank = rank
         self.training = training
 
         def done(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-            return tuple(a for a in actions if training or a.kind is Kind.FORWARD)
+            return tuple(a for a in actions if training or a.kind is ActionKind.FORWARD)
 
         self.row: tuple[Action, ...] = done(table.ranks[rank])
         self.last: dict[int, Action] = {
-            a.stage: a for a in self.row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)
+            a.stage: a for a in self.row if a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT)
         }
         self.needed: dict[Action, StageMessage] = {}
         self.coming: dict[int, tuple[StageMessage, ...]] = {
@@ -198,6 +196,11 @@ class StageMessages:
         source = self._source(message)
         size = np.zeros(1, np.int64)
         self._group.recv(size, tag=_SPECS + message.stage, group_src=source)
+        if not size[0]:
+            raise ValueError(
+                f"stage {message.stage} asks stage {message.stage - 1} for its inputs' shapes,"
+                " and no such rank exists in a fake job; expected a rank that has stage 0"
+            )
         data = np.empty(size[0], np.uint8)
         self._group.recv(data, tag=_SPECS + message.stage, group_src=source)
         return load(data.data)
@@ -236,52 +239,3 @@ class StageMessages:
         """Wait until all that was sent may be reused."""
         while self._sends:
             self._sends.popleft().wait()
-
-
-class MessageEnd(NamedTuple):
-    """One end of a message: another rank's array that came, or an own one that was sent."""
-
-    is_sent: bool
-    peer: int
-    nbytes: int
-    begin: float
-    end: float
-
-
-@contextmanager
-def watched(group: ProcessGroup) -> Generator[list[MessageEnd]]:
-    """Within this context, note when activations and gradients were sent and came.
-
-    The list is filled at the end, in the order in which the calls were issued.
-    """
-    ends: list[MessageEnd] = []
-    records: list[Record] = []
-    try:
-        with recorded(group) as records:
-            yield ends
-    finally:
-        ends += [
-            MessageEnd(one.kind == "send", one.peer, one.nbytes, one.issued, one.ended)
-            for one in records
-            if one.kind in ("send", "recv") and one.header.extra == _PAYLOAD
-        ]
-
-
-def joined(ends: Sequence[Sequence[MessageEnd]]) -> list[Transfer]:
-    """Return the messages of which each rank has noted its ends: those of two ranks keep order."""
-    sent: dict[tuple[int, int], list[MessageEnd]] = {}
-    came: dict[tuple[int, int], list[MessageEnd]] = {}
-    for rank, own in enumerate(ends):
-        for one in own:
-            pair = (rank, one.peer) if one.is_sent else (one.peer, rank)
-            (sent if one.is_sent else came).setdefault(pair, []).append(one)
-    return [
-        _transfer(pair, leaving, arriving)
-        for pair, leaves in sent.items()
-        for leaving, arriving in zip(leaves, came.get(pair, []), strict=True)
-    ]
-
-
-def _transfer(pair: tuple[int, int], leaving: MessageEnd, arriving: MessageEnd) -> Transfer:
-    lay = (leaving.end, arriving.begin) if leaving.end < arriving.begin else None
-    return Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end, lay)

@@ -15,9 +15,10 @@ from parallel._core.pipeline.orders import (
     zbv,
     zero_bubble,
 )
-from parallel._core.pipeline.schedule import PipelineSchedule, agree, as_stages
+from parallel._core.pipeline.schedule import PipelineSchedule, as_stages
 from parallel._core.pipeline.stage import Stage
-from parallel._core.pipeline.table import Table
+from parallel._core.pipeline.table import ScheduleTable
+from parallel._core.replicas import raise_on_all_ranks
 
 
 class NamedSchedule(PipelineSchedule):
@@ -50,31 +51,28 @@ class NamedSchedule(PipelineSchedule):
         count = to_count(n_microbatches, "n_microbatches")
         group, total = listed[0].group, listed[0].num_stages
         each, rest = divmod(total, group.size())
-        try:
+        with raise_on_all_ranks(group):
             if rest or not each:
                 raise ValueError(
                     f"num_stages is {total}, which does not divide by the {group.size()} ranks of"
                     f" {group}"
                 )
             table = self.make_table(group.size(), count, each)
-        except ValueError as error:
-            agree(group, str(error), [])
-            raise
         super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
 
     stages_per_rank: ClassVar[int | None]
     """The number of stages on each rank; None: any number."""
-    _make: ClassVar[Callable[..., Table]]
+    _make: ClassVar[Callable[..., ScheduleTable]]
 
     def __init_subclass__(
-        cls, make: Callable[..., Table] | None = None, each: int | None = None
+        cls, make: Callable[..., ScheduleTable] | None = None, each: int | None = None
     ) -> None:
         """``make`` makes the table of ranks, microbatches and, without ``each``, stages a rank."""
         if make is not None:
             cls._make, cls.stages_per_rank = staticmethod(make), each
 
     @classmethod
-    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> ScheduleTable:
         """Return the table; raise ValueError where there is none."""
         if cls.stages_per_rank is None:
             return cls._make(ranks, microbatches, stages_per_rank)

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from parallel._checks import to_count
-from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 
-_F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
+_F, _B, _I, _W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT
 
 
-def gpipe(ranks: int, microbatches: int) -> Table:
+def gpipe(ranks: int, microbatches: int) -> ScheduleTable:
     """Return GPipe: all forwards, then all backwards.
 
     Huang et al., "GPipe", arXiv:1811.06965, section 2. A rank idles for (p-1)/(m+p-1) of the time
@@ -27,10 +27,10 @@ def gpipe(ranks: int, microbatches: int) -> Table:
         [Action(rank, kind, i) for kind in (_F, _B) for i in range(microbatches)]
         for rank in range(ranks)
     ]
-    return Table(tuple(map(tuple, rows)), "GPipe")
+    return ScheduleTable(tuple(map(tuple, rows)), "GPipe")
 
 
-def one_f_one_b(ranks: int, microbatches: int) -> Table:
+def one_f_one_b(ranks: int, microbatches: int) -> ScheduleTable:
     """Return 1F1B: after a warm-up, a forward and a backward in turn.
 
     Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv:2006.09503, section
@@ -41,7 +41,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Table:
     return _one_stage_each("1F1B", ranks, microbatches, warm=1)
 
 
-def eager_1f1b(ranks: int, microbatches: int) -> Table:
+def eager_1f1b(ranks: int, microbatches: int) -> ScheduleTable:
     """Return 1F1B with a warm-up twice as long, so that messages have time to pass.
 
     Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322. In 1F1B
@@ -55,7 +55,7 @@ def eager_1f1b(ranks: int, microbatches: int) -> Table:
     return _one_stage_each("eager 1F1B", ranks, microbatches, warm=2)
 
 
-def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> Table:
+def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> ScheduleTable:
     """Return 1F1B, with ``warm`` more forwards before the first backward than the next rank."""
     check_counts(ranks=ranks, microbatches=microbatches)
     rows: list[tuple[Action, ...]] = []
@@ -63,10 +63,10 @@ def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> Tabl
         forwards = [Action(rank, _F, i) for i in range(microbatches)]
         backwards = [Action(rank, _B, i) for i in range(microbatches)]
         rows.append(_in_turn(forwards, backwards, warm * (ranks - rank - 1)))
-    return Table(tuple(rows), name)
+    return ScheduleTable(tuple(rows), name)
 
 
-def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Table:
+def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) -> ScheduleTable:
     """Return 1F1B with several stages a rank: rank r has the stages r, r+p, r+2p, ...
 
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters",
@@ -86,7 +86,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) ->
         backwards = [Action(stage, _B, i) for group in groups for stage in own[::-1] for i in group]
         warm = (stages_per_rank - 1) * width + 2 * (ranks - rank - 1)
         rows.append(_in_turn(forwards, backwards, warm if stages_per_rank > 1 else warm // 2))
-    return Table(tuple(rows), "interleaved 1F1B")
+    return ScheduleTable(tuple(rows), "interleaved 1F1B")
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], warm: int) -> tuple[Action, ...]:
@@ -118,7 +118,7 @@ def rounds_of(microbatches: int, ranks: int, name: str) -> list[range]:
     return [range(i * width, (i + 1) * width) for i in range(count)]
 
 
-def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Table:
+def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> ScheduleTable:
     """Return ZB-H1: 1F1B whose gradients of weights wait until there would be a bubble.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. If the three
@@ -148,10 +148,10 @@ def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Tabl
             if number >= rank:
                 row.append(weights.popleft())
         rows.append((*row, *weights))
-    return Table(tuple(rows), "ZB-H1" if stages_per_rank == 1 else "interleaved ZB-H1")
+    return ScheduleTable(tuple(rows), "ZB-H1" if stages_per_rank == 1 else "interleaved ZB-H1")
 
 
-def zbv(ranks: int, microbatches: int) -> Table:
+def zbv(ranks: int, microbatches: int) -> ScheduleTable:
     """Return ZB-V: two stages a rank, there and back: rank r has the stages r and 2p-1-r.
 
     Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362, section 3: the
@@ -172,7 +172,7 @@ def zbv(ranks: int, microbatches: int) -> Table:
     # Each action takes one unit of time, and each rank does the most urgent ready action. Forwards
     # run as far as memory allows, and gradients of inputs run as soon as possible. Gradients of
     # weights fill the bubbles (Qi et al., arXiv:2401.10241, section 3.2).
-    running = [_Rank((rank, last - rank)) for rank in range(ranks)]
+    running = [_RankActions((rank, last - rank)) for rank in range(ranks)]
     ends: dict[Action, int] = {}
     total = 3 * microbatches * (last + 1)
     now = 0
@@ -193,10 +193,10 @@ def zbv(ranks: int, microbatches: int) -> Table:
                 ends[action] = rank.free_at = now + 1
         now += 1
         assert now <= total + last + 1, "some rank can always go on"
-    return Table(tuple(tuple(rank.row) for rank in running), "ZB-V")
+    return ScheduleTable(tuple(tuple(rank.row) for rank in running), "ZB-V")
 
 
-class _Rank:
+class _RankActions:
     def __init__(self, stages: Sequence[int]) -> None:
         self.stages = stages
         self.row: list[Action] = []
@@ -208,7 +208,7 @@ class _Rank:
         return sum(self.next[stage, _F] - self.next[stage, _W] for stage in self.stages)
 
 
-def dual_pipe_v(ranks: int, microbatches: int) -> Table:
+def dual_pipe_v(ranks: int, microbatches: int) -> ScheduleTable:
     """Return DualPipeV: placed as ZB-V; in the middle forwards and backwards come in pairs.
 
     DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.2.1, for the pairs
@@ -224,7 +224,7 @@ def dual_pipe_v(ranks: int, microbatches: int) -> Table:
             f"microbatches is {microbatches}; DualPipeV on {ranks} ranks expects at least "
             f"{2 * ranks}, two a rank"
         )
-    return Table(
+    return ScheduleTable(
         tuple(_DualRank(rank, ranks).row(microbatches) for rank in range(ranks)), "DualPipeV"
     )
 
@@ -269,7 +269,7 @@ class _DualRank:
             self._do(_I, 0)
         return (*self._row, *self._weights)
 
-    def _do(self, kind: Kind, side: int) -> None:
+    def _do(self, kind: ActionKind, side: int) -> None:
         """Add the next action of this kind; after an I, its W is waiting."""
         counted = _F if kind is _F else _B
         stage, number = self._stages[side], self._next[side, counted]

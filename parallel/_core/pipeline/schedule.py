@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from meshlib import ProcessGroup
 from parallel._arrays import Array
 from parallel._checks import check_instance
-from parallel._core.pipeline.executor import Microbatches, PipelineStep, cut, cut_kwargs, cut_target
-from parallel._core.pipeline.messages import MessageEnd, RankPlan, StageShapes, joined, watched
-from parallel._core.pipeline.simulation import Span, Timing
+from parallel._core.pipeline.executor import Microbatches, PipelineStep, cut
+from parallel._core.pipeline.messages import RankPlan, StageShapes
+from parallel._core.pipeline.simulation import ActionSpan, Timing
 from parallel._core.pipeline.stage import SharedParameters, Stage, check_like, specs_of
-from parallel._core.pipeline.table import Action, Table
-from parallel._core.replicas import describe_options, first_difference
+from parallel._core.pipeline.table import Action, ScheduleTable
+from parallel._core.replicas import check_same, describe_options, raise_on_all_ranks
 from parallel._groups import gathered
 
 
@@ -41,24 +41,25 @@ class PipelineSchedule:
     def __init__(
         self,
         stages: Stage | Sequence[Stage],
-        table: Table,
+        table: ScheduleTable,
         loss_fn: Any = None,
         *,
         scale_grads: bool = True,
     ) -> None:
         listed = as_stages(stages)
-        check_instance(table, Table, "table", "gpipe(4, 8)")
-        if loss_fn is not None:
-            listed[0].check_loss(loss_fn)
-        self.table: Table = table
         self.group: ProcessGroup = listed[0].group
+        with raise_on_all_ranks(self.group):
+            check_instance(table, ScheduleTable, "table", "gpipe(4, 8)")
+            if loss_fn is not None:
+                listed[0].check_loss(loss_fn)
+            _check_stages(listed, table)
+        self.table: ScheduleTable = table
         self.scale_grads: bool = bool(scale_grads)
         self._loss = loss_fn
         self._stages = {stage.stage_index: stage for stage in listed}
         self._shapes = StageShapes()
         self._failed = False
-        self._spans: list[Span] = []
-        self._ends: list[MessageEnd] = []
+        self._spans: list[ActionSpan] = []
         options = describe_options(
             schedule=table.name,
             n_microbatches=table.microbatches,
@@ -67,7 +68,7 @@ class PipelineSchedule:
             loss_fn="none" if loss_fn is None else "given",
             scale_grads=self.scale_grads,
         )
-        agree(self.group, self._mistake(listed), options)
+        check_same(options, self.group, "the pipeline")
         rank = self.group.rank()
         self._plans = {training: RankPlan(table, rank, training) for training in (True, False)}
         self._shared = SharedParameters(
@@ -78,18 +79,6 @@ class PipelineSchedule:
             ],
             self.group,
         )
-
-    @classmethod
-    def from_csv(
-        cls,
-        stages: Stage | Sequence[Stage],
-        source: str | Path,
-        loss_fn: Any = None,
-        *,
-        scale_grads: bool = True,
-    ) -> PipelineSchedule:
-        """Return a schedule whose table is in a file: see ``Table.from_csv``."""
-        return PipelineSchedule(stages, Table.from_csv(source), loss_fn, scale_grads=scale_grads)
 
     @property
     def stages(self) -> list[Stage]:
@@ -105,25 +94,6 @@ class PipelineSchedule:
     def pipeline_order(self) -> dict[int, list[Action]]:
         """The actions of each rank, in order."""
         return {rank: list(actions) for rank, actions in enumerate(self.table.ranks)}
-
-    # ------------------------------------------------------------------ the ranks agree
-
-    def _mistake(self, stages: Sequence[Stage]) -> str | None:
-        """Return what is wrong with this rank's arguments, None if nothing is."""
-        table, size = self.table, self.group.size()
-        for stage in stages:
-            if stage.num_stages != table.stages:
-                return f"{stage!r}, but {table.name} has {table.stages} stages"
-            if stage.group.ranks != self.group.ranks:
-                return f"{stage!r} is on {stage.group}, {stages[0]!r} on {self.group}"
-        if len(table.ranks) != size:
-            return f"{table.name} is for {len(table.ranks)} ranks, {self.group} has {size}"
-        rank = self.group.rank()
-        own = sorted(stage.stage_index for stage in stages)
-        expected = [stage for stage, at in enumerate(table.rank_of) if at == rank]
-        if own != expected:
-            return f"rank {rank} has the stages {own}; {table.name} gives it {expected}"
-        return None
 
     # ------------------------------------------------------------------ steps
 
@@ -195,22 +165,21 @@ class PipelineSchedule:
         step = PipelineStep(plan, self._stages, self._shapes, batch, self._loss, scale)
         self._failed = True  # until all is done
         try:
-            with watched(self.group) as ends:
-                for stage in self._stages.values():
-                    stage.begin(training)
-                if training:
-                    self._shared.begin()
-                step.run()
-                for stage in self._stages.values():
-                    stage.end(failed=False)
-                if training:
-                    self._shared.finish()
+            for stage in self._stages.values():
+                stage.begin(training)
+            if training:
+                self._shared.begin()
+            step.run()
+            for stage in self._stages.values():
+                stage.end(failed=False)
+            if training:
+                self._shared.finish()
             self._failed = False
         finally:
             if self._failed:
                 for stage in self._stages.values():
                     stage.end(failed=True)
-        self._spans, self._ends = step.spans, ends
+        self._spans = step.spans
         if losses is not None:
             losses[:] = [batch.losses[i] for i in sorted(batch.losses)]
         if batch.outputs is None or last is None:
@@ -232,39 +201,40 @@ class PipelineSchedule:
         targets = None
         if self.table.stages - 1 in self._stages and self._loss is not None:
             if target is not None:
-                targets = cut_target(target, count)
+                targets = cut(target, count, "target")
             elif training:
                 raise ValueError("step needs the target on the rank of the last stage, got None")
-        return Microbatches(cut_args, cut_kwargs(kwargs, count), targets)
+        return Microbatches(cut_args, cut(kwargs, count, "kwargs", keep_others=True), targets)
 
     # ------------------------------------------------------------------ times
 
     def timeline(self) -> Timing:
-        """Return the times of the last step's computations and messages on all ranks. All ranks
-        call.
+        """Return the times of the last step's computations on all ranks. All ranks call.
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """
-        reports: list[tuple[list[Span], list[MessageEnd]]]
-        reports = gathered((self._spans, self._ends), self.group)
-        spans = sorted((span for own, _ in reports for span in own), key=lambda span: span.begin)
-        transfers = joined([ends for _, ends in reports])
-        return Timing(self.group.size(), tuple(spans), tuple(transfers))
+        reports: list[list[ActionSpan]] = gathered(self._spans, self.group)
+        spans = sorted(itertools.chain.from_iterable(reports), key=lambda span: span.begin)
+        return Timing(self.group.size(), tuple(spans))
 
 
-def agree(group: ProcessGroup, mistake: str | None, lines: Sequence[str]) -> None:
-    """Raise ValueError on all ranks if one has made a mistake, or its ``lines`` differ.
-
-    A collective. ``mistake`` is what is wrong on this rank, None if nothing is.
-    """
-    reports: list[tuple[str | None, list[str]]] = gathered((mistake, list(lines)), group)
-    wrong = [(rank, text) for rank, (text, _) in enumerate(reports) if text]
-    if not wrong:
-        compared = ((r, first_difference(own, reports[0][1])) for r, (_, own) in enumerate(reports))
-        wrong = [(rank, text) for rank, text in compared if text]
-    if wrong:
-        rows = "".join(f"\n  rank {rank}: {text}" for rank, text in wrong)
-        raise ValueError(f"the pipeline on {group} does not fit:{rows}")
+def _check_stages(stages: Sequence[Stage], table: ScheduleTable) -> None:
+    """Raise ValueError unless ``stages`` are those that ``table`` gives this rank."""
+    group = stages[0].group
+    for stage in stages:
+        if stage.num_stages != table.stages:
+            raise ValueError(f"{stage!r}, but {table.name} has {table.stages} stages")
+        if stage.group.ranks != group.ranks:
+            raise ValueError(f"{stage!r} is on {stage.group}, {stages[0]!r} on {group}")
+    if len(table.ranks) != group.size():
+        raise ValueError(
+            f"{table.name} is for {len(table.ranks)} ranks, {group} has {group.size()}"
+        )
+    rank = group.rank()
+    own = sorted(stage.stage_index for stage in stages)
+    expected = [stage for stage, at in enumerate(table.rank_of) if at == rank]
+    if own != expected:
+        raise ValueError(f"rank {rank} has the stages {own}; {table.name} gives it {expected}")
 
 
 def as_stages(stages: Any) -> list[Stage]:

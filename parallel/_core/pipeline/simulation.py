@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parallel._core.pipeline.table import Action, Kind, Table
+from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 
-Costs = Mapping[Kind, float] | Callable[[Action], float]
+Costs = Mapping[ActionKind, float] | Callable[[Action], float]
 """The time of an action: by its kind, or a function of the action."""
 
-USUAL_COSTS: dict[Kind, float] = {
-    Kind.FORWARD: 1.0,
-    Kind.BACKWARD: 2.0,
-    Kind.INPUT: 1.0,
-    Kind.WEIGHT: 1.0,
+USUAL_COSTS: dict[ActionKind, float] = {
+    ActionKind.FORWARD: 1.0,
+    ActionKind.BACKWARD: 2.0,
+    ActionKind.INPUT: 1.0,
+    ActionKind.WEIGHT: 1.0,
 }
 """A matrix product forward, and one for each of its two gradients."""
 
 
 @dataclass(frozen=True)
-class Span:
+class ActionSpan:
     """An action of a rank, from ``begin`` to ``end``."""
 
     rank: int
@@ -31,37 +31,11 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """A message: sent by ``source`` at ``begin``, in the hands of ``target`` at ``end``.
-
-    ``lay`` is from when to when it was sent, as far as its source knows, and not yet asked for.
-    """
-
-    source: int
-    target: int
-    nbytes: int
-    begin: float
-    end: float
-    lay: tuple[float, float] | None = None
-
-    @property
-    def on_the_way(self) -> tuple[tuple[float, float], ...]:
-        """From when to when somebody was busy with it, or waited for it."""
-        if self.lay is None:
-            return ((self.begin, self.end),)
-        return ((self.begin, self.lay[0]), (self.lay[1], self.end))
-
-
-@dataclass(frozen=True)
 class Timing:
-    """When everything happens: planned (``simulate``) or measured (``PipelineSchedule.timeline``).
-
-    ``transfers`` are the messages between ranks, where they were measured.
-    """
+    """When each action runs: planned (``simulate``) or measured (``PipelineSchedule.timeline``)."""
 
     ranks: int
-    spans: tuple[Span, ...]
-    transfers: tuple[Transfer, ...] = ()
+    spans: tuple[ActionSpan, ...]
 
     @property
     def begin(self) -> float:
@@ -79,29 +53,13 @@ class Timing:
         busy = sum(span.end - span.begin for span in self.spans)
         return 1 - busy / (self.ranks * self.makespan)
 
-    @property
-    def overlapped(self) -> float:
-        """The share of the messages' time on the way, from 0 to 1, in which their target computes.
-
-        1 if there was no message.
-        """
-        ways = [(t.target, *way) for t in self.transfers for way in t.on_the_way]
-        travelled = sum(end - begin for _, begin, end in ways)
-        hidden = sum(
-            max(0.0, min(span.end, end) - max(span.begin, begin))
-            for target, begin, end in ways
-            for span in self.spans
-            if span.rank == target
-        )
-        return hidden / travelled if travelled else 1.0
-
     def idle(self, rank: int) -> float:
         """Return how long one rank computes nothing."""
         busy = sum(span.end - span.begin for span in self.spans if span.rank == rank)
         return self.makespan - busy
 
 
-def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> Timing:
+def simulate(table: ScheduleTable, costs: Costs | None = None, message: float = 0.0) -> Timing:
     """Return when each action runs if each rank begins each of its actions as soon as it can.
 
     Args:
@@ -119,7 +77,7 @@ def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> 
     given = USUAL_COSTS if costs is None else costs
     ends: dict[Action, float] = {}
     free = [0.0] * len(table.ranks)
-    spans: list[Span] = []
+    spans: list[ActionSpan] = []
     for rank, action in table.in_time():
         begin = free[rank]
         for need in table.needs(action):
@@ -129,14 +87,19 @@ def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> 
         if not takes > 0:
             raise ValueError(f"{table.name}: the cost of {action} is {takes}; expected above 0")
         ends[action] = free[rank] = begin + takes
-        spans.append(Span(rank, action, begin, free[rank]))
+        spans.append(ActionSpan(rank, action, begin, free[rank]))
     return Timing(len(table.ranks), tuple(spans))
 
 
-def most_held(table: Table) -> list[int]:
+def most_held(table: ScheduleTable) -> list[int]:
     """Return for each rank how many microbatches' activations it holds at most, over its stages.
 
     From their forward until their backward (or its second half) has ended.
     """
-    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1}
+    change = {
+        ActionKind.FORWARD: 1,
+        ActionKind.BACKWARD: -1,
+        ActionKind.INPUT: 0,
+        ActionKind.WEIGHT: -1,
+    }
     return [max(accumulate(change[a.kind] for a in actions)) for actions in table.ranks]

@@ -1,10 +1,9 @@
 """A stage: the part of a model that one rank computes, and the parameters that stages share.
 
 Stages agree on the shapes and dtypes of activations with the first microbatch. Shared parameters
-begin equal, and their gradients are summed. Megatron-LM ties the input embedding to the output
-layer in this way (Narayanan et al., arXiv:2104.04473, section 4.3). Each holder adds up all
-holders' gradients in the order of the stages. So all get the same bits, and every optimizer makes
-the same update.
+begin equal, and their gradients are summed: all get the same bits, and every optimizer makes the
+same update. Megatron-LM ties the input embedding to the output layer in this way (Narayanan et al.,
+arXiv:2104.04473, section 4.3).
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from meshlib import ProcessGroup, Work
-from meshlib.extend import to_whole_number
+from meshlib.extend import Job, to_whole_number
 from parallel._arrays import Array, is_floating, namespace, written
 from parallel._checks import describe, to_count
-from parallel._groups import Ranks, gathered, resolve
-
-_TAG = 0x7069_7065 - 1
+from parallel._groups import GroupLike, gathered, resolve
 
 
 class SharedParameter(Protocol):
@@ -59,94 +56,68 @@ class SharedParameters:
     def __init__(
         self, own: Sequence[tuple[str, int, SharedParameter]], group: ProcessGroup
     ) -> None:
-        self._group = group
-        rank = group.rank()
-        self._own: dict[str, dict[int, SharedParameter]] = {}
-        for name, stage, parameter in own:
-            mine = self._own.setdefault(name, {})
-            if not any(parameter is other for other in mine.values()):  # shared here already
-                mine[stage] = parameter
-        listed = [
-            (name, _Holder(stage, rank, _describe(parameter)))
-            for name, mine in self._own.items()
-            for stage, parameter in mine.items()
-        ]
-        told: list[list[tuple[str, _Holder]]] = gathered(listed, group)
-        self._holders: dict[str, list[_Holder]] = {}
-        for name, holder in itertools.chain.from_iterable(told):
-            self._holders.setdefault(name, []).append(holder)
-        for name, holders in sorted(self._holders.items()):
-            holders.sort()
-            _check(name, holders)
+        self._own: dict[str, list[SharedParameter]] = {}
+        listed: list[tuple[str, _Holder]] = []
+        for name, stage, parameter in sorted(own, key=lambda one: one[1]):
+            mine = self._own.setdefault(name, [])
+            if not any(parameter is other for other in mine):  # shared here already
+                mine.append(parameter)
+                listed.append((name, _Holder(stage, group.rank(), _describe(parameter))))
+        holders: dict[str, list[_Holder]] = {}
+        for name, holder in itertools.chain.from_iterable(gathered(listed, group)):
+            holders.setdefault(name, []).append(holder)
+        for name, found in sorted(holders.items()):
+            _check(name, sorted(found))
+        self._groups: dict[str, ProcessGroup] = {}
+        for name, mine in sorted(self._own.items()):
+            self._begin_equal(name, mine, [holder.rank for holder in sorted(holders[name])], group)
         self._before: dict[int, Array | None] = {}
-        for name in sorted(self._own):
-            self._begin_equal(name)
 
-    def _begin_equal(self, name: str) -> None:
-        """Give all holders the values of the first."""
-        first, mine = self._holders[name][0], self._own[name]
-        if first.rank == self._group.rank():
-            value = mine[first.stage].data
-            for rank in self._others(name):
-                self._group.send(value, group_dst=rank, tag=_TAG)
-        else:
-            value = _like(mine)
-            self._group.recv(value, group_src=first.rank, tag=_TAG)
-        for parameter in mine.values():
-            if parameter.data is not value:
-                parameter.data[...] = value
-
-    def _others(self, name: str) -> list[int]:
-        return sorted({h.rank for h in self._holders[name]} - {self._group.rank()})
+    def _begin_equal(
+        self, name: str, mine: list[SharedParameter], ranks: list[int], group: ProcessGroup
+    ) -> None:
+        """Give all holders the values of the first; ``ranks`` are theirs, by stage."""
+        value = mine[0].data
+        if len(set(ranks)) > 1:
+            members = [group.ranks[rank] for rank in dict.fromkeys(ranks)]
+            self._groups[name] = Job().new_group(
+                members,
+                backend=group.backend,
+                timeout=group.timeout,
+                desc=f"stages that share {name!r}",
+            )
+            self._groups[name].broadcast(value, group_src=0)
+        for parameter in mine[1:]:
+            parameter.data[...] = value
 
     def begin(self) -> None:
         """Put aside gradients of earlier steps, whose sum they are already."""
-        for mine in self._own.values():
-            for parameter in mine.values():
-                grad = parameter.grad
-                self._before[id(parameter)] = None if grad is None else grad.copy()
-                parameter.grad = None
+        for parameter in itertools.chain.from_iterable(self._own.values()):
+            grad = parameter.grad
+            self._before[id(parameter)] = None if grad is None else grad.copy()
+            parameter.grad = None
 
     def finish(self) -> None:
         """Sum the gradients of this step over the stages, and add what was put aside."""
-        works: list[Work[Any] | None] = []
-        coming: dict[tuple[str, int], Array] = {}
+        totals: dict[str, Array] = {}
+        works: list[Work[Any]] = []
         for name, mine in sorted(self._own.items()):
-            for parameter in mine.values():
-                grad = parameter.grad
-                if grad is None:
-                    grad = namespace(parameter.data).zeros_like(parameter.data)
-                    parameter.grad = grad
-                for rank in self._others(name):
-                    works.append(self._group.isend(grad, group_dst=rank, tag=_TAG))
-            for holder in self._holders[name]:
-                if holder.rank != self._group.rank():
-                    coming[name, holder.stage] = array = _like(mine)
-                    works.append(self._group.irecv(array, group_src=holder.rank, tag=_TAG))
+            total = totals[name] = namespace(mine[0].data).zeros_like(mine[0].data)
+            for parameter in mine:
+                if parameter.grad is not None:
+                    total += parameter.grad
+            if name in self._groups:
+                works.append(self._groups[name].all_reduce(total, async_op=True))
         for work in works:
-            if work is not None:
-                work.wait()
+            work.wait()
         for name, mine in self._own.items():
-            self._add_up(name, mine, coming)
-
-    def _add_up(
-        self, name: str, mine: dict[int, SharedParameter], coming: dict[tuple[str, int], Array]
-    ) -> None:
-        total = _like(mine)
-        total[...] = 0
-        for holder in self._holders[name]:
-            here = mine.get(holder.stage)
-            total += coming[name, holder.stage] if here is None else here.grad
-        for parameter in mine.values():
-            before = self._before.pop(id(parameter), None)
-            grad = parameter.grad
-            assert grad is not None, "it was zeros if there was none"
-            grad[...] = total if before is None else total + before
-
-
-def _like(mine: dict[int, SharedParameter]) -> Array:
-    array = next(iter(mine.values())).data
-    return namespace(array).empty_like(array)
+            for parameter in mine:
+                before = self._before.pop(id(parameter), None)
+                total = totals[name] if before is None else totals[name] + before
+                if parameter.grad is None:
+                    parameter.grad = total.copy()
+                else:
+                    parameter.grad[...] = total
 
 
 def _check(name: str, holders: Sequence[_Holder]) -> None:
@@ -218,7 +189,7 @@ class Stage(ABC):
     keeps, under the microbatch's number.
     """
 
-    def __init__(self, stage_index: int, num_stages: int, mesh: Ranks | None) -> None:
+    def __init__(self, stage_index: int, num_stages: int, mesh: GroupLike | None) -> None:
         self.num_stages: int = to_count(num_stages, "num_stages")
         self.stage_index: int = to_whole_number(stage_index, "stage_index")
         if not 0 <= self.stage_index < self.num_stages:

@@ -23,7 +23,7 @@ _Dims = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class _ArrayDescription:
     """An array's description for other ranks: the split of its dims, by names of mesh dims."""
 
     dims: _Dims
@@ -81,16 +81,20 @@ class StageArrays:
             path: Sharding(self._stages[stage], P(*leaf.dims))
             for stage, theirs in enumerate(gathered(told, self._pipeline))
             for path, leaf in theirs.items()
-            if isinstance(leaf, _Leaf)
+            if isinstance(leaf, _ArrayDescription)
         }
 
 
 def _told(_: str, value: Any) -> Any:
     if not isinstance(value, DArray):
-        return _Leaf((), tuple(value.shape), np.dtype(value.dtype)) if is_array(value) else value
+        return (
+            _ArrayDescription((), tuple(value.shape), np.dtype(value.dtype))
+            if is_array(value)
+            else value
+        )
     names = value.sharding.mesh.mesh_dim_names or ()
     dims = tuple(tuple(names[i] for i in dim) for dim in value.sharding.dims)
-    return _Leaf(dims, tuple(value.shape), np.dtype(value.dtype))
+    return _ArrayDescription(dims, tuple(value.shape), np.dtype(value.dtype))
 
 
 def _standing_for(mesh: DeviceMesh, _: str, leaf: Any, own: Any) -> Any:
@@ -98,7 +102,7 @@ def _standing_for(mesh: DeviceMesh, _: str, leaf: Any, own: Any) -> Any:
 
     ``own`` is this rank's array, or ``leaf`` itself where it has none.
     """
-    if not isinstance(leaf, _Leaf):
+    if not isinstance(leaf, _ArrayDescription):
         return leaf
     local = own.local if isinstance(own, DArray) else None if own is leaf else own
     return DArray(local, Sharding(mesh, P(*leaf.dims)), leaf.shape, leaf.dtype)

@@ -19,7 +19,7 @@ _NO_COMPUTATION = re.compile(r"\d+REDUCE_GRAD")
 _OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
-class Kind(enum.StrEnum):
+class ActionKind(enum.StrEnum):
     """The kind of a computation. Backward is one action, or two: the second may come much later."""
 
     FORWARD = "F"
@@ -33,14 +33,14 @@ class Kind(enum.StrEnum):
     @property
     def sends_back(self) -> bool:
         """True if it gives the stage before its gradient."""
-        return self is Kind.BACKWARD or self is Kind.INPUT
+        return self is ActionKind.BACKWARD or self is ActionKind.INPUT
 
 
 class Action(NamedTuple):
     """One computation: of ``stage``, of this ``kind``, on ``microbatch``; written ``0F3``."""
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     microbatch: int
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Action(NamedTuple):
                 f"expected an action such as 0F3 (stage, one of F B I W, microbatch), "
                 f"got {describe(text)}"
             )
-        return cls(int(match[1]), Kind(match[2]), int(match[3]))
+        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
     def needs(self, last_stage: int, split: bool) -> list[Action]:
         """Return the actions that must have ended before this one begins.
@@ -63,18 +63,20 @@ class Action(NamedTuple):
         ``split``: whether the next stage's backward of this microbatch is in two halves.
         """
         stage, kind, microbatch = self
-        if kind is Kind.FORWARD:
-            return [Action(stage - 1, Kind.FORWARD, microbatch)] if stage else []
-        if kind is Kind.WEIGHT:
-            return [Action(stage, Kind.INPUT, microbatch)]
-        before = [Action(stage, Kind.FORWARD, microbatch)]
+        if kind is ActionKind.FORWARD:
+            return [Action(stage - 1, ActionKind.FORWARD, microbatch)] if stage else []
+        if kind is ActionKind.WEIGHT:
+            return [Action(stage, ActionKind.INPUT, microbatch)]
+        before = [Action(stage, ActionKind.FORWARD, microbatch)]
         if stage < last_stage:
-            before.append(Action(stage + 1, Kind.INPUT if split else Kind.BACKWARD, microbatch))
+            before.append(
+                Action(stage + 1, ActionKind.INPUT if split else ActionKind.BACKWARD, microbatch)
+            )
         return before
 
 
 @dataclass(frozen=True)
-class Table:
+class ScheduleTable:
     """The actions of each rank, in order; ``simulate`` derives the times from it.
 
     Args:
@@ -104,7 +106,7 @@ class Table:
         put(self, "stages", 1 + max(action.stage for action in everything))
         put(self, "microbatches", 1 + max(action.microbatch for action in everything))
         put(self, "rank_of", self._place())
-        halves = ((a.stage, a.microbatch) for a in everything if a.kind is Kind.INPUT)
+        halves = ((a.stage, a.microbatch) for a in everything if a.kind is ActionKind.INPUT)
         put(self, "_halves", frozenset(halves))
         self._check_whole(everything)
         self.in_time()
@@ -136,8 +138,11 @@ class Table:
             there.add(action)
         for stage in range(self.stages):
             for microbatch in range(self.microbatches):
-                kinds = {kind for kind in Kind if Action(stage, kind, microbatch) in there}
-                if kinds not in ({Kind.FORWARD, Kind.BACKWARD}, set(Kind) - {Kind.BACKWARD}):
+                kinds = {kind for kind in ActionKind if Action(stage, kind, microbatch) in there}
+                if kinds not in (
+                    {ActionKind.FORWARD, ActionKind.BACKWARD},
+                    set(ActionKind) - {ActionKind.BACKWARD},
+                ):
                     raise ValueError(
                         f"{self.name}: stage {stage} has {sorted(map(str, kinds)) or 'nothing'} of"
                         f" microbatch {microbatch}; expected F and B, or F, I and W"

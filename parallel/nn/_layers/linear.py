@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,18 +67,6 @@ class Linear(Module):
             uniform_init((out_features, in_features), bound, rng, dtype)
         )
         self.bias = Parameter(uniform_init((out_features,), bound, rng, dtype)) if bias else None
-
-    @classmethod
-    def holding(cls, weight: Array, bias: Array | None) -> Self:
-        """Return a layer of these arrays: weight (out_features, in_features), bias or None.
-
-        Raises TypeError for what is no array.
-        """
-        layer = cls.__new__(cls)
-        Module.__init__(layer)
-        layer.weight = Parameter(weight)
-        layer.bias = None if bias is None else Parameter(bias)
-        return layer
 
     @property
     def in_features(self) -> int:

@@ -138,10 +138,7 @@ def described(table, timelines):
     """Say what steps had for a bubble, and what their costs would have had without messages."""
     measured = statistics.median(t.bubble for t in timelines)
     costs = simulate(table, median_costs(timelines).__getitem__).bubble
-    hidden = statistics.median(t.overlapped for t in timelines)
-    return (
-        f"{measured:5.1%} (by its costs {costs:5.1%}), {hidden:.0%} of messages under computation"
-    )
+    return f"{measured:5.1%} (by its costs {costs:5.1%})"
 
 
 def median_costs(timelines):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from meshlib._bench.jobs.job import BenchmarkError, Job, running_job
+from meshlib._bench.jobs.job import BenchmarkError, LibraryJob, running_job
 from meshlib._bench.libraries.environments import python_of
 from tests.benchmarks.data_parallel.trainers import TRAINERS
 
@@ -35,7 +35,7 @@ _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_"
 class Contender:
     """One library's job, and the seconds of its steps, alone and synchronised."""
 
-    job: Job
+    job: LibraryJob
     version: str
     alone: list[float] = field(default_factory=list[float])
     together: list[float] = field(default_factory=list[float])

@@ -125,8 +125,10 @@ class NumPyTrainer(Trainer):
     def _model(self, parallel: Any, width: int) -> Any:
         layers: list[Any] = []
         for weight in _weights(width):
-            bias = np.zeros(width, np.float32)
-            layers += [parallel.nn.Linear.holding(weight.T.copy(), bias), parallel.nn.ReLU()]
+            linear = parallel.nn.Linear(width, width)
+            linear.weight.data = weight.T.copy()
+            linear.bias.data = np.zeros(width, np.float32)
+            layers += [linear, parallel.nn.ReLU()]
         layers[0].input_grad = False  # as in the others, where a batch needs no gradient
         return parallel.nn.Sequential(*layers[:-1])
 

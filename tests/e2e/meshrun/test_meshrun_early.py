@@ -10,7 +10,7 @@ import pytest
 
 from meshlib._launcher.nodes.agents_log import SharedLog
 from meshlib._launcher.nodes.coordinator import Coordinator, Verdict
-from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, RankProgram
 from transport._net import sockets
 
 pytestmark = pytest.mark.processes
@@ -91,7 +91,7 @@ def test_a_name_that_no_machine_has_is_said(monkeypatch):
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", unknown)
     nodes = NodeOptions(2, 2, 1, host="nodeA", port=29500, join_timeout=0.3, is_host=0)
-    options = LaunchOptions(Program("script", "x"), 1, nodes=nodes)
+    options = LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes)
     node = Coordinator(options, "agent", SharedLog(options, "agent", lambda: None))
     try:
         node.join()

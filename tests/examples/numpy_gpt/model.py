@@ -11,7 +11,7 @@ from numpy_gpt.config import Config, Model
 from numpy_gpt.dims import Dims
 from parallel import nn
 from parallel.expert import MoE
-from parallel.pipeline import Part
+from parallel.pipeline import StageLayers
 
 
 class Block(nn.Module):
@@ -48,7 +48,7 @@ def names_of(model: Model, stages: int) -> list[list[str]]:
     return names
 
 
-def make_stage(config: Config, names: list[str], dims: Dims) -> Part:
+def make_stage(config: Config, names: list[str], dims: Dims) -> StageLayers:
     """Return a stage: the named parts, whole but for experts, of which there are this rank's.
 
     Each part is drawn with a generator of its own, so that any stage begins as in the whole model.
@@ -67,7 +67,7 @@ def make_stage(config: Config, names: list[str], dims: Dims) -> Part:
             parts[name] = nn.RMSNorm(model.width, dtype=dtype)
         else:
             parts[name] = nn.Linear(model.width, model.vocabulary, False, rng=rng, dtype=dtype)
-    return Part(list(parts.items()))
+    return StageLayers(list(parts.items()))
 
 
 def make_block(config: Config, index: int, rng: np.random.Generator, dims: Dims) -> Block:

@@ -21,10 +21,10 @@ from parallel import (
 from parallel.context import context_parallel
 from parallel.expert import MoE
 from parallel.nn import Parameter
-from parallel.pipeline import Part
+from parallel.pipeline import StageLayers
 
 
-def split_stage(stage: Part, config: Config, dims: Dims) -> Part:
+def split_stage(stage: StageLayers, config: Config, dims: Dims) -> StageLayers:
     """Split a whole stage, in place, and return it: what one process has, on all dims but pp."""
     if dims.sizes.tp > 1:
         for plan in plans(stage, sequence=config.parallel.sequence):
@@ -36,7 +36,7 @@ def split_stage(stage: Part, config: Config, dims: Dims) -> Part:
     return stage
 
 
-def plans(stage: Part, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
+def plans(stage: StageLayers, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
     """Return how tp splits the parts of ``stage``, in two steps.
 
     With ``sequence``, norms and residuals work on a part of the sequence each, and layers that are
@@ -80,7 +80,7 @@ def plans(stage: Part, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
     return [here, around_experts] if around_experts else [here]
 
 
-def shard(stage: Part, dims: Dims) -> None:
+def shard(stage: StageLayers, dims: Dims) -> None:
     """Split each part over dp_shard, replicate it over the rest; experts apart from all else."""
     alone: list[Parameter] = []
     for part in stage:

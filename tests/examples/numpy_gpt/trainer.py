@@ -15,7 +15,7 @@ from numpy_gpt.model import make_stage, names_of
 from numpy_gpt.split import split_stage
 from parallel import VocabParallelCrossEntropyLoss, clip_grad_norm_, nn, optim
 from parallel.context import sequence_positions
-from parallel.pipeline import Part, PipelineStage, get_schedule_class
+from parallel.pipeline import PipelineStage, StageLayers, get_schedule_class
 
 
 class Trainer:
@@ -32,7 +32,7 @@ class Trainer:
         names = names_of(config.model, table.stages)
         own = [stage for stage, rank in enumerate(table.rank_of) if rank == pipeline.rank()]
         parts = [split_stage(make_stage(config, names[i], dims), config, dims) for i in own]
-        self.model = Part([named for part in parts for named in part.named_children()])
+        self.model = StageLayers([named for part in parts for named in part.named_children()])
         """All that this rank has of the model."""
         loss = (
             VocabParallelCrossEntropyLoss(dims.tp) if dims.sizes.tp > 1 else nn.CrossEntropyLoss()

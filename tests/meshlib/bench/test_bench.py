@@ -17,17 +17,17 @@ import pytest
 from meshlib._bench.cases import CASES, COLLECTIVES, ROOT, Floats
 from meshlib._bench.cli import main
 from meshlib._bench.jobs import job as job_module
-from meshlib._bench.jobs.job import BenchmarkError, Block, Job, running_job
+from meshlib._bench.jobs.job import BenchmarkError, LibraryJob, Repetitions, running_job
 from meshlib._bench.libraries import LIBRARIES, environments
 from meshlib._bench.libraries.c10d import bind_c10d
 from meshlib._bench.libraries.environments import python_of
 from meshlib._bench.plot import check_can_plot, plot
 from meshlib._bench.report import copy_bandwidth, header, ratio, references, rows
 from meshlib._bench.run import (
+    BenchmarkPlan,
+    CaseResult,
     Cell,
     Contender,
-    Plan,
-    Result,
     Skipped,
     WrongResultError,
     _measure,
@@ -108,7 +108,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
         "ping_pong": (2.0, 2.0),
     }
     for case, (algorithm, bus) in expected.items():
-        result = Result(case, 1000, 4, "meshlib", "", [[1e-6]])
+        result = CaseResult(case, 1000, 4, "meshlib", "", [[1e-6]])
         assert result.algorithm_bandwidth == pytest.approx(algorithm * 1e9)
         assert result.bus_bandwidth == pytest.approx(bus * 1e9)
 
@@ -124,10 +124,12 @@ def test_bytes_moved_are_each_input_and_each_result_once() -> None:
 
 def test_the_median_is_of_rounds_and_ratios_are_of_medians() -> None:
     # Two slow rounds of five calls weigh no more than three quick ones of one.
-    own = Result("all_reduce", 8, 2, "meshlib", "", [[9.0] * 5, [1e-5], [2e-5], [2e-5], [9.0] * 5])
-    gloo = Result("all_reduce", 8, 2, "gloo", "", [[1e-4, 8e-5, 5e-5]])
-    openmpi = Result("all_reduce", 8, 2, "openmpi", "", [[1e-5]])
-    mpich = Result("all_reduce", 8, 2, "mpich", "", [[4e-5]])
+    own = CaseResult(
+        "all_reduce", 8, 2, "meshlib", "", [[9.0] * 5, [1e-5], [2e-5], [2e-5], [9.0] * 5]
+    )
+    gloo = CaseResult("all_reduce", 8, 2, "gloo", "", [[1e-4, 8e-5, 5e-5]])
+    openmpi = CaseResult("all_reduce", 8, 2, "openmpi", "", [[1e-5]])
+    mpich = CaseResult("all_reduce", 8, 2, "mpich", "", [[4e-5]])
     results, names = [own, gloo, openmpi, mpich], ["meshlib", "gloo", "openmpi", "mpich"]
     assert [ratio(results, "meshlib", name) for name in references(names)] == pytest.approx(
         [0.25, 2.0, 0.5, 2.0]
@@ -140,21 +142,23 @@ def test_the_median_is_of_rounds_and_ratios_are_of_medians() -> None:
     assert lines[1].split() == ["gloo", "80.0", "0.000", "0.000"]
 
 
-class _Answering(Job):
+class _Answering(LibraryJob):
     """Answers what ``block(repetitions, calls)`` returns."""
 
-    def __init__(self, library: str, block: Callable[[int, int], Block]) -> None:
+    def __init__(self, library: str, block: Callable[[int, int], Repetitions]) -> None:
         self.library, self.block = library, block
 
-    def measure(self, case: str, nbytes: int, repetitions: int, warmup: int, **_: bool) -> Block:
+    def measure(
+        self, case: str, nbytes: int, repetitions: int, warmup: int, **_: bool
+    ) -> Repetitions:
         return self.block(repetitions, repetitions + warmup)
 
 
 def test_a_turn_has_as_many_calls_as_fit_once_the_ranks_are_connected() -> None:
     turns = iter([0.3, 0.002])
 
-    def connecting(repetitions: int, calls: int) -> Block:
-        return Block([[1e-4]] * repetitions, [], True, calls * next(turns), Counter())
+    def connecting(repetitions: int, calls: int) -> Repetitions:
+        return Repetitions([[1e-4]] * repetitions, [], True, calls * next(turns), Counter())
 
     contender = Contender(_Answering("meshlib", connecting), "")
     contender.probe("all_reduce", 8, keep=True)
@@ -162,19 +166,21 @@ def test_a_turn_has_as_many_calls_as_fit_once_the_ranks_are_connected() -> None:
 
 
 def test_a_peers_wrong_result_is_told_and_ours_ends_the_run() -> None:
-    def job(library: str, wrong_from: int) -> Job:
+    def job(library: str, wrong_from: int) -> LibraryJob:
         numbers = itertools.count(1)
 
-        def block(repetitions: int, _: int) -> Block:
+        def block(repetitions: int, _: int) -> Repetitions:
             right = next(numbers) < wrong_from
-            return Block([[1e-4]] * repetitions, [], right, 1e-3, Counter())
+            return Repetitions([[1e-4]] * repetitions, [], right, 1e-3, Counter())
 
         return _Answering(library, block)
 
-    def measured(ours: int, theirs: int) -> list[list[Result] | Skipped]:
+    def measured(ours: int, theirs: int) -> list[list[CaseResult] | Skipped]:
         cell = Cell("all_reduce", 8, 2, ("meshlib", "gloo"))
         jobs = [job("meshlib", ours), job("gloo", theirs)]
-        return list(_measure(Plan([cell], {}, 3), cell, [Contender(one, "") for one in jobs]))
+        return list(
+            _measure(BenchmarkPlan([cell], {}, 3), cell, [Contender(one, "") for one in jobs])
+        )
 
     never = 100
     for theirs in (1, 4):  # at once, or in a round
@@ -187,8 +193,8 @@ def test_a_peers_wrong_result_is_told_and_ours_ends_the_run() -> None:
 
 
 def test_the_share_of_the_memory_is_that_of_bytes_moved() -> None:
-    copied = Result("copy", 64 << 20, 2, "meshlib", "", [[0.02]])
-    reduced = Result("all_reduce", 64 << 20, 2, "meshlib", "", [[0.04]])
+    copied = CaseResult("copy", 64 << 20, 2, "meshlib", "", [[0.02]])
+    reduced = CaseResult("all_reduce", 64 << 20, 2, "meshlib", "", [[0.04]])
     memory = copy_bandwidth([copied, reduced], 2)
     assert memory == (4 * 64 << 20) / 0.02
     assert "50%" in rows([reduced], ["meshlib"], memory)
@@ -238,7 +244,7 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     file = tmp_path / "bench.png"
     plot(
         [
-            Result("all_reduce", nbytes, 2, library, "", [[1e-9 * nbytes]])
+            CaseResult("all_reduce", nbytes, 2, library, "", [[1e-9 * nbytes]])
             for nbytes in (8, 1 << 20)
             for library in ("meshlib", "gloo")
         ],
@@ -292,11 +298,11 @@ def test_a_peer_that_is_not_installed_is_named(
     assert "setup_peers gloo" in capsys.readouterr().err
 
 
-def _exit_codes(job: Job) -> list[int | None]:
+def _exit_codes(job: LibraryJob) -> list[int | None]:
     return [process.returncode for process in job.processes.started]
 
 
-def _none_is_left(job: Job) -> None:
+def _none_is_left(job: LibraryJob) -> None:
     assert None not in _exit_codes(job)
     for pid in job.processes.pids:
         with pytest.raises(ProcessLookupError):
@@ -330,7 +336,7 @@ def test_a_worker_that_is_stuck_ends_some_time_after_its_driver() -> None:
 @pytest.mark.processes
 def test_a_worker_that_is_stuck_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(job_module, "_MEASURE_SECONDS", 0.2)
-    job = Job("meshlib", sys.executable, 2, tmp_path)
+    job = LibraryJob("meshlib", sys.executable, 2, tmp_path)
     try:
         job.start()
         with pytest.raises(BenchmarkError, match=r"no answer from ranks \[0, 1\] in 0.2 s"):

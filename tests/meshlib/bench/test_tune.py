@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from meshlib._bench import cli as bench
 from meshlib._bench.predict import Network, comparison, cost_of, extrapolation
-from meshlib._bench.run import Result
+from meshlib._bench.run import CaseResult
 from meshlib._tune import cli
 from meshlib._tune.contests import CONTESTS
 from meshlib._tune.estimates import best_of, crossover, fit_line
-from meshlib._tune.measure import Bench, Found
+from meshlib._tune.measure import TransportBenchmark, TuningResults
 from meshlib.testing import run_ranks
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport._choosing.cost import Cost
@@ -119,23 +119,25 @@ def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setitem(CONTESTS, "inproc", small)
 
-    def measure() -> Found:
-        bench = Bench("inproc")
-        return Found(bench.cost(), bench.thresholds())
+    def measure() -> TuningResults:
+        bench = TransportBenchmark("inproc")
+        return TuningResults(bench.cost(), bench.thresholds())
 
     found = run_ranks(measure, 4, timeout=120)
     assert len({result.thresholds for result in found}) == 1
     cost, table = found[0].cost, found[0].thresholds
     assert cost is not None
-    assert min(cost.alpha, cost.beta, cost.gamma, cost.lanes) > 0
+    assert min(cost.alpha, cost.beta, cost.gamma, cost.parallelism) > 0
     tried = [contest for contest in small if contest.least_ranks <= 4]
     assert {getattr(table, contest.field) for contest in tried} <= {0, 1 << 10, 1 << 14}
-    assert Found.unpack(found[0].pack()) == found[0]
+    assert TuningResults.unpack(found[0].pack()) == found[0]
 
 
-def fake(transport: str, size: int) -> Found:
+def fake(transport: str, size: int) -> TuningResults:
     """Doubling up to a KiB a rank; a table that says who made it."""
-    return Found(Cost(1e-5 * size, 1e-9, 1e-10, 2), Thresholds(all_reduce_doubling=size << 10))
+    return TuningResults(
+        Cost(1e-5 * size, 1e-9, 1e-10, 2), Thresholds(all_reduce_doubling=size << 10)
+    )
 
 
 def test_what_is_found_becomes_a_table() -> None:
@@ -192,8 +194,8 @@ TUNING = Tuning(
 
 
 def test_model_and_measurement_stand_side_by_side() -> None:
-    small = Result("all_reduce", 1 << 10, 4, "meshlib", "", [[4e-5]])
-    other = Result("ping_pong", 1 << 10, 2, "meshlib", "", [[1.0]])
+    small = CaseResult("all_reduce", 1 << 10, 4, "meshlib", "", [[4e-5]])
+    other = CaseResult("ping_pong", 1 << 10, 2, "meshlib", "", [[1.0]])
     lines = comparison([small, other], TUNING, "tcp").splitlines()
     model = 1e6 * 3 * (2 * 1e-5 + 1024 * (2 * 1e-9 + 1e-10))
     assert lines[-1].split() == [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshlib._calls.future import Future, WaitTimeoutError
-from meshlib._calls.work import Message, Work, WorkResult, fail, finish
+from meshlib._calls.work import ReceivedMessage, Work, WorkResult, fail, finish
 from transport._errors import DistBackendError
 
 
@@ -108,7 +108,7 @@ def test_what_a_caller_held_is_gone_with_the_exception(wait):
 
 def test_a_receive_has_a_source():
     work = Work(lambda: "recv")
-    finish(work, Message("data", 3))
+    finish(work, ReceivedMessage("data", 3))
     assert work.source_rank() == 3
     assert work.result() == "data"
 

@@ -9,7 +9,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer, CheckpointError, load
-from meshlib.checkpoint._pieces import Piece, Shares
+from meshlib.checkpoint._pieces import ChunkShares, ChunkWrite
 from meshlib.checkpoint._saving import detach
 from meshlib.sharding import DArray, P, Sharding, ones
 from meshlib.testing import run_ranks
@@ -19,13 +19,13 @@ from tests.support.meshlib.sharding_cases import named_mesh
 @pytest.fixture
 def gate(monkeypatch):
     """Whoever writes a chunk waits until it is opened."""
-    opened, write = threading.Event(), Piece.write
+    opened, write = threading.Event(), ChunkWrite.write
 
     def waiting(self, *args):
         assert opened.wait(60)
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", waiting)
+    monkeypatch.setattr(ChunkWrite, "write", waiting)
     yield opened
     opened.set()
 
@@ -70,13 +70,13 @@ def test_one_is_under_way_at_most_and_memory_is_used_again(tmp_path, gate):
 
 def test_who_writes_what_is_worked_out_when_the_arrays_change(tmp_path, monkeypatch):
     made = []
-    make = Shares.__init__
+    make = ChunkShares.__init__
 
     def noted(self, participants, arrays):
         made.append([tuple(kept) for kept in arrays])
         make(self, participants, arrays)
 
-    monkeypatch.setattr(Shares, "__init__", noted)
+    monkeypatch.setattr(ChunkShares, "__init__", noted)
     checkpoints = Checkpointer(tmp_path, sync=False)
     states = [
         {"x": np.zeros(3), "step": 1},
@@ -123,7 +123,7 @@ def test_a_program_that_ends_at_once_still_gets_its_checkpoint(tmp_path):
 
 
 def test_an_error_surfaces_at_the_next_call_on_all_ranks(tmp_path, monkeypatch):
-    write = Piece.write
+    write = ChunkWrite.write
 
     def failing(self, storage, folder):
         if dist_rank() == 1 and folder == "step-2":
@@ -160,7 +160,7 @@ def test_an_error_surfaces_at_the_next_call_on_all_ranks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", noted)
     monkeypatch.setattr(
-        Piece,
+        ChunkWrite,
         "write",
         lambda self, *a: (
             failing(self, *a) if threading.current_thread().name in ranks else write(self, *a)

@@ -50,16 +50,16 @@ def test_removal_does_not_follow_links(tmp_path, scheme):
 
 
 def test_what_was_just_saved_stays_beside_a_newer_one(tmp_path, monkeypatch):
-    from meshlib.checkpoint._pieces import Piece
+    from meshlib.checkpoint._pieces import ChunkWrite
 
-    write = Piece.write
+    write = ChunkWrite.write
 
     def nested(self, *args):
         if self.data[0] == 1:  # another save begins and ends meanwhile
             save(tmp_path, {"x": np.full(3, 2)}, step=2)
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", nested)
+    monkeypatch.setattr(ChunkWrite, "write", nested)
     with Checkpointer(tmp_path, keep_last=1, sync=False) as checkpoints:
         path = checkpoints.save({"x": np.full(3, 1)}, step=1)
         assert load(path)["x"].tolist() == [1, 1, 1]

@@ -329,9 +329,9 @@ def test_arrays_on_ranks_that_do_not_take_part(tmp_path):
 
 
 def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
-    from meshlib.checkpoint._pieces import Piece
+    from meshlib.checkpoint._pieces import ChunkWrite
 
-    write = Piece.write
+    write = ChunkWrite.write
 
     def failing(self, *args):
         if dist.get_rank() == 1:
@@ -346,7 +346,7 @@ def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
             [ones((4,), Sharding(mesh, P("a")))],
             step=1,
         )
-        monkeypatch.setattr(Piece, "write", failing)
+        monkeypatch.setattr(ChunkWrite, "write", failing)
         with pytest.raises(OSError, match="No space left") as caught:
             save(tmp_path, [zeros((4,), Sharding(mesh, P("a")))], step=2)
         return str(caught.value)
@@ -446,16 +446,16 @@ def test_a_function_that_returns_no_layout(tmp_path):
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("again", [2, 3])
 def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, failing, again):
-    from meshlib.checkpoint._pieces import Piece
+    from meshlib.checkpoint._pieces import ChunkWrite
 
-    write = Piece.write
+    write = ChunkWrite.write
 
     def breaks(self, *args):
         if dist.get_rank() == failing and self.data.flat[0] == 2:
             raise MemoryError("no memory")
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", breaks)
+    monkeypatch.setattr(ChunkWrite, "write", breaks)
     mesh = named_mesh(2)
 
     def program():

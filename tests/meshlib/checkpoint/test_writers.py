@@ -10,7 +10,7 @@ import pytest
 
 from meshlib.checkpoint import Checkpointer, CheckpointError, load, save
 from meshlib.checkpoint._files import folder
-from meshlib.checkpoint._pieces import Piece
+from meshlib.checkpoint._pieces import ChunkWrite
 
 STATES = [{"x": np.full(3, value), "y": np.full(3, value)} for value in range(3)]
 
@@ -39,7 +39,7 @@ def in_thread(call):
 @pytest.fixture(params=["x", "y"])
 def slow(monkeypatch, request):
     """A writer of values 1, which waits before its first or its second array."""
-    reached, go_on, write = threading.Event(), threading.Event(), Piece.write
+    reached, go_on, write = threading.Event(), threading.Event(), ChunkWrite.write
 
     def waiting(self, *args):
         if self.data[0] == 1 and self.array == request.param:
@@ -47,7 +47,7 @@ def slow(monkeypatch, request):
             assert go_on.wait(60)
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", waiting)
+    monkeypatch.setattr(ChunkWrite, "write", waiting)
     yield reached, go_on
     go_on.set()
 
@@ -103,7 +103,7 @@ def test_a_job_that_publishes_in_time_is_left_alone(tmp_path, slow, monkeypatch)
     slower = in_thread(lambda: save(tmp_path, STATES[1], step=1))
     assert reached.wait(60)
     monkeypatch.setattr(folder, "_PROGRAM", "another", raising=False)
-    write = Piece.write
+    write = ChunkWrite.write
 
     def and_then_the_other(self, *args):
         if self.data[0] == 5:
@@ -111,7 +111,7 @@ def test_a_job_that_publishes_in_time_is_left_alone(tmp_path, slow, monkeypatch)
             assert slower() == str(tmp_path / "step-1")
         return write(self, *args)
 
-    monkeypatch.setattr(Piece, "write", and_then_the_other)
+    monkeypatch.setattr(ChunkWrite, "write", and_then_the_other)
     save(tmp_path, {"x": np.full(3, 5)}, step=7)
     assert load(tmp_path, step=1)["x"].tolist() == [1, 1, 1]
 

@@ -84,13 +84,13 @@ class Worker(SharedThread[str]):
 
 def test_it_works_on_though_the_first_rank_leaves_before_the_thread_runs(monkeypatch):
     may_run = threading.Event()
-    client = shared_thread._Run._client
+    client = shared_thread._ThreadLifetime._client
 
     def later(shift):
         assert may_run.wait(60)
         return client(shift)
 
-    monkeypatch.setattr(shared_thread._Run, "_client", later)
+    monkeypatch.setattr(shared_thread._ThreadLifetime, "_client", later)
     first = HashStore()
     with first.clone() as second:
         worker = Worker.of(first)

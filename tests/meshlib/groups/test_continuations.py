@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib._calls.call_stream import Continuations
+from meshlib._calls.call_stream import ContinuationStream
 from meshlib._calls.future import Future
 from meshlib._calls.work import Work, finish
 from meshlib.testing import run_ranks
@@ -150,7 +150,7 @@ def test_what_can_never_come_is_refused_at_once():
 
 
 def test_callbacks_of_two_groups_that_wait_for_each_other_are_refused():
-    one, other = Continuations("one"), Continuations("other")
+    one, other = ContinuationStream("one"), ContinuationStream("other")
     first, second = Future(continuations=one), Future(continuations=other)
     both, after = threading.Barrier(2), []
 
@@ -198,7 +198,7 @@ def test_the_end_of_a_group_waits_for_what_follows_on_its_calls():
 
 
 def test_a_future_of_how_it_ends_needs_no_turn():
-    work = Work(lambda: "call #1", None, Continuations("unused"))
+    work = Work(lambda: "call #1", None, ContinuationStream("unused"))
     ended = work.get_future_result()
     finish(work, 1)
     assert ended.wait(0.01) == 0

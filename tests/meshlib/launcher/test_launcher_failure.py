@@ -27,7 +27,7 @@ from meshlib._launcher.ranks.failure import (
     first_failure,
     rank_list,
 )
-from meshlib._launcher.ranks.workers import Worker
+from meshlib._launcher.ranks.workers import RankWorker
 from meshlib._records import build, values_of
 from meshlib.testing import RankError, run_ranks
 from transport._store.hash_store import HashStore
@@ -189,7 +189,7 @@ def test_setting_the_clock_changes_nothing_about_who_failed_first(monkeypatch, t
     """The clock is set back by an hour between a rank's error and the launcher's signals."""
     began, now = time.time(), time.time
     file, process = tmp_path / "error.json", subprocess.Popen([sys.executable, "-c", "exit(1)"])
-    worker = Worker(process, 0, 0, partial(ErrorRecord.load, file))
+    worker = RankWorker(process, 0, 0, partial(ErrorRecord.load, file))
     write_error_file(str(file), describe_error(OSError("mine"), 0, ""))
     monkeypatch.setattr(time, "time", lambda: now() - 3600)
     worker.signal(signal.SIGTERM)
@@ -211,7 +211,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, struck, s
     kills = iter([3, 3 + struck])
     monkeypatch.setattr(workers, "oom_kills", lambda: next(kills))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    worker = Worker(process, 0, 0, lambda: None)
+    worker = RankWorker(process, 0, 0, lambda: None)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert worker.collect()

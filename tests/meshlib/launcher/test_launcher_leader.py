@@ -6,28 +6,28 @@ import pytest
 
 from meshlib._launcher.nodes.leader import Leader
 from meshlib._launcher.nodes.records import (
-    Admitted,
-    Ended,
-    Failed,
-    Gone,
-    Hello,
+    AgentLeft,
+    AttemptResult,
     Interrupted,
-    Refused,
-    Result,
+    JoinAccepted,
+    JoinRefused,
+    JoinRequest,
+    RankFailed,
+    RanksEnded,
     StopAll,
     parse,
 )
-from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, RankProgram
 from meshlib._launcher.ranks.failure import ErrorRecord, RankExit
 
 
 def hello(agent, *, node=None, ranks=2, least=2, most=2, job="none"):
-    return Hello(agent, f"host-{agent}", ranks, node, least, most, job)
+    return JoinRequest(agent, f"host-{agent}", ranks, node, least, most, job)
 
 
 def leader(*, max_restarts=0, last_call=30.0, **given):
     nodes = NodeOptions(**({"least": 2, "most": 2, "last_call_timeout": last_call} | given))
-    program = Program("script", "x")
+    program = RankProgram("script", "x")
     options = LaunchOptions(program, 2, nodes=nodes, max_restarts=max_restarts)
     return Leader(options, "a", now=0.0)
 
@@ -38,7 +38,7 @@ def gathered(boss, *hellos, now=0.0):
 
 
 def admitted(decisions):
-    assert all(isinstance(decision, Admitted) for decision in decisions)
+    assert all(isinstance(decision, JoinAccepted) for decision in decisions)
     assert [decision.node for decision in decisions] == list(range(len(decisions)))
     return [decision.agent for decision in decisions]
 
@@ -53,8 +53,8 @@ def test_a_round_begins_when_all_have_come():
     assert boss.receive(hello("a"), 0.0) == []
     assert boss.tick(1.0) == []
     assert boss.receive(hello("b", ranks=3), 2.0) == [
-        Admitted("a", 0, 0, 2, 0, 5),
-        Admitted("b", 0, 1, 2, 2, 5),
+        JoinAccepted("a", 0, 0, 2, 0, 5),
+        JoinAccepted("b", 0, 1, 2, 2, 5),
     ]
     assert boss.ranks_of("a") == [0, 1]
     assert boss.ranks_of("b") == [2, 3, 4]
@@ -94,7 +94,7 @@ def test_who_leaves_before_the_round_is_not_waited_for():
     elastic = {"least": 2, "most": 3}
     boss.receive(hello("a", **elastic), 0.0)
     boss.receive(hello("b", **elastic), 0.0)
-    assert boss.receive(Gone("b"), 1.0) == []
+    assert boss.receive(AgentLeft("b"), 1.0) == []
     assert boss.tick(50.0) == []
     assert boss.present == {"a"}
     assert boss.receive(hello("c", **elastic), 51.0) == []
@@ -105,10 +105,10 @@ def test_nodes_that_do_not_come_are_counted():
     boss = leader(join_timeout=60.0)
     boss.receive(hello("a"), 0.0)
     (result,) = boss.tick(60.0)
-    assert isinstance(result, Result)
+    assert isinstance(result, AttemptResult)
     assert not result.again
     assert result.error == "waited 60 s for 2 nodes; 1 came: host-a"
-    assert boss.receive(hello("b"), 61.0) == [Refused("b", "the job has ended")]
+    assert boss.receive(hello("b"), 61.0) == [JoinRefused("b", "the job has ended")]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_nodes_that_do_not_come_are_counted():
 def test_who_does_not_fit_is_refused(newcomer, reason):
     boss = leader()
     boss.receive(hello("a", node=0), 0.0)
-    assert boss.receive(newcomer, 0.0) == [Refused("b", reason)]
+    assert boss.receive(newcomer, 0.0) == [JoinRefused("b", reason)]
     assert gathered(boss, hello("c", node=1)) == ["a", "c"]
 
 
 def test_one_too_many_is_refused():
     boss = leader()
     gathered(boss, hello("a"), hello("b"))
-    assert boss.receive(hello("c"), 1.0) == [Refused("c", "the job has its 2 nodes already")]
+    assert boss.receive(hello("c"), 1.0) == [JoinRefused("c", "the job has its 2 nodes already")]
 
 
 def running(**rules):
@@ -144,51 +144,51 @@ def running(**rules):
 
 def test_a_job_that_ends_well():
     boss, _ = running()
-    assert boss.receive(Ended("a", 0), 1.0) == []
-    assert boss.receive(Ended("b", 0), 2.0) == [Result(0, again=False)]
-    assert boss.receive(hello("c"), 3.0) == [Refused("c", "the job has ended")]
+    assert boss.receive(RanksEnded("a", 0), 1.0) == []
+    assert boss.receive(RanksEnded("b", 0), 2.0) == [AttemptResult(0, again=False)]
+    assert boss.receive(hello("c"), 3.0) == [JoinRefused("c", "the job has ended")]
 
 
 def test_a_failure_stops_all_once_and_ends_the_job():
     boss, _ = running()
-    stop = boss.receive(Failed("b", 0, 3, "was killed by SIGKILL"), 1.0)
+    stop = boss.receive(RankFailed("b", 0, 3, "was killed by SIGKILL"), 1.0)
     assert stop == [StopAll(0, "rank 3 on node 1 (host-b) was killed by SIGKILL")]
-    assert boss.receive(Failed("a", 0, 0, "ended with RankFailedError"), 1.0) == []
+    assert boss.receive(RankFailed("a", 0, 0, "ended with RankFailedError"), 1.0) == []
     first, second = rank_exit(3, code=-9, types=()), rank_exit(0, types=("RankFailedError",))
-    assert boss.receive(Ended("b", 0, [first]), 2.0) == []
-    (result,) = boss.receive(Ended("a", 0, [second]), 2.0)
-    assert result == Result(0, again=False, exits=[first, second])
+    assert boss.receive(RanksEnded("b", 0, [first]), 2.0) == []
+    (result,) = boss.receive(RanksEnded("a", 0, [second]), 2.0)
+    assert result == AttemptResult(0, again=False, exits=[first, second])
 
 
 def test_what_an_echo_is_of_may_be_heard_later():
     news = {
         "was told to end": Interrupted("b", 0),
-        "was lost": Gone("b", lost="was lost"),
+        "was lost": AgentLeft("b", lost="was lost"),
     }
     for words, record in news.items():
         boss, _ = running()
-        echo = Failed("a", 0, 0, "ended with RankFailedError", echo=True)
+        echo = RankFailed("a", 0, 0, "ended with RankFailedError", echo=True)
         assert len(boss.receive(echo, 1.0)) == 1
         assert boss.receive(record, 1.1) == []  # all are stopping already
-        boss.receive(Ended("b", 0), 2.0)
-        (result,) = boss.receive(Ended("a", 0, [rank_exit(0)]), 2.0)
+        boss.receive(RanksEnded("b", 0), 2.0)
+        (result,) = boss.receive(RanksEnded("a", 0, [rank_exit(0)]), 2.0)
         assert result.error == f"node 1 (host-b) {words}"
 
 
 def test_a_failure_that_is_no_echo_stays_the_reason():
     boss, _ = running()
-    boss.receive(Failed("a", 0, 0, "ended with ValueError"), 1.0)
-    boss.receive(Gone("b", lost="was lost"), 1.1)
-    (result,) = boss.receive(Ended("a", 0, [rank_exit(0)]), 2.0)
+    boss.receive(RankFailed("a", 0, 0, "ended with ValueError"), 1.0)
+    boss.receive(AgentLeft("b", lost="was lost"), 1.1)
+    (result,) = boss.receive(RanksEnded("a", 0, [rank_exit(0)]), 2.0)
     assert result.error is None
 
 
 def test_failures_are_tried_again_as_often_as_allowed():
     boss, _ = running(max_restarts=1)
     for attempt, again in ((0, True), (1, False)):
-        boss.receive(Failed("b", attempt, 3, "fell"), 1.0)
-        boss.receive(Ended("a", attempt), 2.0)
-        (result,) = boss.receive(Ended("b", attempt, [rank_exit(3)]), 2.0)
+        boss.receive(RankFailed("b", attempt, 3, "fell"), 1.0)
+        boss.receive(RanksEnded("a", attempt), 2.0)
+        (result,) = boss.receive(RanksEnded("b", attempt, [rank_exit(3)]), 2.0)
         assert (result.attempt, result.again) == (attempt, again)
         if again:
             places = [*boss.receive(hello("b"), 3.0), *boss.receive(hello("a"), 3.0)]
@@ -197,28 +197,30 @@ def test_failures_are_tried_again_as_often_as_allowed():
 
 def test_records_of_an_earlier_attempt_change_nothing():
     boss, _ = running(max_restarts=5)
-    boss.receive(Ended("a", 0, [rank_exit(0)]), 1.0)
-    boss.receive(Ended("b", 0), 1.0)
+    boss.receive(RanksEnded("a", 0, [rank_exit(0)]), 1.0)
+    boss.receive(RanksEnded("b", 0), 1.0)
     gathered(boss, hello("a"), hello("b"))
-    assert boss.receive(Failed("b", 0, 3, "late news"), 2.0) == []
-    assert boss.receive(Ended("b", 0, []), 2.0) == []
+    assert boss.receive(RankFailed("b", 0, 3, "late news"), 2.0) == []
+    assert boss.receive(RanksEnded("b", 0, []), 2.0) == []
     assert boss.receive(Interrupted("b", 0), 2.0) == []
-    assert boss.receive(Ended("a", 1), 2.0) == []
+    assert boss.receive(RanksEnded("a", 1), 2.0) == []
 
 
 def test_a_lost_node_ends_a_job_of_fixed_size():
     boss, _ = running()
-    assert boss.receive(Gone("b", lost="was lost"), 1.0) == [StopAll(0, "node 1 (host-b) was lost")]
+    assert boss.receive(AgentLeft("b", lost="was lost"), 1.0) == [
+        StopAll(0, "node 1 (host-b) was lost")
+    ]
     exits = [rank_exit(0, types=("RankFailedError",))]
-    assert boss.receive(Ended("a", 0, exits), 2.0) == [
-        Result(0, again=False, exits=exits, error="node 1 (host-b) was lost")
+    assert boss.receive(RanksEnded("a", 0, exits), 2.0) == [
+        AttemptResult(0, again=False, exits=exits, error="node 1 (host-b) was lost")
     ]
 
 
 def test_a_job_goes_on_with_fewer_nodes():
     boss, sizes = running(least=1, most=2, max_restarts=1)
-    boss.receive(Gone("b", lost="was lost"), 1.0)
-    (result,) = boss.receive(Ended("a", 0, [rank_exit(0, types=("RankFailedError",))]), 2.0)
+    boss.receive(AgentLeft("b", lost="was lost"), 1.0)
+    (result,) = boss.receive(RanksEnded("a", 0, [rank_exit(0, types=("RankFailedError",))]), 2.0)
     assert result.again
     # At once: nobody else is expected.
     assert gathered(boss, hello("a", **sizes)) == ["a"]
@@ -226,16 +228,16 @@ def test_a_job_goes_on_with_fewer_nodes():
 
 def test_what_a_lost_node_says_later_is_ignored():
     boss, _ = running()
-    boss.receive(Gone("b", lost="was lost"), 1.0)
-    assert boss.receive(Ended("b", 0, []), 2.0) == []
-    assert boss.receive(Gone("b", lost="was lost"), 2.0) == []
+    boss.receive(AgentLeft("b", lost="was lost"), 1.0)
+    assert boss.receive(RanksEnded("b", 0, []), 2.0) == []
+    assert boss.receive(AgentLeft("b", lost="was lost"), 2.0) == []
 
 
 def test_a_newcomer_makes_all_start_again_without_counting_as_a_failure():
     boss, sizes = running(least=2, most=3)
     assert boss.receive(hello("c", **sizes), 1.0) == [StopAll(0, "another node (host-c) joins")]
-    boss.receive(Ended("a", 0, [rank_exit(0, code=-15, types=(), stopped=True)]), 2.0)
-    (result,) = boss.receive(Ended("b", 0, [rank_exit(2, types=("RankFailedError",))]), 2.0)
+    boss.receive(RanksEnded("a", 0, [rank_exit(0, code=-15, types=(), stopped=True)]), 2.0)
+    (result,) = boss.receive(RanksEnded("b", 0, [rank_exit(2, types=("RankFailedError",))]), 2.0)
     assert result.again
     boss.receive(hello("b", **sizes), 3.0)
     assert gathered(boss, hello("a", **sizes)) == ["a", "c", "b"]
@@ -243,13 +245,13 @@ def test_a_newcomer_makes_all_start_again_without_counting_as_a_failure():
 
 def test_a_newcomer_does_not_make_a_finished_job_run_again():
     boss, sizes = running(least=2, most=3)
-    boss.receive(Ended("a", 0), 1.0)
+    boss.receive(RanksEnded("a", 0), 1.0)
     assert boss.receive(hello("c", **sizes), 1.0) == []
-    assert boss.receive(Ended("b", 0), 1.0) == [Result(0, again=False)]
+    assert boss.receive(RanksEnded("b", 0), 1.0) == [AttemptResult(0, again=False)]
     boss, sizes = running(least=2, most=3)
     boss.receive(hello("c", **sizes), 1.0)  # all ranks have just ended, but who knows
-    boss.receive(Ended("a", 0), 1.0)
-    assert boss.receive(Ended("b", 0), 1.0)[0] == Result(0, again=False)
+    boss.receive(RanksEnded("a", 0), 1.0)
+    assert boss.receive(RanksEnded("b", 0), 1.0)[0] == AttemptResult(0, again=False)
 
 
 def test_the_other_nodes_have_as_long_to_save_as_the_one_that_was_told():
@@ -261,18 +263,18 @@ def test_the_other_nodes_have_as_long_to_save_as_the_one_that_was_told():
 def test_an_interrupted_node_ends_the_job_without_another_try():
     boss, _ = running(max_restarts=3)
     assert boss.receive(Interrupted("b", 0), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
-    assert boss.receive(Failed("a", 0, 0, "ended with an error"), 1.0) == []
-    assert boss.receive(Ended("b", 0), 1.0) == []
-    assert boss.receive(Gone("b"), 1.0) == []
-    (result,) = boss.receive(Ended("a", 0, [rank_exit(0)]), 2.0)
+    assert boss.receive(RankFailed("a", 0, 0, "ended with an error"), 1.0) == []
+    assert boss.receive(RanksEnded("b", 0), 1.0) == []
+    assert boss.receive(AgentLeft("b"), 1.0) == []
+    (result,) = boss.receive(RanksEnded("a", 0, [rank_exit(0)]), 2.0)
     assert (result.again, result.error) == (False, "node 1 (host-b) was told to end")
 
 
 def test_a_node_that_leaves_after_its_ranks_have_ended_ends_the_job():
     boss, _ = running(max_restarts=3)
-    boss.receive(Ended("b", 0), 1.0)
-    assert boss.receive(Gone("b"), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
-    (result,) = boss.receive(Ended("a", 0), 2.0)
+    boss.receive(RanksEnded("b", 0), 1.0)
+    assert boss.receive(AgentLeft("b"), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
+    (result,) = boss.receive(RanksEnded("a", 0), 2.0)
     assert not result.again
 
 
@@ -280,15 +282,15 @@ def test_a_node_that_leaves_after_its_ranks_have_ended_ends_the_job():
     "record",
     [
         hello("a", node=1),
-        Failed("a", 0, 3, "fell"),
+        RankFailed("a", 0, 3, "fell"),
         Interrupted("a", 0),
-        Ended("a", 0, [rank_exit(3)]),
-        Gone("a"),
-        Gone("a", lost="was lost"),
-        Admitted("a", 2, 0, 2, 0, 3),
-        Refused("a", "no"),
+        RanksEnded("a", 0, [rank_exit(3)]),
+        AgentLeft("a"),
+        AgentLeft("a", lost="was lost"),
+        JoinAccepted("a", 2, 0, 2, 0, 3),
+        JoinRefused("a", "no"),
         StopAll(1, "why"),
-        Result(1, again=True, exits=[rank_exit(3)], error="lost"),
+        AttemptResult(1, again=True, exits=[rank_exit(3)], error="lost"),
     ],
     ids=lambda record: record.kind,
 )

@@ -10,22 +10,22 @@ from meshlib._launcher.nodes.continuing import ContinuingLeader
 from meshlib._launcher.nodes.etcd_log import Terms
 from meshlib._launcher.nodes.leader import Leader
 from meshlib._launcher.nodes.records import (
-    Admitted,
-    Ended,
-    Failed,
-    Gone,
-    Granted,
-    Hello,
+    AgentLeft,
+    AgentRecord,
+    AttemptResult,
     Interrupted,
+    JoinAccepted,
+    JoinRequest,
     Leads,
-    Record,
-    Result,
+    MoreRanksGranted,
+    MoreRanksRequest,
+    RankFailed,
+    RanksEnded,
     StopAll,
-    Wanted,
     is_decision,
     parse,
 )
-from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, RankProgram
 from meshlib._launcher.ranks.failure import RankExit
 
 MOST, RESTARTS, ROUNDS = 3, 2, 60
@@ -36,7 +36,7 @@ WORTH_COMPARING = (
 
 def leader(on_failure):
     nodes = NodeOptions(1, MOST, etcd="etcd://h:1/p")
-    program = Program("script", "x")
+    program = RankProgram("script", "x")
     options = LaunchOptions(
         program, 1, nodes=nodes, max_restarts=RESTARTS, on_failure=on_failure, replace=9
     )
@@ -49,7 +49,7 @@ def state(boss):
     return {name: getattr(boss, name) for name in WORTH_COMPARING}
 
 
-def something(draw: random.Random, agents: list[str], on_failure: str, boss: Leader) -> Record:
+def something(draw: random.Random, agents: list[str], on_failure: str, boss: Leader) -> AgentRecord:
     """Return a record that an agent may write now."""
     attempt, number = boss._attempt, boss._number
     running = (
@@ -66,28 +66,32 @@ def something(draw: random.Random, agents: list[str], on_failure: str, boss: Lea
     ]
     if waits and (not running or draw.random() < 0.3):
         agent = draw.choice(waits)
-        return Hello(agent, f"host-{agent}", 2, None, 1, MOST, "none", on_failure)
+        return JoinRequest(agent, f"host-{agent}", 2, None, 1, MOST, "none", on_failure)
     if not running:
-        return Gone(draw.choice(agents))
+        return AgentLeft(draw.choice(agents))
     agent = draw.choice(running)
     failed = RankExit(attempt.ranks[agent][0], 0, "host", 7, 1, 1.0, False, None)
     return draw.choice(
         [
-            Failed(agent, number, failed.rank, "was killed", echo=draw.random() < 0.5),
-            Wanted(agent, number, 1),
-            Ended(agent, number, [failed] if draw.random() < 0.5 else [], well=1),
-            Gone(agent, lost="was lost"),
-            Interrupted(agent, number) if draw.random() < 0.2 else Wanted(agent, number, 2),
+            RankFailed(agent, number, failed.rank, "was killed", echo=draw.random() < 0.5),
+            MoreRanksRequest(agent, number, 1),
+            RanksEnded(agent, number, [failed] if draw.random() < 0.5 else [], well=1),
+            AgentLeft(agent, lost="was lost"),
+            Interrupted(agent, number)
+            if draw.random() < 0.2
+            else MoreRanksRequest(agent, number, 2),
         ]
     )
 
 
-def check(other: Leader, log: list[Record], expected: list[Record], boss: Leader, now: float):
+def check(
+    other: Leader, log: list[AgentRecord], expected: list[AgentRecord], boss: Leader, now: float
+):
     """``other`` takes over, decides what is ``expected``, and knows what ``boss`` knows."""
     due = other.take_over(list(log), now)
     if due != expected and boss._attempt is None:
         # It begins with the nodes that wait; the first leader would have waited for a last call.
-        assert {type(one) for one in due} == {Admitted}
+        assert {type(one) for one in due} == {JoinAccepted}
         assert {one.agent for one in due} == boss._candidates.keys()
         return
     assert due == expected
@@ -105,7 +109,7 @@ def test_the_state_is_that_of_a_leader_that_has_lived_on(on_failure, seed):
         decisions = boss.tick(now)
         if not decisions:
             record = something(draw, agents, on_failure, boss)
-            if isinstance(record, Gone):
+            if isinstance(record, AgentLeft):
                 agents = [agent for agent in agents if agent != record.agent] or ["z"]
             log.append(record)
             decisions = boss.receive(record, now)
@@ -116,28 +120,28 @@ def test_the_state_is_that_of_a_leader_that_has_lived_on(on_failure, seed):
         check(leader(on_failure), [parse(one.line().encode()) for one in log], [], boss, now)
         if boss._done:
             break
-    assert seen & {Admitted, Granted, StopAll, Result}
+    assert seen & {JoinAccepted, MoreRanksGranted, StopAll, AttemptResult}
 
 
 def test_what_a_former_leader_decides_is_void():
     terms = Terms()
     log = [
-        *(Leads("a", 1), Admitted("b", 0, 0, 1, 0, 1)),
+        *(Leads("a", 1), JoinAccepted("b", 0, 0, 1, 0, 1)),
         Leads("c", 2),
         *(
             Leads("a", 1),
             StopAll(0, "void"),
-            Gone("c", lost="void"),
-            Gone("b"),
-            Failed("b", 0, 0, "x"),
+            AgentLeft("c", lost="void"),
+            AgentLeft("b"),
+            RankFailed("b", 0, 0, "x"),
         ),
         *(Leads("c", 2), StopAll(0, "counts")),
     ]
     counted = [record for record in log if terms.admit(record) and not isinstance(record, Leads)]
     assert counted == [
-        Admitted("b", 0, 0, 1, 0, 1),
-        Gone("b"),
-        Failed("b", 0, 0, "x"),
+        JoinAccepted("b", 0, 0, 1, 0, 1),
+        AgentLeft("b"),
+        RankFailed("b", 0, 0, "x"),
         StopAll(0, "counts"),
     ]
     assert [is_decision(record) for record in counted] == [True, False, False, True]

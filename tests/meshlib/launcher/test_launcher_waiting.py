@@ -10,8 +10,14 @@ import pytest
 
 from meshlib._launcher.nodes import agents_log
 from meshlib._launcher.nodes.agents_log import SharedLog, Waiting
-from meshlib._launcher.nodes.records import Admitted, CutOff, Gone, Hello, Refused
-from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib._launcher.nodes.records import (
+    AgentLeft,
+    CutOff,
+    JoinAccepted,
+    JoinRefused,
+    JoinRequest,
+)
+from meshlib._launcher.options.launch import LaunchOptions, NodeOptions, RankProgram
 from transport._errors import AuthenticationError, StoreSilentError
 from transport._net.sockets import listen
 from transport._store.tcp.server import TCPStoreServer
@@ -20,7 +26,7 @@ LONG = 60.0
 
 
 def hello(agent):
-    return Hello(agent, f"host-{agent}", 1, None, 2, 3, "none")
+    return JoinRequest(agent, f"host-{agent}", 1, None, 2, 3, "none")
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def said(capsys):
 def test_nodes_that_start_together_say_nothing(waiting, capsys):
     waiting.hear(hello("a"), leads=True)
     waiting.tick(104.0)
-    waiting.hear(Admitted("a", 0, 0, 1, 0, 1), leads=True)
+    waiting.hear(JoinAccepted("a", 0, 0, 1, 0, 1), leads=True)
     waiting.tick(200.0)
     assert said(capsys) == []
 
@@ -45,10 +51,10 @@ def test_nodes_that_start_together_say_nothing(waiting, capsys):
 def test_a_node_that_is_held_waits_on_when_another_gets_a_place(waiting, capsys):
     waiting.hear(hello("a"), leads=False)
     waiting.hear(hello("b"), leads=False)
-    waiting.hear(Admitted("b", 0, 2, 2, 2, 2), leads=False)
+    waiting.hear(JoinAccepted("b", 0, 2, 2, 2, 2), leads=False)
     waiting.tick(110.0)
     assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
-    waiting.hear(Admitted("a", 0, 3, 2, 3, 2), leads=False)
+    waiting.hear(JoinAccepted("a", 0, 3, 2, 3, 2), leads=False)
     waiting.tick(200.0)
     assert said(capsys) == []
 
@@ -67,7 +73,7 @@ def test_between_two_numbers_of_nodes(capsys):
     waiting.begin(0.0)
     for agent in "abc":
         waiting.hear(hello(agent), leads=False)
-    waiting.hear(Gone("c"), leads=False)
+    waiting.hear(AgentLeft("c"), leads=False)
     waiting.tick(10.0)
     assert said(capsys) == ["meshrun: 2 of 3 to 8 nodes, waiting at node0:1, 50 s left"]
 
@@ -83,19 +89,19 @@ def test_a_store_that_nobody_serves_yet(waiting, capsys):
 @pytest.mark.parametrize("leads", [True, False])
 def test_only_the_leader_says_whom_it_has_refused_and_why(waiting, capsys, leads):
     waiting.hear(hello("b"), leads=leads)
-    waiting.hear(Refused("b", "the job here is --rdzv-id x, not none"), leads=leads)
+    waiting.hear(JoinRefused("b", "the job here is --rdzv-id x, not none"), leads=leads)
     words = "meshrun: refused node host-b: the job here is --rdzv-id x, not none"
     assert said(capsys) == ([words] if leads else [])
 
 
 def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then():
     nodes = NodeOptions(1, 1, host="127.0.0.1", is_host=1)
-    log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+    log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None)
     try:
         with log._open_store(0.5) as store:
             assert store.timeout.total_seconds() == 2
     finally:
-        log.say(Gone("a"))  # else the leader waits till it has read that it leaves
+        log.say(AgentLeft("a"))  # else the leader waits till it has read that it leaves
         log.close(in_touch=True)
 
 
@@ -106,7 +112,9 @@ def follower(monkeypatch):
     monkeypatch.setattr(SharedLog, "_talk", lambda _: None)
     with listen() as listener:
         nodes = NodeOptions(2, 2, host="127.0.0.1", port=listener.getsockname()[1], is_host=0)
-        log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+        log = SharedLog(
+            LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None
+        )
         yield log, listener
     log.close(in_touch=True)
 
@@ -144,7 +152,7 @@ def test_a_store_that_is_cut_off_is_told_of_with_the_time_that_was_waited(monkey
 
     monkeypatch.setattr(SharedLog, "_connect", connect)
     nodes = NodeOptions(2, 2, host="node0", port=29500, is_host=0)
-    log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+    log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None)
     log.close(in_touch=True)
     assert log.read() == [CutOff(f"lost touch with the job's store at node0:29500: {why}")]
 
@@ -161,7 +169,7 @@ def test_a_node_that_can_speak_but_not_read_is_told_so(monkeypatch):
     heard = threading.Event()
     with closing(TCPStoreServer("127.0.0.1", 0)) as server:
         nodes = NodeOptions(2, 2, host="127.0.0.1", port=server.port, is_host=0)
-        log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", heard.set)
+        log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", heard.set)
         assert heard.wait(LONG)
         assert [type(record) for record in log.read()] == [CutOff]
         log.close(in_touch=True)

@@ -13,7 +13,7 @@ from meshlib._diagnosis.sampling.sample import Coordinate
 from meshlib._events.events import RankLost
 from meshlib._launcher.options.arguments import parse
 from meshlib._monitor.command import main
-from meshlib._monitor.jobs import Job, find, running, write
+from meshlib._monitor.jobs import RunningJob, find, running, write
 from meshlib._monitor.text import lines
 from meshlib._monitor.view import JobView
 from tests.meshlib.monitor.monitor_samples import open_call, sample
@@ -87,7 +87,7 @@ def jobs(tmp_path, monkeypatch):
     def job(name, program, **other):
         folder = tmp_path / f"meshrun-{name}"
         folder.mkdir(mode=0o700)
-        made = Job(name, "127.0.0.1", len(name), "00", program, os.getpid(), 4)
+        made = RunningJob(name, "127.0.0.1", len(name), "00", program, os.getpid(), 4)
         write(folder, replace(made, **other))
         return folder / "job.json"
 
@@ -127,7 +127,7 @@ def test_only_what_a_launcher_of_this_user_has_left_counts(jobs):
     jobs("ended", "train.py", pid=ended.pid)
     jobs("broken", "train.py").write_text("{")
     unknown = jobs("unknown", "train.py")
-    unknown.write_text(json.dumps(asdict(Job("", "", 1)) | {"more": 1}))
+    unknown.write_text(json.dumps(asdict(RunningJob("", "", 1)) | {"more": 1}))
     assert running() == []
 
 

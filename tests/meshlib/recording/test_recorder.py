@@ -20,7 +20,7 @@ from meshlib._recording.recorder import Record
 from transport._header import CallHeader, history_after
 from transport._native import core
 
-RINGS = [recorder._Ring] + ([] if native is None else [native.Ring])
+RINGS = [recorder._CallRing] + ([] if native is None else [native.Ring])
 
 
 def header(sequence):

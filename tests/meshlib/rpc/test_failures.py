@@ -17,7 +17,7 @@ from meshlib.rpc._worker import BACKLOG_BYTES, BACKLOG_CALLS, LocalWorker, curre
 from meshlib.testing import RankError, run_ranks
 from tests.support.meshlib.rpc_workers import agents, expire, start_thread, until, workers
 from transport._channel import channel
-from transport._channel.connection import Connection
+from transport._channel.connection import ChannelConnection
 from transport._tcp.meeting.dial import Dial
 
 gate = threading.Event()
@@ -119,7 +119,7 @@ def test_a_deadline_in_a_nested_call_is_the_callers_error():
 def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
     """It has accepted the connection, and welcomed it; then it does not listen any more."""
     monkeypatch.setattr(worker, "NEWS_SECONDS", 0.0)
-    begin = Connection.begin
+    begin = ChannelConnection.begin
 
     def program():
         def die(connection, poll):
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
                 connection._sock.shutdown(socket.SHUT_RDWR)
             begin(connection, poll)
 
-        monkeypatch.setattr(Connection, "begin", die)
+        monkeypatch.setattr(ChannelConnection, "begin", die)
         with pytest.raises(rpc.WorkerLostError, match="no longer listens"):
             rpc.rpc_sync(1, abs, (-1,))
         raise KeyError("done")  # the two cannot take leave of each other
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
 
 
 def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch):
-    send, broken = Connection.send, []
+    send, broken = ChannelConnection.send, []
 
     def break_first(connection, *arguments, **named):
         if connection.outgoing and not broken:
@@ -149,7 +149,7 @@ def test_a_connection_that_breaks_before_the_greeting_is_made_again(monkeypatch)
         send(connection, *arguments, **named)
 
     def program():
-        monkeypatch.setattr(Connection, "send", break_first)
+        monkeypatch.setattr(ChannelConnection, "send", break_first)
         assert rpc.rpc_sync(1, abs, (-1,)) == 1
         assert isinstance(broken[0].error, ConnectionResetError)
 

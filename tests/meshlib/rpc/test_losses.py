@@ -8,11 +8,11 @@ import pytest
 
 from meshlib import rpc
 from meshlib.rpc._caller import orphan
-from meshlib.rpc._messages import Kind
+from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._references.references import LostRequests
 from meshlib.rpc._worker import current_worker
 from tests.support.meshlib.rpc_workers import agents, start_thread, until, workers
-from transport._channel.frames import Control, Frame
+from transport._channel.frames import ChannelFrame, Control
 from transport._errors import DistNetworkError
 
 gate, begun, held = threading.Event(), threading.Semaphore(0), []
@@ -58,7 +58,7 @@ def test_a_reference_that_never_arrived_is_given_back(owner):
         send = connection.send
 
         def swallow(kind, *args):
-            if kind != Kind.REQUEST:
+            if kind != FrameKind.REQUEST:
                 send(kind, *args)
 
         connection.send = swallow
@@ -176,7 +176,7 @@ def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
         def act(*notices):
             for notice in notices:
                 data = pickle.dumps(("test", notice))
-                frame = Frame(Control.POST, 0, first - 1 + notice, data, ())
+                frame = ChannelFrame(Control.POST, 0, first - 1 + notice, data, ())
                 channel.on_frames(connection, [frame])
 
         one = start_thread(lambda: act(1))

@@ -14,20 +14,20 @@ import meshlib as dist
 from meshlib import rpc
 from meshlib._job.current import current_world
 from meshlib._recording.call_report import report_calls
-from meshlib.rpc._messages import Kind
+from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
 from tests.support.net.certificates import LONG_AGO, Authority, tls_of_the_tests
 from transport._channel.buffer_pool import BufferPool
-from transport._channel.connection import Connection
+from transport._channel.connection import ChannelConnection
 from transport._channel.frames import HEADER_BYTES, Control, pack
 from transport._channel.threads import ThreadPool
 from transport._deadline import Deadline
 from transport._errors import AuthenticationError, DistError
 from transport._net.auth import Handshake, authenticate
 from transport._net.sockets import recv_exact
-from transport._tcp.meeting.endpoint import Endpoint
-from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._tcp.meeting.endpoint import TcpEndpoint
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 
 SECRET = b"the job's own"
 LONG = 30.0
@@ -45,7 +45,7 @@ class Bomb:
         return explode, ()
 
 
-BOMB = b"".join(pack(Kind.REQUEST, 7, pickle.dumps((Bomb(), (), {}, None, None))))
+BOMB = b"".join(pack(FrameKind.REQUEST, 7, pickle.dumps((Bomb(), (), {}, None, None))))
 
 
 def secured(program, size=2, tls=None):
@@ -74,10 +74,10 @@ class Target:
     def __init__(self, agent):
         self.agent = agent
         endpoint = agent.world.runtime.shared("tcp-endpoint", lambda: pytest.fail("there is none"))
-        assert isinstance(endpoint, Endpoint)
+        assert isinstance(endpoint, TcpEndpoint)
         self.port = endpoint.address.port
         token = bytes.fromhex(endpoint.address.token)
-        self.hello = Hello(token, digest_of(agent.recorder.id), 0, Channel.RPC).pack()
+        self.hello = Hello(token, digest_of(agent.recorder.id), 0, TrafficKind.RPC).pack()
 
     def connect(self):
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=LONG)
@@ -161,7 +161,7 @@ def test_a_replayed_handshake_opens_nothing():
 def broken_frames(chance):
     """Return bytes that are no frames of a caller's: each ends the connection."""
     kind = chance.randrange(256)
-    while kind in set(map(int, Kind)):
+    while kind in set(map(int, FrameKind)):
         kind = chance.randrange(256)
     header = struct.Struct("<BBHIQQ")
     assert header.size == HEADER_BYTES
@@ -169,19 +169,19 @@ def broken_frames(chance):
     return chance.choice(
         (
             header.pack(kind, 0, 0, 0, 1, 0) + noise,
-            header.pack(Kind.REQUEST, 0, 1 + chance.randrange(1 << 15), 0, 1, 4) + noise,
-            header.pack(Kind.REQUEST, 0, 0, (1 << 32) - 1, 1, 4) + noise,
-            header.pack(Kind.REQUEST, 0, 0, 0, 1, 1 << 60) + noise,
-            header.pack(Kind.REQUEST, 0, 0, 1, 1, 4) + struct.pack("<QQ", 1 << 60, 0) + noise,
+            header.pack(FrameKind.REQUEST, 0, 1 + chance.randrange(1 << 15), 0, 1, 4) + noise,
+            header.pack(FrameKind.REQUEST, 0, 0, (1 << 32) - 1, 1, 4) + noise,
+            header.pack(FrameKind.REQUEST, 0, 0, 0, 1, 1 << 60) + noise,
+            header.pack(FrameKind.REQUEST, 0, 0, 1, 1, 4) + struct.pack("<QQ", 1 << 60, 0) + noise,
             b"".join(pack(Control.POST, 1 << 40, noise)),
             b"".join(pack(Control.POST, 1 << 40, pickle.dumps(("grant", 5, "x")))),
             b"".join(pack(Control.POST, 1 << 40, pickle.dumps(("release", [3])))),
-            b"".join(pack(Kind.ASK, 1, noise)),
-            b"".join(pack(Kind.ASK, 1, pickle.dumps(("waits", 3)))),
-            b"".join(pack(Kind.ASK, 1, pickle.dumps(("what", 3)))),
+            b"".join(pack(FrameKind.ASK, 1, noise)),
+            b"".join(pack(FrameKind.ASK, 1, pickle.dumps(("waits", 3)))),
+            b"".join(pack(FrameKind.ASK, 1, pickle.dumps(("what", 3)))),
             b"".join(pack(Control.HELLO, 1, noise)),
-            b"".join(pack(Kind.REPLY, 1, noise)),
-            b"".join(pack(Kind.ERROR, 1, b"")),
+            b"".join(pack(FrameKind.REPLY, 1, noise)),
+            b"".join(pack(FrameKind.ERROR, 1, b"")),
         )
     )
 
@@ -204,9 +204,9 @@ def test_nonsense_behind_the_secret_ends_its_connection_only():
 def test_a_request_that_cannot_be_unpickled_is_answered():
     def program(target):
         with target.insider() as sock:
-            sock.sendall(b"".join(pack(Kind.REQUEST, 9, b"no pickle")))
+            sock.sendall(b"".join(pack(FrameKind.REQUEST, 9, b"no pickle")))
             answer = recv_exact(sock, HEADER_BYTES, Deadline.after(LONG))
-            assert answer[0] == Kind.ERROR
+            assert answer[0] == FrameKind.ERROR
         assert works()
 
     secured(program)
@@ -263,7 +263,9 @@ def test_a_reply_that_came_in_the_record_of_another_is_read():
     """The poll does not tell of what TLS has read already, with the end of a caller's own reply."""
     tls, owner = tls_of_the_tests(), Owner()
     ours, theirs = socket.socketpair()
-    words = b"".join(pack(Kind.REPLY, 1, bytes(80_000))) + b"".join(pack(Kind.REPLY, 2, b"x"))
+    words = b"".join(pack(FrameKind.REPLY, 1, bytes(80_000))) + b"".join(
+        pack(FrameKind.REPLY, 2, b"x")
+    )
 
     def answer():
         with tls.server(theirs) as sock:
@@ -275,7 +277,7 @@ def test_a_reply_that_came_in_the_record_of_another_is_read():
     answering.start()
     sock = tls.client(ours)
     sock.handshake(Deadline.after(LONG))
-    connection = Connection(sock, 1, True, owner, owner.threads, BufferPool())
+    connection = ChannelConnection(sock, 1, True, owner, owner.threads, BufferPool())
     connection.pending[2] = object()  # somebody waits for it who does not read
     connection.begin(poll=False)
     try:

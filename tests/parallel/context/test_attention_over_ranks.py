@@ -9,7 +9,7 @@ import pytest
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn
-from parallel._core.attention.ring import Ring
+from parallel._core.attention.ring import RingAlgorithm
 from parallel.context import (
     RingAttention,
     UlyssesAttention,
@@ -84,12 +84,12 @@ def test_places_of_a_zigzag_are_an_early_and_a_late_chunk():
 
 
 def pairs(n, causal, zigzag, length=8):
-    """How many pairs of a query and a key each rank computes, as ``Ring.block`` says."""
+    """How many pairs of a query and a key each rank computes, as ``RingAlgorithm.block`` says."""
     counts = []
     for rank in range(n):
         total = 0
         for source in range(n):
-            block = Ring(np, rank, n, causal, zigzag).block(source, length // 2)
+            block = RingAlgorithm(np, rank, n, causal, zigzag).block(source, length // 2)
             if block is not None:
                 places = np.arange(length)
                 shape = len(places[block.queries]), len(places[block.keys])

@@ -20,7 +20,6 @@ from parallel import (
     optim,
     samplers,
 )
-from parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
 def rng():
@@ -118,7 +117,6 @@ TYPES = [
     (lambda: samplers.Permutation(5, 0)[1.5], "position must be a whole number, got 1.5"),
     (lambda: Join(3), r"joinables must be a list, such as \[model\], got 3 of type int"),
     (lambda: Join([3]), r"joinables\[0\] must be a Joinable, got 3 of type int"),
-    (lambda: ColumnParallelLinear.from_linear(3), "linear must be a Linear, got 3 of type int"),
     (lambda: ZeroRedundancyOptax(3), "transformation must be an optax.GradientTransformation.* 3"),
     (lambda: comm_hooks.fp16_compress_wrapper(3), "hook must be callable, got 3"),
     (
@@ -209,8 +207,6 @@ def test_among_ranks():
     def job():
         zero = ZeroRedundancyOptimizer(parameters(), optim.SGD, lr=0.1)
         types = [
-            (lambda: ColumnParallelLinear("x", 4, rng=rng()), "in_features must be a whole number"),
-            (lambda: RowParallelLinear(4, 4, rng=3), "rng must be a Generator"),
             (
                 lambda: ZeroRedundancyOptimizer(parameters(), lambda params: 5),
                 r"optimizer_class must make an optimizer when called, .* which makes 5",
@@ -231,7 +227,6 @@ def test_among_ranks():
         check(
             [
                 (lambda: zero.consolidate_state_dict(2), r"to must lie in \[0, 2\), .* got 2"),
-                (lambda: ColumnParallelLinear(4, 0, rng=rng()), "out_features must be at least 1"),
                 (lambda: comm_hooks.PowerSGDState(random_seed=-1), "random_seed must be at least"),
             ],
             ValueError,

@@ -23,22 +23,6 @@ def test_buckets_are_closed_at_the_cap():
     assert assign_buckets(range(6), sizes, mixed, 4, 8) == [[0], [1], [3], [2, 4], [5]]
 
 
-def test_a_gradient_waits_for_no_large_one_that_would_not_fit_into_its_bucket():
-    def assign(sizes, first, cap):
-        return assign_buckets(range(len(sizes)), sizes, ["f4"] * len(sizes), first, cap)
-
-    # A layer's bias comes before its weight: with it in the bucket of the layer behind, that one's
-    # weight would have to wait for this layer.
-    layers = [1, 160] * 4
-    assert assign(layers, 10, 250) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert assign(layers[::-1], 10, 250) == [[0], [1, 2], [3, 4], [5, 6, 7]]
-    # What fits stays together; a bucket of nothing but small ones takes what follows.
-    assert assign([160, 120, 120, 120, 8, 130], 10, 250) == [[0], [1, 2], [3], [4, 5]]
-    assert assign([160, 1, 2, 500, 1, 30], 10, 250) == [[0], [1, 2, 3], [4, 5]]
-    # More than a few small ones have a bucket of their own.
-    assert assign([160, 8, 8, 8, 240], 10, 250) == [[0], [1, 2], [3, 4]]
-
-
 def test_buckets_are_rebuilt_in_the_order_in_which_gradients_came():
     class Backwards(nn.Module):
         """Registers its layers in the reverse of the order in which it uses them."""

@@ -117,8 +117,8 @@ def test_the_ranks_of_a_stock_hook_may_be_left_out_or_be_a_mesh(state):
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (powerSGD_hook, "powerSGD_hook has to be registered with a PowerSGDState"),
-        (post_localSGD_hook, "post_localSGD_hook has to be registered with a PostLocalSGDState"),
+        (powerSGD_hook, "the state of powerSGD_hook must be a PowerSGDState"),
+        (post_localSGD_hook, "the state of post_localSGD_hook must be a PostLocalSGDState"),
         (allreduce_hook, "the hook's process_group must be a DeviceMesh or a ProcessGroup"),
     ],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.checkpoint import load, save
 from meshlib.sharding import Replicate, Shard
 from meshlib.testing import run_ranks
 from parallel import (
@@ -19,6 +20,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from parallel.jax import (  # noqa: E402
     SplitWeight,
+    fsdp,
     parallelize,
     share_input,
     vocab_parallel_cross_entropy,
@@ -238,3 +240,31 @@ def test_flax_modules():
             np.testing.assert_allclose(one, part, atol=1e-12)
 
     run_ranks(rank, 2, timeout=100)
+
+
+def test_what_is_split_twice_is_saved_whole_and_loads_on_another_mesh(tmp_path):
+    rng = np.random.default_rng(3)
+    whole = {
+        "up": rng.normal(size=(8, 4)),
+        "down": rng.normal(size=(4, 8)),
+        "norm": rng.normal(size=8),
+    }
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "norm": SequenceParallel()}
+
+    def program(shape, again):
+        mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        params = jax.tree.map(np.zeros_like, whole) if again else whole
+        parts = fsdp.shard(parallelize(params, mesh["tp"], plan), mesh["dp"])
+        if again:
+            parts = fsdp.from_global(load(tmp_path, fsdp.to_global(parts)), parts)
+        else:
+            save(tmp_path, fsdp.to_global(parts), step=1, sync=False)
+        expected = fsdp.shard(parallelize(whole, mesh["tp"], plan), mesh["dp"])
+        jax.tree.map(np.testing.assert_array_equal, parts, expected)
+
+    run_ranks(program, 4, (2, 2), False)
+    saved = load(tmp_path)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(saved[name], value)
+    run_ranks(program, 2, (1, 2), True)
+    run_ranks(program, 2, (2, 1), True)

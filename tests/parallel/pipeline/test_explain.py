@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from meshlib import _cli as cli
-from parallel.pipeline import Span, Table, Timing, gpipe, simulate
+from parallel.pipeline import ActionSpan, ScheduleTable, Timing, gpipe, simulate
 from parallel.pipeline._explain import draw, text
 
 
@@ -95,6 +95,6 @@ def test_a_picture_without_matplotlib(capsys, tmp_path, monkeypatch):
 
 
 def test_text_of_measured_times():
-    timing = simulate(Table.from_csv("0F0,0B0"), message=0)
-    later = [Span(0, span.action, span.begin + 7, span.end + 7.1) for span in timing.spans]
+    timing = simulate(ScheduleTable.from_csv("0F0,0B0"), message=0)
+    later = [ActionSpan(0, span.action, span.begin + 7, span.end + 7.1) for span in timing.spans]
     assert text(Timing(1, tuple(later))) == "rank 0  F0 B0 -\n"

@@ -8,7 +8,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel.pipeline import Kind, get_schedule_class
+from parallel.pipeline import ActionKind, get_schedule_class
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
@@ -150,7 +150,7 @@ def test_eval_outputs_and_sums_of_steps():
         losses = []
         output = schedule.eval(x, ids, target=y, losses=losses)
         assert stage.grads is None
-        assert {s.action.kind for s in schedule.timeline().spans} == {Kind.FORWARD}
+        assert {s.action.kind for s in schedule.timeline().spans} == {ActionKind.FORWARD}
         again = schedule.step(x, ids, target=y)
         once = stage.grads
         schedule.step(x, ids, target=y)

@@ -10,12 +10,13 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 from parallel import nn
 from parallel.pipeline import (
-    Kind,
+    ActionKind,
     PipelineSchedule,
     PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleavedZeroBubble,
+    ScheduleTable,
     ScheduleZBVZeroBubble,
     get_schedule_class,
     most_held,
@@ -74,7 +75,7 @@ def test_eval_runs_forward_alone(kind):
         assert all(p.training and not p.outstanding for one in parts for p in one.modules())
         assert all(p.grad is None for one in parts for p in one.parameters())
         forwards = [span.action.kind for span in schedule.timeline().spans]
-        assert forwards == [Kind.FORWARD] * 4 * total
+        assert forwards == [ActionKind.FORWARD] * 4 * total
         schedule.step(x, target=y)
         return output, losses, all(p.grad is not None for one in parts for p in one.parameters())
 
@@ -214,10 +215,6 @@ def test_the_timeline_has_every_action_in_its_order():
         for need in ScheduleGPipe.make_table(2, 4, 1).needs(span.action):
             assert ends[need] <= span.begin
     assert 0 < timeline.bubble < 1
-    ways = [(t.source, t.target, t.nbytes) for t in timeline.transfers]
-    assert sorted(ways) == [(0, 1, 4 * 12 * 8)] * 4 + [(1, 0, 4 * 12 * 8)] * 4
-    assert all(t.begin < t.end for t in timeline.transfers)
-    assert 0 <= timeline.overlapped <= 1
 
 
 def test_classes_by_name():
@@ -237,7 +234,9 @@ def test_a_users_own_table_from_a_file(tmp_path):
     def job():
         module = part(make_layers(), dist.get_rank(), 2)[1]
         stage = PipelineStage(module, dist.get_rank(), 2)
-        PipelineSchedule.from_csv(stage, file, nn.CrossEntropyLoss()).step(x, target=y)
+        PipelineSchedule(stage, ScheduleTable.from_csv(file), nn.CrossEntropyLoss()).step(
+            x, target=y
+        )
         return [p.grad for p in module.parameters()]
 
     whole = nn.Sequential(*make_layers())

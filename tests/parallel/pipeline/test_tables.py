@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from parallel.pipeline import (
     Action,
-    Kind,
-    Table,
+    ActionKind,
+    ScheduleTable,
     dual_pipe_v,
     eager_1f1b,
     gpipe,
@@ -82,7 +82,7 @@ def test_any_sizes_make_a_table_or_say_why_not(p, m, v):
             assert f"microbatches is {m}" in str(error)  # noqa: PT017
             continue
         assert (len(table.ranks), table.microbatches) == (p, m)
-        assert Table.from_csv(table.to_csv()).ranks == table.ranks
+        assert ScheduleTable.from_csv(table.to_csv()).ranks == table.ranks
         assert len(simulate(table, message=0.5).spans) == sum(map(len, table.ranks))
 
 
@@ -91,7 +91,7 @@ def test_a_table_in_torchs_notation():
         "0F0,0F1,0F2,,0B0,0B1,,0B2,0REDUCE_GRAD\n"
         ",1F0,1F1,1I0,1W0,(1F2;1B1)OVERLAP_F_B,,1B2,1REDUCE_GRAD\n"
     )
-    assert Table.from_csv(text).ranks == rows(
+    assert ScheduleTable.from_csv(text).ranks == rows(
         "0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1I0 1W0 1F2 1B1 1B2"
     )
 
@@ -99,12 +99,12 @@ def test_a_table_in_torchs_notation():
 def test_of_files(tmp_path):
     file = tmp_path / "own.csv"
     file.write_text("0F0,0F1,,0B0,0B1\n,1F0,1F1,1B0,1I1,1W1\n")
-    table = Table.from_csv(file)
-    assert table.ranks[1][-2:] == (Action(1, Kind.INPUT, 1), Action(1, Kind.WEIGHT, 1))
+    table = ScheduleTable.from_csv(file)
+    assert table.ranks[1][-2:] == (Action(1, ActionKind.INPUT, 1), Action(1, ActionKind.WEIGHT, 1))
     assert table.name == str(file)
     file.write_text("0F0,0B0\n,1F0,1SEND_B0,1B0\n")
     with pytest.raises(ValueError, match=r"own.csv, line 2, column 3: expected an action .*SEND_B"):
-        Table.from_csv(file)
+        ScheduleTable.from_csv(file)
 
 
 def rows(*texts):
@@ -131,11 +131,11 @@ def rows(*texts):
 )
 def test_what_no_pipeline_can_run_is_refused(ranks, message):
     with pytest.raises(ValueError, match=message):
-        Table(ranks)
+        ScheduleTable(ranks)
 
 
 def test_times_follow_from_costs():
-    costs = {Kind.FORWARD: 2.0, Kind.BACKWARD: 3.0}
+    costs = {ActionKind.FORWARD: 2.0, ActionKind.BACKWARD: 3.0}
     timing = simulate(one_f_one_b(2, 2), costs, message=1.0)
     spans = {str(span.action): (span.begin, span.end) for span in timing.spans}
     assert spans["1F0"] == (3, 5)
@@ -175,7 +175,7 @@ def test_all_orders_of_a_small_table_are_judged_right():
                         done.add(action)
                         at[rank] += 1
         if at == [4, 4]:
-            assert Table(row).stages == 2
+            assert ScheduleTable(row).stages == 2
         else:
             with pytest.raises(ValueError, match="has no end"):
-                Table(row)
+                ScheduleTable(row)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshlib import rpc
+from parallel import optim
 from parallel.rpc import DistributedOptimizer, Recorded, Weights, dist_autograd
 from tests.parallel.rpc.gradient_workers import (
     contexts,
@@ -170,6 +171,7 @@ def test_wrong_uses_are_named():
             ((optax.sgd, [3]), TypeError, r"params_rref\[0\] must be an RRef"),
             ((optax.sgd, []), ValueError, "params_rref is empty"),
             ((optax.sgd, [rpc.remote(1, list)], 0.1), TypeError, "got objects of"),
+            ((optim.SGD, [w]), TypeError, r"is SGD, and .* to Weights; .*optax.adam"),
         ):
             with pytest.raises(error, match=words):
                 DistributedOptimizer(*wrong)

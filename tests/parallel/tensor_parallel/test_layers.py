@@ -6,7 +6,14 @@ import pytest
 import meshlib as dist
 from meshlib.sharding import Replicate
 from meshlib.testing import run_ranks
-from parallel import ColumnParallelLinear, DistributedDataParallel, RowParallelLinear, nn, optim
+from parallel import (
+    ColwiseParallel,
+    DistributedDataParallel,
+    RowwiseParallel,
+    nn,
+    optim,
+    parallelize,
+)
 
 
 def rng(seed=0):
@@ -26,7 +33,8 @@ def test_colwise_is_a_block_of_the_whole_layer(whole, bias, shape):
 
     def job():
         block = slice(dist.get_rank() * 4, dist.get_rank() * 4 + 4)
-        layer = ColumnParallelLinear(6, 8, None, bias, output_layouts=layout, rng=rng(), dtype="f8")
+        layer = nn.Linear(6, 8, bias, rng=rng(), dtype="f8")
+        parallelize(layer, None, {"": ColwiseParallel(output_layouts=layout)})
         np.testing.assert_allclose(layer(x), y if whole else y[..., block], atol=1e-14)
         got = layer.backward(grad if whole else grad[..., block])
         np.testing.assert_allclose(got, input_grad, atol=1e-13)
@@ -48,9 +56,9 @@ def test_rowwise_is_the_whole_layer(parallel, bias, shape):
 
     def job():
         block = slice(dist.get_rank() * 4, dist.get_rank() * 4 + 4)
-        layer = RowParallelLinear.from_linear(
-            linear, input_layouts=None if parallel else Replicate()
-        )
+        layer = nn.Linear(8, 6, bias, rng=rng(), dtype="f8")
+        style = RowwiseParallel(input_layouts=None if parallel else Replicate())
+        parallelize(layer, None, {"": style})
         np.testing.assert_allclose(layer(x[..., block] if parallel else x), y, atol=1e-14)
         expected = input_grad[..., block] if parallel else input_grad
         np.testing.assert_allclose(layer.backward(grad), expected, atol=1e-13)
@@ -65,14 +73,16 @@ def test_rowwise_is_the_whole_layer(parallel, bias, shape):
 def make_model(tp=None):
     generator = rng()
     options = {"rng": generator, "dtype": "f8"}
-    if tp is None:
-        wide, narrow = nn.Linear(6, 16, **options), nn.Linear(16, 6, **options)
-    else:
-        wide = ColumnParallelLinear(6, 16, tp, **options)
-        narrow = RowParallelLinear(16, 6, tp, **options)
-    return nn.Sequential(
-        wide, nn.GELU(), narrow, nn.LayerNorm(6, dtype="f8"), nn.Linear(6, 4, **options)
+    model = nn.Sequential(
+        nn.Linear(6, 16, **options),
+        nn.GELU(),
+        nn.Linear(16, 6, **options),
+        nn.LayerNorm(6, dtype="f8"),
+        nn.Linear(6, 4, **options),
     )
+    if tp is not None:
+        parallelize(model, tp, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model
 
 
 def train(model, rank=0, replicas=1, steps=50):
@@ -93,19 +103,14 @@ def test_training_over_a_mesh_equals_one_process(dp, tp):
         mesh = dist.init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
         model = DistributedDataParallel(make_model(mesh["tp"]), mesh["dp"])
         train(model, mesh.get_local_rank("dp"), dp)
-        return mesh.get_local_rank("tp"), model.module.state_dict()
-
-    whole = train(make_model()).state_dict()
-    width = 16 // tp
-    for rank, got in run_ranks(job, dp * tp):
-        block = slice(rank * width, rank * width + width)
-        expected = {
-            **{path: value for path, value in whole.items() if path[0] in "34"},
-            "0.weight": whole["0.weight"][block],
-            "0.bias": whole["0.bias"][block],
-            "2.weight": whole["2.weight"][:, block],
-            "2.bias": whole["2.bias"],
+        state = model.module.state_dict()
+        return {
+            path: value.full_array() if isinstance(value, dist.DArray) else value
+            for path, value in state.items()
         }
+
+    expected = train(make_model()).state_dict()
+    for got in run_ranks(job, dp * tp):
         assert got.keys() == expected.keys()
         for path, value in expected.items():
             np.testing.assert_allclose(got[path], value, rtol=0, atol=1e-12, err_msg=path)
@@ -114,9 +119,9 @@ def test_training_over_a_mesh_equals_one_process(dp, tp):
 def test_replicated_values_are_the_same_bits_on_all_ranks():
     def job():
         x = rng(1).normal(size=(5, 6)).astype("f4")
-        model = nn.Sequential(
-            ColumnParallelLinear(6, 9, rng=rng()), nn.ReLU(), RowParallelLinear(9, 6, rng=rng(1))
-        )
+        layers = nn.Linear(6, 9, rng=rng()), nn.ReLU(), nn.Linear(9, 6, rng=rng(1))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        model = parallelize(nn.Sequential(*layers), None, plan)
         return model(x).tobytes(), model.backward(x).tobytes()
 
     assert len(set(run_ranks(job, 3))) == 1
@@ -127,22 +132,26 @@ def test_shards_make_the_whole_layer_again(bias):
     linear = nn.Linear(6, 8, bias, rng=rng())
 
     def job():
-        for kind in (ColumnParallelLinear, RowParallelLinear):
-            whole = kind.from_linear(linear).to_linear().state_dict()
-            assert list(whole) == list(linear.state_dict())
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        for style in (ColwiseParallel(), RowwiseParallel()):
+            layer = parallelize(nn.Linear(6, 8, bias, rng=rng()), mesh, {"": style})
+            again = nn.Linear(6, 8, bias, rng=rng(1))
+            again.load_state_dict(layer.state_dict())
             for path, value in linear.state_dict().items():
-                np.testing.assert_array_equal(whole[path], value)
+                np.testing.assert_array_equal(again.state_dict()[path], value)
 
     run_ranks(job, 2)
 
 
 def test_sizes_that_do_not_divide_are_refused_with_both_numbers():
     def job():
-        with pytest.raises(ValueError, match="out_features is 7, which does not divide by the 2"):
-            ColumnParallelLinear(4, 7, rng=rng())
-        with pytest.raises(ValueError, match="in_features is 7, which does not divide by the 2"):
-            RowParallelLinear.from_linear(nn.Linear(7, 4, rng=rng()))
+        with pytest.raises(ValueError, match="out_features of '' is 7, which does not divide by"):
+            parallelize(nn.Linear(4, 7, rng=rng()), None, {"": ColwiseParallel()})
+        with pytest.raises(ValueError, match="in_features of '' is 7, which does not divide by"):
+            parallelize(nn.Linear(7, 4, rng=rng()), None, {"": RowwiseParallel()})
+        style = RowwiseParallel(input_layouts=Replicate())
+        layer = parallelize(nn.Linear(8, 4, rng=rng()), None, {"": style})
         with pytest.raises(ValueError, match=r"RowParallelLinear.*\(\.\.\., 8\), got \[1, 4\]"):
-            RowParallelLinear(8, 4, input_layouts=Replicate(), rng=rng())(np.ones((1, 4), "f4"))
+            layer(np.ones((1, 4), "f4"))
 
     run_ranks(job, 2)

@@ -243,10 +243,10 @@ class HostDriver:
 
         self.machine.put(stream, run)
 
-    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
+    def can_reduce(self, dtype: np.dtype[Any], inputs: int) -> bool:
         return dtype.name not in ("longdouble", "clongdouble", "float128", "complex256")
 
-    def fold(
+    def reduce(
         self,
         out: int,
         inputs: Sequence[int],

@@ -19,7 +19,7 @@ from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 from transport._tcp import TcpCommunicator
 from transport._tcp.meeting.address import Address
-from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 
 SOON = LONG / 3
 SECRET = b"secret of the tests"
@@ -59,7 +59,7 @@ def all_reduce(member: Member, timeout: float = LONG) -> Any:
     return buffer
 
 
-def enter(store: Store, dst: int, src: int, channel: Channel) -> socket.socket:
+def enter(store: Store, dst: int, src: int, channel: TrafficKind) -> socket.socket:
     """Connect to member ``dst`` in the name of ``src``, which must know the secret."""
     address = Address.decode(store.get(f"g/tcp/{dst}"))
     sock = socket.create_connection((address.host, address.port), LONG)

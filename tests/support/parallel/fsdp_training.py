@@ -4,9 +4,9 @@ import numpy as np
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel import ColumnParallelLinear, RowParallelLinear, nn, optim
+from parallel import ColwiseParallel, RowwiseParallel, nn, optim, parallelize
 from parallel.fsdp import fully_shard
-from parallel.nn._parameter import as_kept, kept_part
+from parallel.nn._parameter import as_global, kept_part
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 16, 5, 8, 11
 
@@ -103,8 +103,8 @@ def make_transformer(dtype="f8", blocks=2, tp=None, width=WIDTH):
         up = nn.Linear(width, 4 * width, rng=rng, dtype=dtype)
         down = nn.Linear(4 * width, width, rng=rng, dtype=dtype)
         if tp is not None:
-            up = ColumnParallelLinear.from_linear(up, tp)
-            down = RowParallelLinear.from_linear(down, tp)
+            parallelize(up, tp, {"": ColwiseParallel()})
+            parallelize(down, tp, {"": RowwiseParallel()})
         mlp = Residual(nn.LayerNorm(width, dtype=dtype), up, nn.GELU(), down)
         layers.append(nn.Sequential(Residual(nn.LayerNorm(width, dtype=dtype), attention), mlp))
     return nn.Sequential(*layers, Last(), Unembed(embedding.weight))
@@ -173,7 +173,7 @@ def on_mesh(program, n, names=("dp_shard",), shape=None):
 
 def gradients(model):
     return {
-        path: p.grad.copy() if kept_part(p) is None else as_kept(p, p.grad).full_array()
+        path: p.grad.copy() if kept_part(p) is None else as_global(p, p.grad).full_array()
         for path, p in model.named_parameters()
     }
 

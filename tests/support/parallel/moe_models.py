@@ -39,12 +39,8 @@ def dense(layer, x):
     up, down = layer.experts.up.weight.data, layer.experts.down.weight.data
     y = np.zeros_like(x)
     for e in range(layer.router.experts):
-        expert = nn.Sequential(
-            nn.Linear.holding(up[:, e].copy(), None),
-            nn.GELU(),
-            nn.Linear.holding(down[:, e].copy(), None),
-        )
-        y += weights[:, e : e + 1] * expert.eval()(x)
+        hidden = nn.GELU().eval()(x @ up[:, e].T)
+        y += weights[:, e : e + 1] * (hidden @ down[:, e].T)
     shares = scores / scores.sum(axis=-1, keepdims=True)
     balance = (
         layer.router.experts

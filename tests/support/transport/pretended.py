@@ -12,7 +12,7 @@ from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._hierarchical import HierarchicalCommunicator
-from transport._hierarchical.hosts import Placement, Spread
+from transport._hierarchical.hosts import MembersByHost, Spread
 from transport._links.communicator import LinkCommunicator
 from transport._operands.compression import Compression
 from transport._place import Place
@@ -37,7 +37,7 @@ def pretended(
         membership = replace(membership, places=everywhere, compression=compression)
         if across is None:
             return choose(membership, table)
-        placement = Placement.of(everywhere)
+        placement = MembersByHost.of(everywhere)
         host, _ = placement.find(membership.rank)
         near = None
         if placement.memory[host]:

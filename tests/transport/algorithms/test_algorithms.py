@@ -22,7 +22,7 @@ from transport._choosing.choice import DEFAULT, Thresholds
 from transport._header import Kind
 from transport._inproc import InprocCommunicator
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
-from transport._operands.order import Fold
+from transport._operands.order import StreamingReduction
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 
@@ -289,7 +289,7 @@ def test_an_arriving_frame_is_reduced_once_whatever_its_pieces(
     size: int, arrivals: list[int], piece: int, dtype: Any
 ) -> None:
     own, out = np.full(size, 2, dtype), np.zeros(size, dtype)
-    adding = Fold(Scratch(), ReduceOp.SUM, ((True,),), own, out, piece)
+    adding = StreamingReduction(Scratch(), ReduceOp.SUM, ((True,),), own, out, piece)
     arriving, on_piece = adding.expect(out.dtype)
     arriving[:] = np.arange(size).astype(dtype)
     for received in sorted(min(a, arriving.nbytes) for a in arrivals):

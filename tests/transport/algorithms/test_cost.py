@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
-from transport._choosing.cost import Cost, Work, work_of
+from transport._choosing.cost import CollectiveCost, Cost, work_of
 from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
@@ -104,7 +104,7 @@ def test_a_path_is_part_of_the_whole(
 
 
 def test_seconds_are_the_path_or_the_work_over_the_lanes() -> None:
-    work = Work(Algorithm.RING, 6, 24, 1000, 4000, 500, 2000)
+    work = CollectiveCost(Algorithm.RING, 6, 24, 1000, 4000, 500, 2000)
     alone = 6 * 1e-5 + 1000 * 1e-9 + 500 * 2e-9
     assert Cost(1e-5, 1e-9, 2e-9, 4).seconds(work) == pytest.approx(alone)
     assert Cost(1e-5, 1e-9, 2e-9, 8).seconds(work) == pytest.approx(alone)

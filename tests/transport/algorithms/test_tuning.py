@@ -89,7 +89,7 @@ def with_tcp(**changes: Any) -> dict[str, Any]:
         (with_tcp(cost=3), "'int'"),
         (with_tcp(cost={"alpha": 1}), "'beta'"),
         (
-            with_tcp(cost={"alpha": 0, "beta": 1, "gamma": 1, "lanes": 1}),
+            with_tcp(cost={"alpha": 0, "beta": 1, "gamma": 1, "parallelism": 1}),
             "alpha is 0, expected a positive number",
         ),
         (with_tcp(thresholds={"two": {}}), "'two'"),

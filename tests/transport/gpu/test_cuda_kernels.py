@@ -15,7 +15,7 @@ from transport._cuda.kernels import OPTIONS
 ALL = PRELUDE + "".join(source_of(name) for name in TYPES)
 
 
-@pytest.mark.parametrize("source", [ALL, FLAGS], ids=["folds", "flags"])
+@pytest.mark.parametrize("source", [ALL, FLAGS], ids=["reductions", "flags"])
 def test_the_kernels_compile_with_nvcc(tmp_path: Path, source: str) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
@@ -63,7 +63,7 @@ def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:
     import ml_dtypes
     import numpy as np
 
-    from transport._cuda.kernel_source import fold_name
+    from transport._cuda.kernel_source import reduce_kernel_name
     from transport._operands.reduce_op import RedOpType, ReduceOp
 
     for name in TYPES:
@@ -75,4 +75,7 @@ def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:
                 applies = False
             else:
                 applies = True
-            assert (f"FOLD({fold_name(name, kind)}," in source_of(name)) == applies, (name, kind)
+            assert (f"FOLD({reduce_kernel_name(name, kind)}," in source_of(name)) == applies, (
+                name,
+                kind,
+            )

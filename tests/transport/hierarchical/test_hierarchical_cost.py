@@ -12,8 +12,8 @@ from transport._choosing.cost import Cost, work_of
 from transport._header import Kind
 from transport._hierarchical.cost import HostsCost, Shape, inside_bytes, phases
 
-INSIDE = Cost(alpha=1e-6, beta=1e-10, gamma=1e-11, lanes=8)
-ACROSS = Cost(alpha=2e-5, beta=1e-9, gamma=1e-11, lanes=1000)
+INSIDE = Cost(alpha=1e-6, beta=1e-10, gamma=1e-11, parallelism=8)
+ACROSS = Cost(alpha=2e-5, beta=1e-9, gamma=1e-11, parallelism=1000)
 COST = HostsCost(INSIDE, ACROSS)
 
 

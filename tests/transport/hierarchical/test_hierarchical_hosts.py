@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport._errors import DistNetworkError
-from transport._hierarchical.hosts import Placement
+from transport._hierarchical.hosts import MembersByHost
 from transport._place import Place, this_place
 
 # ---------------------------------------------------------------- who is where
@@ -16,7 +16,7 @@ from transport._place import Place, this_place
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), min_size=1, max_size=12))
 def test_placement_has_every_member_once(places: list[tuple[str, bool]]) -> None:
     members = [Place(machine, "" if memory else "none") for machine, memory in places]
-    placement = Placement.of(members)
+    placement = MembersByHost.of(members)
     assert sorted(rank for ranks in placement.hosts for rank in ranks) == list(range(len(members)))
     firsts = [ranks[0] for ranks in placement.hosts]
     assert firsts == sorted(firsts)

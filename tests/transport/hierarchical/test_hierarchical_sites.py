@@ -19,7 +19,7 @@ from tests.support.transport.rank_threads import TINY, Member, Transport, run_gr
 from transport._choosing.choice import Thresholds
 from transport._errors import PeerLostError
 from transport._header import Kind
-from transport._hierarchical.hosts import Placement
+from transport._hierarchical.hosts import MembersByHost
 from transport._inproc import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place, this_place
@@ -241,13 +241,13 @@ def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
 def test_a_site_is_that_of_its_hosts_first_members() -> None:
     places = [Place(host, site=SITES[host]) for host in "caabed"]
     places[2] = replace(places[2], site="a mistake", obstacle="none")
-    placement = Placement.of(places)
+    placement = MembersByHost.of(places)
     assert placement.sites == ("there", "here", "here", "elsewhere", "there")
     sites = placement.by_site()
     assert sites.hosts == ((0, 5), (1, 2, 3), (4,))
     here = placement.within(sites.hosts[1])
     assert (here.hosts, here.memory) == (((0, 1), (2,)), (False, False))
-    assert Placement.of([Place("a"), Place("b")]).by_site().hosts == ((0, 1),)
+    assert MembersByHost.of([Place("a"), Place("b")]).by_site().hosts == ((0, 1),)
 
 
 def test_the_environment_names_the_site(monkeypatch: pytest.MonkeyPatch) -> None:

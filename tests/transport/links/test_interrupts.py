@@ -20,7 +20,7 @@ from transport._communicators.runtime import Membership, Runtime
 from transport._deadline import Deadline
 from transport._errors import CommunicatorTimeoutError
 from transport._header import CallHeader, Kind
-from transport._inproc import _Channel
+from transport._inproc import _FrameQueue
 from transport._links import incoming
 from transport._links import mailbox as mailboxes
 from transport._links.mailbox import Mailbox
@@ -78,18 +78,18 @@ class TestInproc:
         self._at_every_step(lambda channel: channel.begin_take(Deadline.after(0)))
 
     def test_waiting_until_a_frame_is_taken(self) -> None:
-        def wait(channel: _Channel) -> None:
+        def wait(channel: _FrameQueue) -> None:
             channel.wait_taken(channel.offer(call(SOON), PAYLOAD), Deadline.after(0))
 
         self._at_every_step(wait)
 
-    def _at_every_step(self, wait: Callable[[_Channel], object]) -> None:
-        channels = [_Channel(0)]
+    def _at_every_step(self, wait: Callable[[_FrameQueue], object]) -> None:
+        channels = [_FrameQueue(0)]
 
         def check() -> None:
             channels[-1].offer(call(SOON), PAYLOAD)
             assert channels[-1].begin_take(Deadline.after(0))
-            channels.append(_Channel(0))
+            channels.append(_FrameQueue(0))
 
         assert at_every_step(lambda: wait(channels[-1]), check) > 50
 

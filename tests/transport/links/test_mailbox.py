@@ -24,7 +24,7 @@ from transport._errors import (
     PeerLostError,
 )
 from transport._header import CallHeader, Kind
-from transport._links.incoming import Incoming, Receive
+from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
 from transport._shm import ShmCommunicator
@@ -73,7 +73,7 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
     sleeps = threading.Semaphore(0)
     sleep = Mailbox._sleep
 
-    def counted(self: Mailbox, call: Call, receive: Receive) -> None:
+    def counted(self: Mailbox, call: Call, receive: PendingReceive) -> None:
         sleeps.release()
         sleep(self, call, receive)
 
@@ -131,7 +131,7 @@ class TestABufferThatWasTakenBack:
     def test_is_not_written_to(self, end: str) -> None:
         mailbox = Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
         buffer, payload = np.zeros(3), np.arange(1.0, 4.0).view(np.uint8)
-        incoming: list[Incoming] = []
+        incoming: list[IncomingMessage] = []
 
         def begin() -> None:
             while not mailbox.awaits(1):

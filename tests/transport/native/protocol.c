@@ -165,7 +165,7 @@ static int exchange_messages(Group *g, Ring *to, Ring *from, char *data, char *i
         if (received == DONE_ALL) continue;
         Head head;
         Ring *const rings[] = {from};
-        if (!taken && !inbox_await(inboxes[g->rank], rings, 1, inbox_rung(inboxes[g->rank]), sent == DONE_ALL ? SLEEP : SPIN))
+        if (!taken && !inbox_await(inboxes[g->rank], rings, 1, inbox_wakeup(inboxes[g->rank]), sent == DONE_ALL ? SLEEP : SPIN))
             continue;
         if (!taken) {
             received = ring_peek(from, &head);

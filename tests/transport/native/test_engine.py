@@ -160,7 +160,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="no block 4"):
         one.block(0, 4)
     with pytest.raises(ValueError, match="are no inbox"):
-        core.read_bell(np.zeros(64, np.uint8))
+        core.read_wakeup(np.zeros(64, np.uint8))
     nbytes, capacity = core.measure_inbox(2, 1 << 12)
     inbox = np.zeros(nbytes, np.uint8)
     core.create_inbox(inbox, 2, capacity)

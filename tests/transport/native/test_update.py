@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transport._native import core
-from transport._windows.memory import DTYPES, REPLACE_IF, Memory
+from transport._windows.memory import DTYPES, REPLACE_IF, MappedMemory
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the compiled core")
 INT64, SUM = 8, 1
@@ -53,7 +53,7 @@ def test_a_word_that_is_none_is_not_awaited(offset: int) -> None:
 def test_threads_lose_no_update(code: int) -> None:
     dtype = DTYPES[code]
     count, rounds, threads = 2048 // dtype.itemsize, 20, 4  # without the interpreter's lock
-    memory = Memory(np.zeros(64 + count * dtype.itemsize, np.uint8))
+    memory = MappedMemory(np.zeros(64 + count * dtype.itemsize, np.uint8))
 
     def add() -> None:
         for _ in range(rounds):

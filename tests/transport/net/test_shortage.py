@@ -25,8 +25,8 @@ from transport._errors import (
 )
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
-from transport._shm.meeting.endpoint import DIED, Endpoint
-from transport._shm.meeting.peer_connection import Connection, Message
+from transport._shm.meeting.endpoint import DIED, ShmEndpoint
+from transport._shm.meeting.peer_connection import Packet, PeerConnection
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
 
@@ -56,8 +56,8 @@ class Memory:
 
 
 @contextlib.contextmanager
-def endpoint() -> Iterator[tuple[Endpoint, Memory]]:
-    it, memory = Endpoint(SECRET), Memory()
+def endpoint() -> Iterator[tuple[ShmEndpoint, Memory]]:
+    it, memory = ShmEndpoint(SECRET), Memory()
     try:
         for group in ("g", "other"):
             it.register(group, memory)
@@ -84,7 +84,7 @@ def no_descriptors() -> Iterator[None]:
             os.close(fd)
 
 
-def ask(ours: Endpoint, theirs: Endpoint, what: str, group: str = "g") -> int:
+def ask(ours: ShmEndpoint, theirs: ShmEndpoint, what: str, group: str = "g") -> int:
     _, reply = ours.ask(theirs.address, group, 0, 1, what, "rank 1")
     assert reply.wait(SOON)
     return reply.take()
@@ -139,14 +139,14 @@ class TestNoDescriptor:
 
     def test_to_take_memory_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The kernel then delivers the packet without the descriptor that was in it."""
-        send = Connection.send
+        send = PeerConnection.send
 
-        def send_nothing_with(self: Connection, message: Message, fd: int = -1) -> None:
+        def send_nothing_with(self: PeerConnection, message: Packet, fd: int = -1) -> None:
             send(self, message)
 
         with endpoint() as (ours, _), endpoint() as (theirs, _):
             with monkeypatch.context() as patch:
-                patch.setattr(Connection, "send", send_nothing_with)
+                patch.setattr(PeerConnection, "send", send_nothing_with)
                 with pytest.raises(DistBackendError, match="its limit is"):
                     ask(ours, theirs, "memory")
             os.close(ask(ours, theirs, "memory"))

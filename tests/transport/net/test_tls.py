@@ -33,8 +33,8 @@ from transport._net.tls_choice import tls_from_environment
 from transport._operands.reduce_op import ReduceOp
 from transport._store import TCPStore, TCPStoreServer
 from transport._tcp import TcpCommunicator
-from transport._tcp.meeting.endpoint import Endpoint
-from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._tcp.meeting.endpoint import TcpEndpoint
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 
 SECRET = b"the secret of the job"
 
@@ -69,7 +69,7 @@ class Server:
             self._served: Any = TCPStoreServer(secret=SECRET, host="127.0.0.1", tls=tls)
             self.address = self._served.address
         else:
-            self._served = Endpoint(SECRET, "127.0.0.1", tls=tls)
+            self._served = TcpEndpoint(SECRET, "127.0.0.1", tls=tls)
             self._served.register("g", lambda _, sock: (sock.send(WELCOME), sock.close()))
             self.address = (self._served.address.host, self._served.address.port)
             self._token = bytes.fromhex(self._served.address.token)
@@ -84,7 +84,7 @@ class Server:
             return
         with self.knock() as plain, tls.client(plain) if tls else plain as sock:
             authenticate(sock, secret, Deadline.after(LONG), initiator=True)
-            sock.sendall(Hello(self._token, digest_of("g"), 3, Channel.COLLECTIVE).pack())
+            sock.sendall(Hello(self._token, digest_of("g"), 3, TrafficKind.COLLECTIVE).pack())
             assert recv_exact(sock, len(WELCOME), Deadline.after(LONG)) == WELCOME
 
     def knock(self) -> socket.socket:

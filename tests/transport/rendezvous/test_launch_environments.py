@@ -12,7 +12,7 @@ from transport._launch_environments import (
     DEFAULT_PORT,
     LaunchEnvironmentError,
     NodePlace,
-    Place,
+    RankPlace,
     derived_port,
     detect,
     detect_nodes,
@@ -113,33 +113,41 @@ SLURMS_PMI = {**SLURM_NODE, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "4711
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        ({}, Place("no launcher")),
-        (TORCHRUN, Place("meshrun or torchrun", 3, 4, 1, 2, "node-1", 1234)),
-        (SLURM, Place("Slurm", 5, 7, 1, 2, "gpu03", derived_port("slurm 4711 0"))),
+        ({}, RankPlace("no launcher")),
+        (TORCHRUN, RankPlace("meshrun or torchrun", 3, 4, 1, 2, "node-1", 1234)),
+        (SLURM, RankPlace("Slurm", 5, 7, 1, 2, "gpu03", derived_port("slurm 4711 0"))),
         (
             {**SLURM_NODE, "SLURM_RESTART_COUNT": "2"},
-            Place("Slurm", 1, 2, 0, 1, "gpu04", derived_port("slurm 4711 3 restart 2")),
+            RankPlace("Slurm", 1, 2, 0, 1, "gpu04", derived_port("slurm 4711 3 restart 2")),
         ),
         (
             OPEN_MPI,
-            Place("Open MPI", 1, 2, 1, 2, "127.0.0.1", derived_port("openmpi prterun-host-77@1")),
+            RankPlace(
+                "Open MPI", 1, 2, 1, 2, "127.0.0.1", derived_port("openmpi prterun-host-77@1")
+            ),
         ),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": ""},
-            Place("Open MPI", 1, 4, 1, 2, None, DEFAULT_PORT),
+            RankPlace("Open MPI", 1, 4, 1, 2, None, DEFAULT_PORT),
         ),
         (
             OPEN_MPI_IN_SLURM,
-            Place("Open MPI", 2, 4, 2, 3, "gpu03", derived_port("openmpi 1589837825")),
+            RankPlace("Open MPI", 2, 4, 2, 3, "gpu03", derived_port("openmpi 1589837825")),
         ),
-        (PMI, Place("PMI", 0, 2, 0, 2, "127.0.0.1", DEFAULT_PORT)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Place("PMI", 0, 2, None, None, None, DEFAULT_PORT)),
-        (HYDRA_IN_SLURM, Place("PMI", 3, 4, 0, 1, "gpu03", derived_port("pmi 4711 3"))),
-        (SLURMS_PMI, Place("Slurm", 1, 2, 0, 1, "gpu04", derived_port("slurm 4711 3"))),
-        ({"MASTER_ADDR": "h", "MASTER_PORT": "1"}, Place("no launcher", None, *[None] * 3, "h", 1)),
+        (PMI, RankPlace("PMI", 0, 2, 0, 2, "127.0.0.1", DEFAULT_PORT)),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2"},
+            RankPlace("PMI", 0, 2, None, None, None, DEFAULT_PORT),
+        ),
+        (HYDRA_IN_SLURM, RankPlace("PMI", 3, 4, 0, 1, "gpu03", derived_port("pmi 4711 3"))),
+        (SLURMS_PMI, RankPlace("Slurm", 1, 2, 0, 1, "gpu04", derived_port("slurm 4711 3"))),
+        (
+            {"MASTER_ADDR": "h", "MASTER_PORT": "1"},
+            RankPlace("no launcher", None, *[None] * 3, "h", 1),
+        ),
     ],
 )
-def test_what_launchers_say(variables: dict[str, str], place: Place) -> None:
+def test_what_launchers_say(variables: dict[str, str], place: RankPlace) -> None:
     assert detect(variables) == place
 
 

@@ -26,7 +26,7 @@ from transport._errors import (
 )
 from transport._rendezvous import register_rendezvous_handler, rendezvous
 from transport._rendezvous import registry as registry_module
-from transport._rendezvous.request import Request, with_place
+from transport._rendezvous.request import RendezvousRequest, with_place
 from transport._store import FileStore, HashStore
 
 
@@ -48,14 +48,16 @@ class TestUrls:
         assert with_place(url, rank, world_size) == expected
 
     def test_parts(self) -> None:
-        address = Request.parse("tcp://[ff15::1]:23456?rank=1&world_size=4", 1.0, "", None)
+        address = RendezvousRequest.parse(
+            "tcp://[ff15::1]:23456?rank=1&world_size=4", 1.0, "", None
+        )
         assert (address.host, address.port, address.rank, address.world_size) == (
             "ff15::1",
             23456,
             1,
             4,
         )
-        assert Request.parse("file:///a/b%20c", 1.0, "", None).path == "/a/b c"
+        assert RendezvousRequest.parse("file:///a/b%20c", 1.0, "", None).path == "/a/b c"
 
     @pytest.mark.parametrize(
         ("url", "rank", "world_size", "message"),

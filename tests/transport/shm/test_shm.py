@@ -30,7 +30,7 @@ from transport._net.auth import authenticate
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place
 from transport._shm import ShmCommunicator
-from transport._shm.meeting.endpoint import Endpoint
+from transport._shm.meeting.endpoint import ShmEndpoint
 from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
 from transport._store.hash_store import HashStore
@@ -246,7 +246,7 @@ def test_a_member_on_another_host_is_refused_with_a_hint(monkeypatch: pytest.Mon
 
 
 def test_a_stranger_gets_nothing_from_an_endpoint_and_disturbs_nobody() -> None:
-    endpoint = Endpoint(b"secret")
+    endpoint = ShmEndpoint(b"secret")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(endpoint.address)

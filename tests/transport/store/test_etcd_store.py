@@ -1,4 +1,4 @@
-"""What is an EtcdStore's own: several members, answers that get lost, leases, accounts, TLS."""
+"""An EtcdStore with several members, lost answers, leases, accounts and TLS."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from transport._net.auth import authenticate
 from transport._net.sockets import connect as connect_socket
 from transport._store import TCPStore, TCPStoreServer
 from transport._store.commands import Op
-from transport._store.tcp.client import _Request
+from transport._store.tcp.client import _StoreRequest
 from transport._store.tcp.wire import pack_request
 
 Connect = Callable[[], TCPStore]
@@ -101,7 +101,7 @@ store.get("go")
         connection = other._connection
         for number in range(8):
             request = pack_request(100 + number, Op.GET, SOON, [b"big"])
-            connection._send(100 + number, _Request(), request, SOON)
+            connection._send(100 + number, _StoreRequest(), request, SOON)
         other.close()
         with pytest.raises(StoreTimeoutError):
             store.tail("log", 0, timeout=0.2)

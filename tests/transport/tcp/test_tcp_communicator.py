@@ -28,7 +28,7 @@ from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
 from transport._tcp import TcpCommunicator
 from transport._tcp.frame import pack_prefix
-from transport._tcp.meeting.hello import Channel
+from transport._tcp.meeting.hello import TrafficKind
 
 # Point to point.
 
@@ -76,7 +76,7 @@ def test_nonsense_from_a_member_ends_its_connection_only(
 ) -> None:
     with (
         member_of(store, 0, (0, 1, 2)) as member,
-        enter(store, 0, 1, Channel.POINT_TO_POINT) as sock,
+        enter(store, 0, 1, TrafficKind.POINT_TO_POINT) as sock,
     ):
         if not awaited:
             sock.sendall(frame)
@@ -101,7 +101,7 @@ def test_a_hello_with_a_rank_that_cannot_be_is_refused(store: HashStore) -> None
     with member_of(store, 0):
         for rank in (0, 2, 4_000_000_000):
             with pytest.raises((AssertionError, ConnectionError)):
-                enter(store, 0, rank, Channel.POINT_TO_POINT)
+                enter(store, 0, rank, TrafficKind.POINT_TO_POINT)
 
 
 # Processes.
@@ -197,8 +197,8 @@ class TestWaitingForOneThatIsLate:
         begun, before = threading.Event(), set(threading.enumerate())
         dial = TcpCommunicator._dial
 
-        def noted(comm: TcpCommunicator, peer: int, channel: Channel, *arguments: Any) -> Any:
-            if channel == Channel.POINT_TO_POINT:
+        def noted(comm: TcpCommunicator, peer: int, channel: TrafficKind, *arguments: Any) -> Any:
+            if channel == TrafficKind.POINT_TO_POINT:
                 begun.set()
             return dial(comm, peer, channel, *arguments)
 

@@ -20,8 +20,8 @@ from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.auth import Handshake, authenticate
 from transport._tcp.meeting import endpoint as endpoint_module
-from transport._tcp.meeting.endpoint import Endpoint
-from transport._tcp.meeting.hello import HELLO_BYTES, WELCOME, Channel, Hello, digest_of
+from transport._tcp.meeting.endpoint import TcpEndpoint
+from transport._tcp.meeting.hello import HELLO_BYTES, WELCOME, Hello, TrafficKind, digest_of
 
 LONG = 60.0
 SECRET = b"the secret of the job"
@@ -31,7 +31,7 @@ SECRET = b"the secret of the job"
 class Door:
     """An endpoint, and what it has delivered for the group ``g``."""
 
-    endpoint: Endpoint
+    endpoint: TcpEndpoint
     delivered: queue.Queue[tuple[Hello, socket.socket]] = field(default_factory=queue.Queue)
 
     def deliver(self, hello: Hello, sock: socket.socket) -> None:
@@ -46,7 +46,7 @@ class Door:
 
     def hello(self, group: str = "g", rank: int = 3, token: str | None = None) -> bytes:
         token = token or self.endpoint.address.token
-        hello = Hello(bytes.fromhex(token), digest_of(group), rank, Channel.COLLECTIVE)
+        hello = Hello(bytes.fromhex(token), digest_of(group), rank, TrafficKind.COLLECTIVE)
         return hello.pack()
 
     def enter(self, hello: bytes | None = None, secret: bytes | None = SECRET) -> socket.socket:
@@ -70,7 +70,7 @@ class Door:
 def opened(
     secret: bytes | None = SECRET, host: str = "127.0.0.1", held: int = 64
 ) -> Iterator[Door]:
-    endpoint = Endpoint(secret, host, held)
+    endpoint = TcpEndpoint(secret, host, held)
     try:
         yield Door(endpoint)
     finally:
@@ -99,7 +99,7 @@ def test_a_member_is_delivered_and_welcomed(host: str, secret: bytes | None) -> 
         door.endpoint.register("g", door.deliver)
         with door.enter(secret=secret) as sock:
             assert sock.recv(1) == WELCOME
-            assert door.expect()[2:] == (3, Channel.COLLECTIVE, 0, 1)
+            assert door.expect()[2:] == (3, TrafficKind.COLLECTIVE, 0, 1)
 
 
 def test_a_hello_may_come_in_pieces(door: Door) -> None:

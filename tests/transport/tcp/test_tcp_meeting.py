@@ -35,7 +35,7 @@ from transport._net.auth import authenticate
 from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
 from transport._tcp.meeting.address import Address
-from transport._tcp.meeting.hello import Channel
+from transport._tcp.meeting.hello import TrafficKind
 
 # Where ranks find each other.
 
@@ -240,6 +240,6 @@ def test_abort_ends_the_wait_for_a_member_that_is_to_connect(store: HashStore) -
 def test_a_peer_that_gave_up_connecting_may_try_again(store: HashStore) -> None:
     """Its first connection is there already, unused, when the second comes."""
     with member_of(store, 0) as member, member_of(store, 1) as peer:
-        stale = enter(store, 0, 1, Channel.COLLECTIVE)
+        stale = enter(store, 0, 1, TrafficKind.COLLECTIVE)
         run_threads([lambda: (time.sleep(0.1), all_reduce(member)), lambda: all_reduce(peer)])
         stale.close()

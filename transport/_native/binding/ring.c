@@ -117,7 +117,7 @@ static int await_message(RingObject *o) {
     Ring *r = &o->ring, *const rings[] = {r};
     char *memory = o->memory.buf;
     if (ring_has_more(r)) return 1;
-    return inbox_await(memory, rings, 1, inbox_rung(memory), SLEEP) && ring_has_more(r);
+    return inbox_await(memory, rings, 1, inbox_wakeup(memory), SLEEP) && ring_has_more(r);
 }
 
 Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t size) {
@@ -149,22 +149,22 @@ static PyObject *end_accept(RingObject *o, PyObject *size) {
     Py_RETURN_NONE;
 }
 
-/* meet(into, rung, tag, dtype): for a receive that is the only one. Wait for the next message for a moment, and take
+/* meet(into, known, tag, dtype): for a receive that is the only one. Wait for the next message for a moment, and take
  * it if it is the one; else `position` is where it was. */
 static PyObject *end_meet(RingObject *o, PyObject *args) {
     Py_buffer into;
-    unsigned long long rung;
+    unsigned long long known;
     unsigned int tag;
     unsigned short dtype;
-    if (!PyArg_ParseTuple(args, "w*KIH", &into, &rung, &tag, &dtype)) return NULL;
+    if (!PyArg_ParseTuple(args, "w*KIH", &into, &known, &tag, &dtype)) return NULL;
     Ring *r = &o->ring, *const rings[] = {r};
     Head head;
     PyObject *result = Py_NewRef(Py_None);
     char *memory = o->memory.buf;
-    int come = !r->left && inbox_await(memory, rings, 1, rung, GLANCE);
+    int come = !r->left && inbox_await(memory, rings, 1, known, GLANCE);
     if (!r->left && !come) {
         Py_BEGIN_ALLOW_THREADS
-        come = inbox_await(memory, rings, 1, rung, SPIN);
+        come = inbox_await(memory, rings, 1, known, SPIN);
         Py_END_ALLOW_THREADS
     }
     if (come && ring_peek(r, &head) == DONE_ALL && head.header.extra == tag && head.header.dtype == dtype &&
@@ -239,23 +239,23 @@ static int is_inbox(const Py_buffer *memory) {
 PyObject *listen_to(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer inbox;
     PyObject *ends, *result = NULL;
-    unsigned long long rung;
+    unsigned long long known;
     int mode;
-    if (!PyArg_ParseTuple(args, "w*O!Ki", &inbox, &PyTuple_Type, &ends, &rung, &mode)) return NULL;
+    if (!PyArg_ParseTuple(args, "w*O!Ki", &inbox, &PyTuple_Type, &ends, &known, &mode)) return NULL;
     Ring *rings[MAX_MEMBERS];
-    Py_ssize_t count = PyTuple_GET_SIZE(ends), known = 0;
-    for (; known < count && known < MAX_MEMBERS; known++) {
-        PyObject *end = PyTuple_GET_ITEM(ends, known);
+    Py_ssize_t count = PyTuple_GET_SIZE(ends), valid = 0;
+    for (; valid < count && valid < MAX_MEMBERS; valid++) {
+        PyObject *end = PyTuple_GET_ITEM(ends, valid);
         if (!PyObject_TypeCheck(end, ring_end_type)) break;
-        rings[known] = &((RingObject *)end)->ring;
+        rings[valid] = &((RingObject *)end)->ring;
     }
-    if (known < count) {
+    if (valid < count) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of RingEnds");
     } else if (is_inbox(&inbox)) {
-        int come = inbox_await(inbox.buf, rings, (int)count, rung, mode < GLANCE ? (Mode)mode : GLANCE);
+        int come = inbox_await(inbox.buf, rings, (int)count, known, mode < GLANCE ? (Mode)mode : GLANCE);
         if (!come && mode > GLANCE) {
             Py_BEGIN_ALLOW_THREADS
-            come = inbox_await(inbox.buf, rings, (int)count, rung, (Mode)mode);
+            come = inbox_await(inbox.buf, rings, (int)count, known, (Mode)mode);
             Py_END_ALLOW_THREADS
         }
         result = PyBool_FromLong(come);
@@ -275,20 +275,20 @@ PyObject *create_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
     return result;
 }
 
-PyObject *ring_bell(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *wake_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory;
     unsigned long long value;
     if (!PyArg_ParseTuple(args, "w*K", &memory, &value)) return NULL;
     PyObject *result = is_inbox(&memory) ? Py_NewRef(Py_None) : NULL;
-    if (result) inbox_ring(memory.buf, value);
+    if (result) inbox_wake(memory.buf, value);
     PyBuffer_Release(&memory);
     return result;
 }
 
-PyObject *read_bell(PyObject *Py_UNUSED(module), PyObject *array) {
+PyObject *read_wakeup(PyObject *Py_UNUSED(module), PyObject *array) {
     Py_buffer memory;
     if (PyObject_GetBuffer(array, &memory, PyBUF_WRITABLE)) return NULL;
-    PyObject *result = is_inbox(&memory) ? PyLong_FromUnsignedLongLong(inbox_rung(memory.buf)) : NULL;
+    PyObject *result = is_inbox(&memory) ? PyLong_FromUnsignedLongLong(inbox_wakeup(memory.buf)) : NULL;
     PyBuffer_Release(&memory);
     return result;
 }

@@ -32,12 +32,12 @@ int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
  *
  * - measure_inbox(size, capacity of a ring or 0): the bytes of an inbox, and the capacity.
  * - create_inbox(memory, size, capacity): write its head.
- * - ring_bell(memory, value): have its owner look up.
- * - read_bell(memory): the value of its bell.
+ * - wake_inbox(memory, value): wake the owner of the inbox.
+ * - read_wakeup(memory): the value of its wakeup word.
  */
 PyObject *measure_inbox(PyObject *module, PyObject *args);
-/* listen_to(memory, ends, rung, mode): whether a RingEnd of a tuple has news, or the bell has rung. */
+/* listen_to(memory, ends, known, mode): whether a RingEnd of a tuple has news, or the wakeup word is not `known`. */
 PyObject *listen_to(PyObject *module, PyObject *args);
 PyObject *create_inbox(PyObject *module, PyObject *args);
-PyObject *ring_bell(PyObject *module, PyObject *args);
-PyObject *read_bell(PyObject *module, PyObject *array);
+PyObject *wake_inbox(PyObject *module, PyObject *args);
+PyObject *read_wakeup(PyObject *module, PyObject *array);

@@ -166,7 +166,7 @@ int group_arrays(int size, int rank, int kind, int root, int *inputs); /* how ma
 typedef struct {
     char *data;
     Word *written, *broken, *sender_sleeps, *taken; /* the first three on one line */
-    Word *bell, *asleep;                            /* of the inbox */
+    Word *wakeup, *asleep;                          /* of the inbox */
     uint64_t capacity, piece;
     uint64_t position, left; /* how far this end is; of the message under way, how much is still to come */
     uint64_t rings, number, step;
@@ -204,10 +204,10 @@ int ring_has_more(const Ring *r);
 /* True if a whole message of `size` bytes is there, or comes as far as `mode` lets this wait. */
 int ring_await_whole(Ring *r, uint64_t size, Mode mode);
 
-/* Wait until one of some rings of an inbox has more, or is broken, or its bell has rung since `rung`: 1 or 0. */
-int inbox_await(char *memory, Ring *const *rings, int count, uint64_t rung, Mode mode);
-void inbox_ring(char *memory, uint64_t value); /* have its owner look up. Any thread */
-uint64_t inbox_rung(const char *memory);
+/* Wait until one of some rings of an inbox has more, or is broken, or its wakeup word is not `known`: 1 or 0. */
+int inbox_await(char *memory, Ring *const *rings, int count, uint64_t known, Mode mode);
+void inbox_wake(char *memory, uint64_t value); /* have its owner look up. Any thread */
+uint64_t inbox_wakeup(const char *memory);
 
 /* ------------------------------------------------------------------ pages.c */
 

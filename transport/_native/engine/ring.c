@@ -1,6 +1,6 @@
 /* A ring buffer between one sender and one receiver of messages, in the receiver's inbox.
  *
- * An inbox begins with a line for its bell, the bytes of a ring, and the number of members. Then comes a line for its
+ * An inbox begins with a line for its wakeup word, the bytes of a ring, and the number of members. Then comes a line for its
  * owner's sleeping flag. Each member has two lines: one written by the sender, one by the receiver. Then come the
  * rings.
  *
@@ -8,7 +8,7 @@
  * is a line with its header and size, then its bytes, rounded up to lines; one that is larger than the ring flows
  * through it. Pieces are small enough for a core's own cache.
  *
- * A receiver sleeps on its inbox's bell, into which each sender writes a value that was never there before.
+ * A receiver sleeps on its inbox's wakeup word, into which each sender writes a value that was never there before.
  */
 #include "engine/engine.h"
 
@@ -52,7 +52,7 @@ int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int 
     r->broken = control + 1;
     r->sender_sleeps = control + 2;
     r->taken = control + 8;
-    r->bell = words;
+    r->wakeup = words;
     r->asleep = words + 8;
     r->capacity = capacity;
     r->piece = least(MAX_PIECE, capacity / 4) / LINE * LINE;
@@ -83,8 +83,8 @@ static void copy_out(const Ring *r, char *into, uint64_t size) {
 static void tell_receiver(Ring *r) {
     put(r->written, r->position);
     if (!sleepers_of(r->asleep)) return;
-    put(r->bell, (++r->rings * r->step + r->number) & LOW_HALF);
-    wake(r->bell);
+    put(r->wakeup, (++r->rings * r->step + r->number) & LOW_HALF);
+    wake(r->wakeup);
 }
 
 static void tell_sender(Ring *r) {
@@ -212,37 +212,37 @@ Status ring_take(Ring *r, char *into, uint64_t size, Mode mode) {
 /* ------------------------------------------------------------------ an inbox */
 
 typedef struct {
-    const Word *bell;
+    const Word *wakeup;
     Ring *const *rings;
     int count;
-    uint64_t rung;
+    uint64_t known;
 } News;
 
 static int has_news(const void *what) {
     const News *n = what;
     for (int i = 0; i < n->count; i++)
         if (ring_has_more(n->rings[i]) || ring_is_broken(n->rings[i])) return 1;
-    return look_at(n->bell) != n->rung;
+    return look_at(n->wakeup) != n->known;
 }
 
-int inbox_await(char *memory, Ring *const *rings, int count, uint64_t rung, Mode mode) {
-    Word *bell = (Word *)(void *)memory, *asleep = bell + 8;
-    News news = {bell, rings, count, rung};
+int inbox_await(char *memory, Ring *const *rings, int count, uint64_t known, Mode mode) {
+    Word *wakeup = (Word *)(void *)memory, *asleep = wakeup + 8;
+    News news = {wakeup, rings, count, known};
     Patience none = {0};
     if (await_awake(count ? &rings[0]->patience : &none, mode, has_news, &news)) return 1;
     if (mode < SLEEP) return 0;
     add_sleeper(asleep, 1);
     for (int i = 0; i < count; i++) look_again(rings[i]->written), look_again(rings[i]->broken);
-    look_again(bell);
-    if (!has_news(&news)) sleep_on(bell, rung, SLICE_SECONDS);
+    look_again(wakeup);
+    if (!has_news(&news)) sleep_on(wakeup, known, SLICE_SECONDS);
     remove_sleeper(asleep, 1);
     return has_news(&news);
 }
 
-void inbox_ring(char *memory, uint64_t value) {
-    Word *bell = (Word *)(void *)memory;
-    put(bell, value & LOW_HALF);
-    wake(bell);
+void inbox_wake(char *memory, uint64_t value) {
+    Word *wakeup = (Word *)(void *)memory;
+    put(wakeup, value & LOW_HALF);
+    wake(wakeup);
 }
 
-uint64_t inbox_rung(const char *memory) { return look_at((const Word *)(const void *)memory); }
+uint64_t inbox_wakeup(const char *memory) { return look_at((const Word *)(const void *)memory); }

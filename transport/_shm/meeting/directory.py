@@ -9,16 +9,18 @@ from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._errors import CommunicatorTimeoutError, DistNetworkError
 from transport._place import Place, this_place
-from transport._shm.meeting.endpoint import Endpoint
+from transport._shm.meeting.endpoint import ShmEndpoint
 from transport._shm.segment import Segment, adopt
 
 
-class Neighbourhood(PeerKeys):
+class HostPeers(PeerKeys):
     """The ``members`` that share memory with this rank, which reaches their endpoints by way of its
     own. Several threads.
     """
 
-    def __init__(self, membership: Membership, members: Sequence[int], endpoint: Endpoint) -> None:
+    def __init__(
+        self, membership: Membership, members: Sequence[int], endpoint: ShmEndpoint
+    ) -> None:
         super().__init__(membership)
         self.members: Sequence[int] = members
         self._endpoint = endpoint

@@ -1,12 +1,12 @@
 """A rank's endpoint: it hands out descriptors of memory, and notices that a peer has gone.
 
-One listening Unix socket for each rank, in the abstract namespace: the name is the kernel's, lives
-in no file system and ends with the process. Both ends of a connection prove that they know the
-job's secret and belong to the same user. A connection stays open as long as both processes live:
-that it ends is how a death is noticed, without the store and whatever the process was doing.
+Each rank listens on one Unix socket in the abstract namespace. The kernel chooses its name, which
+lives in no file system and ends with the process. Both ends of a connection prove that they
+know the job's secret and belong to the same user. A connection stays open as long as both processes
+live: its end reveals a peer's death, without the store and whatever the peer was doing.
 
-All packets are read by one thread, so no call of another thread ever blocks on a socket: it waits
-for its ``Request``, which an abort completes.
+One thread reads all packets, so no other thread ever blocks on a socket. A caller waits for its
+``DescriptorRequest``, which an abort completes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transport._net.acceptor import Acceptor
 from transport._net.event_loop import EventLoop, sooner
 from transport._net.limits import explain
 from transport._net.sockets import close_in_forked_children
-from transport._shm.meeting.peer_connection import Connection, Message, Operation, same_user
+from transport._shm.meeting.peer_connection import Operation, Packet, PeerConnection, same_user
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _BACKLOG = 4096
@@ -48,7 +48,7 @@ ABORTED = "has aborted"
 DIED = "is gone: its process has ended"
 
 
-class Service(Protocol):
+class EndpointUser(Protocol):
     """A communicator, seen from the endpoint's thread. None of these may block."""
 
     def offer(self, what: str) -> int:
@@ -68,13 +68,13 @@ class Service(Protocol):
         ...
 
 
-class Request:
+class DescriptorRequest:
     """A thread's request to member ``peer`` of ``group``, called ``name`` in messages.
 
     The thread waits for the answer.
     """
 
-    connection: Connection | None = None
+    connection: PeerConnection | None = None
 
     def __init__(self, group: str, peer: int, name: str) -> None:
         self.group = group
@@ -116,7 +116,7 @@ class Request:
             os.close(fd)
 
 
-class Endpoint:
+class ShmEndpoint:
     """Listens in a daemon thread of its own until ``close``. ``address`` is to be published."""
 
     def __init__(self, secret: bytes | None) -> None:
@@ -133,12 +133,12 @@ class Endpoint:
         self.address: bytes = name if isinstance(name, bytes) else name.encode()
         # Under the lock: everything that other threads touch. The selector is the loop's own.
         self._lock = threading.Lock()
-        self._services: dict[str, Service] = {}
-        self._outward: dict[bytes, Connection] = {}
-        self._connections: set[Connection] = set()
-        self._requests: dict[int, Request] = {}
+        self._services: dict[str, EndpointUser] = {}
+        self._outward: dict[bytes, PeerConnection] = {}
+        self._connections: set[PeerConnection] = set()
+        self._requests: dict[int, DescriptorRequest] = {}
         self._next_number = 1
-        self._connecting: list[Connection] = []  # the loop's
+        self._connecting: list[PeerConnection] = []  # the loop's
         self._errands: deque[Callable[[], None]] = deque()
         self._loop = EventLoop("meshlib-shm-endpoint", self._turn, self._end)
         self._selector = self._loop.selector
@@ -147,7 +147,7 @@ class Endpoint:
 
     # For communicators.
 
-    def register(self, group: str, service: Service) -> None:
+    def register(self, group: str, service: EndpointUser) -> None:
         """Serve ``group`` from now on."""
         with self._lock:
             self._services[group] = service
@@ -162,7 +162,7 @@ class Endpoint:
                 return
             for connection in self._connections:
                 if group in connection.users:
-                    connection.send(Message(Operation.GONE, group, text=how))
+                    connection.send(Packet(Operation.GONE, group, text=how))
                     del connection.users[group]
             ended = [request for request in self._requests.values() if request.group == group]
         for request in ended:
@@ -170,13 +170,13 @@ class Endpoint:
 
     def ask(
         self, address: bytes, group: str, rank: int, peer: int, what: str, name: str
-    ) -> tuple[int, Request]:
+    ) -> tuple[int, DescriptorRequest]:
         """Ask the endpoint at ``address`` (``peer`` in ``group``, called ``name`` in messages) for
         the memory ``what``.
 
         Returns the request and its number, for ``forget``. Never blocks.
         """
-        request = Request(group, peer, name)
+        request = DescriptorRequest(group, peer, name)
         with self._lock:
             try:
                 connection = self._connect(address)
@@ -188,7 +188,7 @@ class Endpoint:
             self._next_number += 1
             self._requests[number] = request
             connection.users[group] = peer
-            connection.send(Message(Operation.ASK, group, number, rank, what))
+            connection.send(Packet(Operation.ASK, group, number, rank, what))
         self._loop.wake()
         return number, request
 
@@ -210,17 +210,17 @@ class Endpoint:
                 connection = None
             else:
                 connection.users[group] = peer
-                connection.send(Message(Operation.ASK, group, 0, rank))
+                connection.send(Packet(Operation.ASK, group, 0, rank))
         if connection is not None:
             self._loop.wake()
         elif service is not None:
             service.on_gone(peer, DIED)
 
-    def _connect(self, address: bytes) -> Connection:
+    def _connect(self, address: bytes) -> PeerConnection:
         """Return the connection to ``address``, begun if there is none. Under the lock."""
         connection = self._outward.get(address)
         if connection is None:
-            connection = self._outward[address] = Connection.to(address, self._secret)
+            connection = self._outward[address] = PeerConnection.to(address, self._secret)
             self._connections.add(connection)
             self._errands.append(partial(self._listen_to, connection))
         return connection
@@ -235,7 +235,7 @@ class Endpoint:
         with self._lock:
             for connection in self._connections:
                 if connection.users.get(group) == rank:
-                    connection.send(Message(Operation.KICK, group), may_drop=True)
+                    connection.send(Packet(Operation.KICK, group), may_drop=True)
                     return
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class Endpoint:
         for connection in list(self._connections):
             self._drop(connection)
 
-    def _listen_to(self, connection: Connection) -> None:
+    def _listen_to(self, connection: PeerConnection) -> None:
         try:
             with self._lock:
                 connected = connection.begin()
@@ -278,12 +278,12 @@ class Endpoint:
             _LOGGER.warning("refused a connection of another user")
             sock.close()
             return
-        connection = Connection(sock, None)
+        connection = PeerConnection(sock, None)
         with self._lock:
             self._connections.add(connection)
         self._listen_to(connection)
 
-    def _on_packet(self, connection: Connection, _events: int) -> None:
+    def _on_packet(self, connection: PeerConnection, _events: int) -> None:
         while True:
             try:
                 with self._lock:
@@ -303,7 +303,7 @@ class Endpoint:
                     self._drop(connection, error)
                     return
 
-    def _act(self, connection: Connection, message: Message, fd: int) -> None:
+    def _act(self, connection: PeerConnection, message: Packet, fd: int) -> None:
         operation = message.operation
         if operation is Operation.GIVE:
             with self._lock:
@@ -335,7 +335,7 @@ class Endpoint:
                 service.on_gone(rank, message.text)
 
     def _on_refusal(
-        self, connection: Connection, service: Service | None, message: Message
+        self, connection: PeerConnection, service: EndpointUser | None, message: Packet
     ) -> None:
         with self._lock:
             found = self._requests.pop(message.number, None)
@@ -345,34 +345,36 @@ class Endpoint:
         elif service is not None and rank is not None:
             service.on_gone(rank, message.text)
 
-    def _answer(self, connection: Connection, service: Service | None, message: Message) -> None:
+    def _answer(
+        self, connection: PeerConnection, service: EndpointUser | None, message: Packet
+    ) -> None:
         number, what, trouble = message.number, message.text, ""
         if service is None:
-            answer, fd = Message(Operation.REFUSE, message.group, number, text=LEFT), -1
+            answer, fd = Packet(Operation.REFUSE, message.group, number, text=LEFT), -1
         else:
             with self._lock:
                 connection.users[message.group] = message.rank
             try:
                 fd = service.offer(what) if what else -1
-                answer = Message(Operation.GIVE, message.group, number)
+                answer = Packet(Operation.GIVE, message.group, number)
             except (LookupError, OSError, DistBackendError) as error:
                 fd, text = -1, str(error)
                 if not isinstance(error, LookupError):
                     trouble = f"cannot give its memory to others: {explain(error)}"
                     text = f"{ABORTED}: {trouble}"
-                answer = Message(Operation.REFUSE, message.group, number, text=text)
+                answer = Packet(Operation.REFUSE, message.group, number, text=text)
         with self._lock:
             connection.send(answer, fd=fd)
             # The group may have been closed since it was looked up; then nobody told this peer.
             if service is not None and message.group not in self._services:
                 connection.users.pop(message.group, None)
-                connection.send(Message(Operation.GONE, message.group, text=LEFT))
+                connection.send(Packet(Operation.GONE, message.group, text=LEFT))
         if fd >= 0:
             os.close(fd)
         if trouble and service is not None:
             service.abort(f"this rank {trouble}")
 
-    def _drop(self, connection: Connection, error: Exception | None = None) -> None:
+    def _drop(self, connection: PeerConnection, error: Exception | None = None) -> None:
         """Let go of a connection that has ended, and tell who needs to know."""
         with contextlib.suppress(KeyError, ValueError, RuntimeError):
             self._selector.unregister(connection.sock)

@@ -30,7 +30,7 @@ class Operation(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Packet:
     """One packet. ``rank`` is the sender's in ``group``; ``text`` what is asked for, or why."""
 
     operation: Operation
@@ -46,7 +46,7 @@ class Message:
         return (head + group + self.text.encode())[:_MAX_PACKET]
 
     @classmethod
-    def unpack(cls, data: bytes) -> Message:
+    def unpack(cls, data: bytes) -> Packet:
         """Return the message in a packet; raise ValueError when it is none."""
         try:
             operation, rank, number, size = _HEAD.unpack_from(data)
@@ -56,7 +56,7 @@ class Message:
         return cls(Operation(operation), rest[:size].decode(), number, rank, rest[size:].decode())
 
 
-class Connection:
+class PeerConnection:
     """One end, on a non-blocking SEQPACKET socket, whose packets are whole or absent.
 
     ``users`` are the groups that both ends are in, with the peer's rank in each. A thread holds the
@@ -70,10 +70,10 @@ class Connection:
         self.handshake = handshake
         self.users: dict[str, int] = {}
         self._address: bytes | None = None
-        self._waiting: list[Message] = []
+        self._waiting: list[Packet] = []
 
     @classmethod
-    def to(cls, address: bytes, secret: bytes | None) -> Connection:
+    def to(cls, address: bytes, secret: bytes | None) -> PeerConnection:
         """Return a connection to the endpoint at ``address``, or one that has yet to ``begin``.
 
         Raises OSError when nobody listens.
@@ -106,7 +106,7 @@ class Connection:
         self.sock.send(self.handshake.start())
         return True
 
-    def send(self, message: Message, fd: int = -1, may_drop: bool = False) -> None:
+    def send(self, message: Packet, fd: int = -1, may_drop: bool = False) -> None:
         """Send a packet, now or when the handshake is done. Never blocks.
 
         A peer that has not read for so long that the kernel's buffer is full is cut off: it cannot
@@ -155,7 +155,7 @@ class Connection:
                 self.send(message)
         return True
 
-    def receive(self) -> tuple[Message, int]:
+    def receive(self) -> tuple[Packet, int]:
         """Return the next packet and the descriptor in it (-1: none).
 
         Raises BlockingIOError when there is none, ValueError at the end or for nonsense.
@@ -165,7 +165,7 @@ class Connection:
             raise ValueError("the peer hung up")
         fd = fds[0] if fds else -1
         try:
-            return Message.unpack(data), fd
+            return Packet.unpack(data), fd
         except ValueError:
             if fd >= 0:
                 os.close(fd)

@@ -32,7 +32,7 @@ from transport._store.commands import Commands, Fields, Op
 from transport._store.etcd.address import EtcdAddress
 from transport._store.etcd.client import Body, EtcdClient
 from transport._store.fields import unpack_number
-from transport._store.table import Table, Waiter
+from transport._store.table import StoreTable, Waiter
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls
@@ -163,7 +163,7 @@ class EtcdStore(Store):
                 (answer,), _ = self._read(fields, count)
                 return (b"%d" % int(answer.get("count", 0)),)
             case Op.CHECK:
-                self._load(table := Table(), fields, whole=True, keys_only=True)
+                self._load(table := StoreTable(), fields, whole=True, keys_only=True)
                 return (b"%d" % (not table.missing(fields)),)
             case Op.LIST_KEYS:
                 return self._list()
@@ -204,7 +204,7 @@ class EtcdStore(Store):
             self._client.watch(self._range(op, missing[0]).bounds, revision + 1, look, ended)
 
     def _load(
-        self, table: Table, keys: Fields, *, whole: bool = False, keys_only: bool = False
+        self, table: StoreTable, keys: Fields, *, whole: bool = False, keys_only: bool = False
     ) -> int:
         """Read ``keys`` into ``table``, unless ``whole`` until one is missing; return a revision
         since which changes may be unread.

@@ -48,7 +48,7 @@ _IDS = 1 << 32
 Reply = tuple[Status, list[bytes]]
 
 
-class _Request:
+class _StoreRequest:
     """A request under way, with its ``breaker``. ``news`` wakes its thread."""
 
     __slots__ = ("breaker", "news", "reply")
@@ -59,7 +59,7 @@ class _Request:
         self.reply: Reply | None = None
 
 
-class _Outgoing:
+class _SendBuffer:
     """Bytes to send, and the number of bytes that each system call took."""
 
     __slots__ = ("data", "taken")
@@ -88,13 +88,13 @@ class StoreConnection:
         self._name = name
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._expected: dict[int, _Request] = {}
+        self._expected: dict[int, _StoreRequest] = {}
         self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
         self._unreachable = False
         # Under the lock, but for appending.
         self._send_lock = threading.RLock()
-        self._outbox: deque[_Outgoing] = deque()
+        self._send_queue: deque[_SendBuffer] = deque()
         # Under the turn.
         self._turn = threading.RLock()
         self._received: list[bytes] = []
@@ -123,7 +123,7 @@ class StoreConnection:
         self._check_process()
         number = next(self._numbers) % _IDS
         data = pack_request(number, op, 0.0 if breaker in self._waits_end else seconds, fields)
-        request = _Request(breaker)
+        request = _StoreRequest(breaker)
         try:
             if breaker is not None:
                 breaker.numbers.add(number)
@@ -148,7 +148,7 @@ class StoreConnection:
         """
         self._check_process()
         self._check()
-        self._outbox.append(_Outgoing(pack_request(0, op, 0.0, fields)))
+        self._send_queue.append(_SendBuffer(pack_request(0, op, 0.0, fields)))
         self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
@@ -161,7 +161,7 @@ class StoreConnection:
             return
         for number in breaker.numbers.copy():
             # For the thread that sleeps in the socket.
-            self._outbox.append(_cancel(number))
+            self._send_queue.append(_cancel(number))
             request = self._expected.get(number)
             if request is not None:
                 request.news.put(None)
@@ -183,7 +183,7 @@ class StoreConnection:
             return
         for number, request in list(self._expected.items()):
             if request.breaker is breaker:
-                self._outbox.append(_cancel(number))
+                self._send_queue.append(_cancel(number))
         # A thread may be stuck in sending to a server that does not read: nor would this be read.
         if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
@@ -234,7 +234,7 @@ class StoreConnection:
 
         Closing earlier, with unread answers, would discard the goodbye.
         """
-        self._outbox.append(_Outgoing(pack_request(0, Op.GOODBYE, 0.0, ())))
+        self._send_queue.append(_SendBuffer(pack_request(0, Op.GOODBYE, 0.0, ())))
         with contextlib.suppress(OSError, DistStoreError):
             self._flush()
             self._sock.shutdown(socket.SHUT_WR)
@@ -253,12 +253,12 @@ class StoreConnection:
 
     # Sending.
 
-    def _send(self, number: int, request: _Request, data: bytes, seconds: float) -> None:
+    def _send(self, number: int, request: _StoreRequest, data: bytes, seconds: float) -> None:
         self._expected[number] = request
         self._check()
-        self._outbox.append(_Outgoing(data))
+        self._send_queue.append(_SendBuffer(data))
         if request.breaker in self._waits_end:  # maybe only since the data was packed
-            self._outbox.append(_cancel(number))
+            self._send_queue.append(_cancel(number))
         self._flush_soon(seconds)
 
     def _flush_soon(self, seconds: float = _SEND_SECONDS) -> None:
@@ -279,12 +279,12 @@ class StoreConnection:
         Raises DistStoreError when the connection is lost, or not all was sent in time.
         """
         until = None if seconds is None else time.monotonic() + min(seconds, _SEND_SECONDS)
-        outbox = self._outbox
-        while outbox:
-            first = outbox[0]
+        send_queue = self._send_queue
+        while send_queue:
+            first = send_queue[0]
             done = sum(first.taken)
             if done == len(first.data):
-                outbox.popleft()
+                send_queue.popleft()
                 continue
             try:
                 rest = first.data[done:]
@@ -319,7 +319,7 @@ class StoreConnection:
             finally:
                 self._send_lock.release()
 
-    def _receive(self, request: _Request, seconds: float) -> Reply:
+    def _receive(self, request: _StoreRequest, seconds: float) -> Reply:
         breaker = request.breaker
         until = time.monotonic() + seconds
         while request.reply is None:
@@ -341,7 +341,7 @@ class StoreConnection:
                     request.news.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
         return request.reply
 
-    def _read_for(self, request: _Request, until: float) -> None:
+    def _read_for(self, request: _StoreRequest, until: float) -> None:
         """Read and hand out replies until this request has its own, or until the deadline."""
         breaker = request.breaker
         if self._received:
@@ -408,7 +408,7 @@ class StoreConnection:
         """Withdraw a request: an abandoned wait could still take a value from a queue."""
         request = self._expected.get(number)
         if request is not None and request.reply is None and self._failure is None:
-            self._outbox.append(_cancel(number))
+            self._send_queue.append(_cancel(number))
             with contextlib.suppress(DistStoreError):
                 self._flush_if_free()
 
@@ -437,8 +437,8 @@ class StoreConnection:
         self._wake()
 
 
-def _cancel(number: int) -> _Outgoing:
-    return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
+def _cancel(number: int) -> _SendBuffer:
+    return _SendBuffer(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
 
 
 _CLOSED = "closed"

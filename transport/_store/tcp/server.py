@@ -28,7 +28,7 @@ from transport._net.sockets import format_address, listen
 from transport._net.tls_choice import tls_from_environment
 from transport._store.commands import Commands, Fields, Op
 from transport._store.fields import WireError, unpack_fields, unpack_number
-from transport._store.table import Table, Waiter
+from transport._store.table import StoreTable, Waiter
 from transport._store.tcp.wire import REQUEST, Frames, Status, pack_reply
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Wait:
     client: _Client
     number: int
     expires: float
-    pending: tuple[Table, Waiter] | None = None
+    pending: tuple[StoreTable, Waiter] | None = None
 
 
 class TCPStoreServer:

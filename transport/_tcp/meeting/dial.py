@@ -22,7 +22,7 @@ from transport._net.reach import is_out_of_reach
 from transport._net.sockets import connect, recv_exact
 from transport._tcp.far import connections_to
 from transport._tcp.meeting.address import Address
-from transport._tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 
 
 def publish(membership: Membership, address: Address) -> None:
@@ -47,7 +47,7 @@ class Dial:
         self,
         membership: Membership,
         peer: int,
-        channel: Channel,
+        channel: TrafficKind,
         address: bytes | None = None,
         number: int = 0,
         connections: int = 1,

@@ -47,7 +47,7 @@ class _Newcomer:
     received: bytes = b""
 
 
-class Endpoint:
+class TcpEndpoint:
     """Listens on ``host`` in a daemon thread of its own until ``close``.
 
     It holds a connection for a group that this rank has not made yet. It holds at most ``max_held``
@@ -115,7 +115,7 @@ class Endpoint:
         self._loop.stop()
 
     def __repr__(self) -> str:
-        return f"Endpoint({self.address.host!r}, port {self.address.port})"
+        return f"TcpEndpoint({self.address.host!r}, port {self.address.port})"
 
     # The loop.
 

@@ -15,7 +15,7 @@ WELCOME = b"\x01"
 """The answer to a hello, when the connection has been given to the group's communicator there."""
 
 
-class Channel(enum.IntEnum):
+class TrafficKind(enum.IntEnum):
     """The traffic of a connection."""
 
     COLLECTIVE = 1
@@ -25,8 +25,8 @@ class Channel(enum.IntEnum):
 
 
 class Hello(NamedTuple):
-    """The token of the endpoint that is meant, the group's digest, the sender's group rank, and
-    the channel. This connection is number ``number`` of the link's ``connections``.
+    """The receiving endpoint's token, the group's digest, the sender's group rank, and the
+    connection's ``TrafficKind``. It is number ``number`` of the link's ``connections``.
     """
 
     token: bytes

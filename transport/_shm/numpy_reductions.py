@@ -12,13 +12,13 @@ from transport._operands.operand import scale
 from transport._operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
 
-def fold(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Flat) -> None:
+def reduce_parts(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Flat) -> None:
     """Reduce ``parts``, those of ranks 0, 1, …, into ``out``, which may be one of them.
 
     All have one dtype. Small floats are reduced in float32 and rounded once.
     """
     total = np.empty(out.size, reduction_dtype(out.dtype))
-    order.fold(scratch, op, parts, total)
+    order.tree_reduce(scratch, op, parts, total)
     op.finish(total, len(parts))
     np.copyto(out, total, casting="unsafe")
 
