@@ -118,12 +118,13 @@ import meshlib as dist
 
 dist.init_process_group(timeout=60)
 attempt = os.environ["MESHLIB_RESTART_COUNT"]
-x = np.ones(4)
-dist.all_reduce(x)
+dist.all_reduce(np.ones(4))
 open(f"attempt-{attempt}-node-{os.environ['GROUP_RANK']}-{os.getppid()}", "w").close()
-while not os.path.exists("enough"):
-    dist.all_reduce(x, op=dist.ReduceOp.MAX)
+seen = np.zeros(1)
+while not seen[0]:  # all ranks leave at the same step, whichever of them sees the file first
     time.sleep(0.01)
+    seen[0] = os.path.exists("enough")
+    dist.all_reduce(seen, op=dist.ReduceOp.MAX)
 dist.barrier()
 print(attempt, dist.get_world_size(), flush=True)
 """
