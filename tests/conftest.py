@@ -18,6 +18,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+from tests.support.net.etcd_server import EtcdServer, etcd_of
 from tests.support.net.ports import reserved_port
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have
@@ -124,3 +125,11 @@ def free_port() -> Iterator[int]:
     """A port on which nobody listens but whom the test has listen."""
     with reserved_port() as port:
         yield port
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """An etcd of one member, which takes larger values than it does by default."""
+    folder = tmp_path_factory.mktemp("etcd")
+    with etcd_of(folder, options=("--max-request-bytes", str(16 << 20))) as server:
+        yield server

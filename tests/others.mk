@@ -1,6 +1,6 @@
 # Tests beside `make test`: other Pythons and machines, peers, engines, sanitizers, faults. Run them from the
 # repository's root, as `make chaos`; the Makefile there includes this file.
-.PHONY: demo-4d test-meshes test-all test-debian test-wheel test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser sanitize coverage-c test-clang test-musl test-arm64 test-freethreaded test-portable chaos
+.PHONY: demo-4d test-meshes test-all test-debian test-wheel test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser test-etcd sanitize coverage-c test-clang test-musl test-arm64 test-freethreaded test-portable chaos
 
 demo-4d: $(DEMO)  ## train a GPT in JAX on 8 ranks: 2 stages, each sharded by 2 and split by 2; and on one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,jax]'
@@ -80,6 +80,16 @@ test-ray test-dask test-kubernetes: test-%:  ## test what is for an engine, in a
 		.engines/$*/bin/python -m pip install --quiet --disable-pip-version-check \
 			$(patsubst .%,'.%',$(NEEDS_$*)) hypothesis pytest pytest-timeout; }
 	PYTHONPATH=. .engines/$*/bin/python -m pytest -W default --durations=5 tests/engines/test_$*.py
+
+test-etcd: $(STAMP)  ## the store in a real etcd, and jobs that outlive their first node (Debian, root)
+	@if ! command -v etcd >/dev/null && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
+		echo "test-etcd: skipped, there is no etcd, and to install it needs root and apt-get"; \
+	else \
+		command -v etcd >/dev/null || { apt-get update -q && \
+			apt-get install -qy --no-install-recommends etcd-server; } || exit 1; \
+		$(BIN)/python -m pytest -n 0 tests/transport/store tests/e2e/meshrun/test_meshrun_etcd.py \
+			-k etcd; \
+	fi
 
 test-browser:  ## the page of a job in Debian's chromium, driven by Playwright; pictures in out/
 	@if ! command -v chromium >/dev/null && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \

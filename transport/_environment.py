@@ -47,8 +47,12 @@ TLS_EVERYWHERE = (
 """The end of an error that says that one side speaks TLS and the other does not."""
 """All three, or none, are set."""
 
+RDZV = "MESHLIB_RDZV"
+"""What ``meshrun --rdzv`` is not given: a command line, unlike this, shows a password to others."""
+
 AGENT_STORE = "MESHLIB_AGENT_STORE"
-"""``HOST:PORT`` of the store that the launcher serves: rank 0 is a client of it, too.
+"""``HOST:PORT`` of the store that the launcher serves: rank 0 is a client of it, too. Where the
+store is in an etcd, a space and its URL follow.
 
 It holds while MASTER_ADDR and MASTER_PORT say the same. A program that sets those itself, as many
 do, has rank 0 serve its store there.

@@ -68,7 +68,11 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
         from meshlib._launcher.nodes.coordinator import AgentLog, Coordinator, OwnLog
 
         log: AgentLog
-        if options.nodes.many:
+        if options.nodes.etcd:
+            from meshlib._launcher.nodes.etcd_log import EtcdLog
+
+            log = EtcdLog(options, run_id, signals.knock)
+        elif options.nodes.many:
             from meshlib._launcher.nodes.agents_log import SharedLog
 
             log = SharedLog(options, run_id, signals.knock)
@@ -120,6 +124,7 @@ class _Shown:
             program=program,
             pid=os.getpid(),
             ranks=placement.world_size,
+            url=placement.store_url,
         )
         write(self._folder, job)
         address = self._options.monitor

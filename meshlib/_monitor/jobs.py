@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from transport._net.secret_file import secret_from_environment
 
 if TYPE_CHECKING:
-    from transport._store.tcp.store import TCPStore
+    from transport._store.base import Store
 
 FOLDERS = "meshrun-"
 """The prefix of launchers' folders, in the folder for temporary files."""
@@ -30,7 +30,8 @@ _ADDRESS = re.compile(r"(.*[^:]|\[.*\]):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job whose store is at ``host`` and ``port``; ``secret`` is in hexadecimal digits.
+    """A job whose store is at ``host`` and ``port``, or in an etcd at ``url``; ``secret`` is in
+    hexadecimal digits.
 
     ``name`` is the launch's, ``program`` what its ranks run, ``pid`` the launcher's process.
     """
@@ -42,14 +43,16 @@ class RunningJob:
     program: str = ""
     pid: int = 0
     ranks: int = 0
+    url: str = ""
 
-    def connect(self) -> TCPStore:
+    def connect(self) -> Store:
         """Return a client of its store. Raises DistNetworkError, AuthenticationError."""
         # A launcher only leaves word of a job: it need not wait for what connects to one.
-        from transport._store.tcp.store import TCPStore
+        from transport._store.opening import open_store
 
         secret = bytes.fromhex(self.secret) if self.secret else None
-        return TCPStore(self.host, self.port, timeout=_CONNECT_SECONDS, secret=secret)
+        seconds = _CONNECT_SECONDS
+        return open_store(self.host, self.port, self.url, timeout=seconds, secret=secret)
 
 
 def write(folder: Path, job: RunningJob) -> None:
@@ -73,7 +76,9 @@ def running() -> list[RunningJob]:
             os.kill(job.pid, 0)
             found.append((about.st_mtime, job))
     # The launchers of a job's nodes may all be here.
-    by_store = {(job.host, job.port): job for _, job in sorted(found, key=lambda pair: pair[0])}
+    by_store = {
+        (job.host, job.port, job.url): job for _, job in sorted(found, key=lambda pair: pair[0])
+    }
     return list(by_store.values())
 
 

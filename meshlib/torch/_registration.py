@@ -47,7 +47,8 @@ def _take_over(handlers: dict[str, Any]) -> None:
 
     def meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
         host, port = (os.environ.get(name) for name in _MASTER)
-        launchers = os.environ.get(environment.AGENT_STORE) == f"{host}:{port}"
+        agents = os.environ.get(environment.AGENT_STORE, "").partition(" ")[0]
+        launchers = agents == f"{host}:{port}"
         return (_meet if launchers else pytorchs)(url, *arguments, **options)
 
     handlers["env"] = meet

@@ -23,7 +23,7 @@ TARGETS = {
 }
 # Of other projects: the pages tell them for comparison.
 OF_OTHERS = {"torchrun", "mpirun", "mpiexec", "srun", "sbatch", "salloc", "kubectl"}
-OF_OTHERS |= {"git", "cd", "export"}
+OF_OTHERS |= {"git", "cd", "export", "etcd"}
 
 
 def command_lines(text: str) -> list[str]:

@@ -24,8 +24,8 @@ from transport._rendezvous.plain import solo_rendezvous, static_store
 from transport._rendezvous.rank_claims import current_job_part, in_group, next_job_part
 from transport._rendezvous.request import RendezvousRequest
 from transport._store.base import Store
+from transport._store.opening import open_store
 from transport._store.prefix_store import PrefixStore
-from transport._store.tcp.store import TCPStore
 
 ALONE = "solo://"
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -73,8 +73,9 @@ def env_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     _log(place, rank, world_size, host, port)
     if not os.environ.get(environment.MASTER_ADDR):
         _check_implied(request, host, rank, place.launcher)
-    if os.environ.get(environment.AGENT_STORE) == f"{host}:{port}":
-        store = _agent_store(request, host, port, rank, joining)
+    agents, _, url = os.environ.get(environment.AGENT_STORE, "").partition(" ")
+    if agents == f"{host}:{port}":
+        store = _agent_store(request, host, port, url, rank, joining)
     elif joining:
         raise LaunchEnvironmentError(
             f"{environment.JOIN} is 1, but no launcher serves the store at {host}:{port}: expected"
@@ -86,14 +87,14 @@ def env_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
 
 
 def _agent_store(
-    request: RendezvousRequest, host: str, port: int, rank: int, joining: bool
+    request: RendezvousRequest, host: str, port: int, url: str, rank: int, joining: bool
 ) -> Store:
-    """Return this job's part of the store that the launcher's agent serves.
+    """Return this job's part of the store that the launcher's agent serves, or has in an etcd.
 
     The agent's store outlives the ranks: restarts and repeated initialisations get parts of
     their own.
     """
-    store = TCPStore(host, port, timeout=request.timeout, secret=request.secret)
+    store = open_store(host, port, url, timeout=request.timeout, secret=request.secret)
     with ExitStack() as undo:
         undo.callback(store.close)
         restart = os.environ.get(environment.RESTART_COUNT, "0")

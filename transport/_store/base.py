@@ -233,11 +233,16 @@ class Store(ABC):
         """True if other ranks' stores end when this one is closed."""
         return False
 
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """The host and the port at which the store is reached; None: not over the network."""
+        return None
+
     def set_will(self, key: str, value: Value) -> bool:
         """Have the server append ``value`` to ``key`` if this client disappears without ``close``.
 
-        Return False for stores without a server: in one process, and in a file. A TCPStore's server
-        notices within milliseconds. A client has one will; a later one replaces it.
+        Return False for stores without a server of ours. A TCPStore's server notices within
+        milliseconds. A client has one will; a later one replaces it.
         """
         return self._will(self._key(key), to_bytes(value))
 

@@ -12,7 +12,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from meshlib._command_line import say
 from meshlib._events.log import LogReader, announce_lost
@@ -28,7 +29,10 @@ from meshlib._launcher.nodes.records import (
     JoinDeferred,
     JoinRefused,
     JoinRequest,
+    Knock,
+    Leads,
     alive_key,
+    answer_key,
     parse,
 )
 from meshlib._launcher.options.launch import LaunchOptions, NodeOptions
@@ -39,6 +43,9 @@ from transport._net.sockets import format_address, is_local, resolves
 from transport._store.base import Store
 from transport._store.tcp.server import TCPStoreServer
 from transport._store.tcp.store import TCPStore
+
+if TYPE_CHECKING:
+    from meshlib._launcher.nodes.etcd_log import Succession
 
 _CONNECT_SECONDS = 2.0
 _MOMENT_SECONDS = 0.3
@@ -76,7 +83,7 @@ class SharedLog(AgentLog):
         self._closing = threading.Event()
         self._follower: Follower | None = None
         self._waiting = Waiting(nodes, agent)
-        self._server: TCPStoreServer | None = _serve_if_ours(nodes, self._key)
+        self._server: TCPStoreServer | None = self._serve()
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
         self._talker.start()
 
@@ -91,7 +98,8 @@ class SharedLog(AgentLog):
         news: list[AgentRecord] = []
         while self._inbox:
             news.append(self._inbox.popleft())
-            self._waiting.hear(news[-1], leads=self.leads)
+            leads = self._follower is not None and self._follower.leads
+            self._waiting.hear(news[-1], leads=leads)
         return news
 
     def tell(self, news: News) -> None:
@@ -127,13 +135,20 @@ class SharedLog(AgentLog):
                     store.hang_up()  # a goodbye would wait, and withdraw the will
                     raise
         except Exception as error:  # noqa: BLE001  (whatever it is: who hears nothing more waits)
-            why = str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, StoreSilentError) and error.seconds is not None:
-                why = f"no answer for {error.seconds:g} s"
-            where = format_address(self.host, self.port)
-            self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
+            self._lose_touch(error)
 
-    def _converse(self, store: TCPStore) -> None:
+    def _lose_touch(self, error: Exception) -> None:
+        why = str(error) if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, StoreSilentError) and error.seconds is not None:
+            why = f"no answer for {error.seconds:g} s"
+        where = format_address(self.host, self.port)
+        self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
+
+    def _serve(self) -> TCPStoreServer | None:
+        """Return the store's server if it is this node's to serve it, and the time has come."""
+        return _serve_if_ours(self._nodes, self._key)
+
+    def _converse(self, store: Store) -> None:
         """Append heartbeats and queued records until this node leaves."""
         farewell = AgentLeft(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
@@ -146,23 +161,31 @@ class SharedLog(AgentLog):
             with contextlib.suppress(queue.Empty):
                 action = self._send_queue.get(timeout=max(due - time.monotonic(), 0.001))
                 if action is None:
+                    self._leave(store)
                     return
                 action(store)
             if time.monotonic() >= due:
                 beats, due = beats + 1, time.monotonic() + self._beat
                 store.set(key, str(beats))
+                self._keep(store)
                 self._waiting.tick(time.monotonic())
 
-    def _follow(self, store: TCPStore) -> None:
+    def _keep(self, store: Store) -> None:
+        """Keep what the job has in ``store``, if that takes more than a server."""
+
+    def _leave(self, store: Store) -> None:
+        """Leave ``store``, where this node has said that it leaves the job."""
+
+    def _follow(self, store: Store) -> None:
         leading = None
         if self._server is not None:
             leader = leader_of(
                 self._options, self._agent, lambda attempt: last_members(store, attempt)
             )
-            leading = Leading(leader, store, self._agent, self._silence)
-        self._follower = Follower(store, self._agent, leading, self._hear)
+            leading = Leading(leader, store, self._agent, Silence(store, self._silence))
+        self._follower = Follower(store, self._agent, leading, self._hear, self._lose_touch)
 
-    def _connect(self) -> TCPStore | None:
+    def _connect(self) -> Store | None:
         """Wait until the store is served and return a connection to it; None if closed before.
 
         A name that nobody knew when this began may turn out to be this machine's.
@@ -178,7 +201,7 @@ class SharedLog(AgentLog):
                     raise DistNetworkError(f"cannot resolve {host}")
                 if undecided:
                     undecided = False
-                    self._server = _serve_if_ours(self._nodes, self._key)
+                    self._server = self._serve()
                 return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
             except DistNetworkError as error:
                 if not isinstance(error, AuthenticationError):
@@ -230,21 +253,40 @@ def _serve_if_ours(nodes: NodeOptions, secret: bytes | None) -> TCPStoreServer |
     return TCPStoreServer("", nodes.port, secret=secret)
 
 
-class Leading:
-    """Connects a ``leader`` to the log in ``store``.
+class Silence:
+    """Finds agents that have not changed their sign of life in ``store`` for ``seconds``."""
 
-    ``silence`` is how long an agent may be silent, in seconds.
+    def __init__(self, store: Store, seconds: float) -> None:
+        self._store = store
+        self.seconds: float = seconds
+        self._heard: dict[str, tuple[bytes, float]] = {}
+
+    def of(self, agents: Sequence[str]) -> list[str]:
+        """Return those of ``agents`` that are silent. Ask several times in ``seconds``."""
+        now = time.monotonic()
+        values = self._store.multi_get([alive_key(agent) for agent in agents]) if agents else []
+        for agent, value in zip(agents, values, strict=True):
+            if agent not in self._heard or self._heard[agent][0] != value:
+                self._heard[agent] = value, now
+        return [agent for agent in agents if now - self._heard[agent][1] > self.seconds]
+
+
+class Leading:
+    """Connects a ``leader`` to the log in ``store``. In a store that no node serves, ``term`` is
+    the number of times that an agent began to lead.
     """
 
-    def __init__(self, leader: Leader, store: Store, agent: str, silence: float) -> None:
+    def __init__(
+        self, leader: Leader, store: Store, agent: str, silence: Silence, term: int = 0
+    ) -> None:
         self._leader = leader
         self._store = store
         self._agent = agent
         self._silence = silence
-        self.beat: float = silence / 5
+        self._term = term
+        self.beat: float = silence.seconds / 5
         """The seconds between two calls of ``tick``."""
         self._next_look = 0.0
-        self._heard: dict[str, tuple[bytes, float]] = {}
 
     @property
     def alone(self) -> bool:
@@ -253,10 +295,22 @@ class Leading:
 
     def take(self, record: AgentRecord) -> None:
         """Append the leader's answers to a record of the log."""
+        self._answer(record)
+        self._decide(self._leader.receive(record, time.monotonic()))
+
+    def take_over(self, past: Sequence[AgentRecord]) -> None:
+        """Go on where another agent has ceased to lead: ``past`` is the log so far."""
+        due = self._leader.take_over(past, time.monotonic())
+        for record in past:
+            self._answer(record)
+        self._decide(due)
+
+    def _answer(self, record: AgentRecord) -> None:
+        if isinstance(record, Knock):
+            self._store.set(answer_key(record.agent), b"")
         losses = self._leader.losses(record)
         if losses:  # they may be waited for: their peers hear it before they are stopped
             announce_lost(self._store, losses)
-        self._decide(self._leader.receive(record, time.monotonic()))
 
     def tick(self) -> None:
         """Append the records that the leader's clock makes due."""
@@ -267,28 +321,21 @@ class Leading:
 
     def _decide(self, decisions: list[AgentRecord]) -> None:
         if decisions:
-            self._store.append(LOG, "".join(decision.line() for decision in decisions))
+            author = [Leads(self._agent, self._term)] if self._term else []
+            self._store.append(LOG, "".join(record.line() for record in (*author, *decisions)))
 
     def _look_for_silence(self) -> None:
-        """Declare lost each agent whose heartbeat has not changed for ``silence`` seconds."""
-        agents = sorted(self._leader.present - {self._agent})
-        if not agents:
-            return
-        now = time.monotonic()
-        values = self._store.multi_get([alive_key(agent) for agent in agents])
-        for agent, value in zip(agents, values, strict=True):
-            before = self._heard.get(agent)
-            if before is None or before[0] != value:
-                self._heard[agent] = value, now
-            elif now - before[1] > self._silence:
-                why = f"has not been heard of for {self._silence:g} s"
-                self._decide([AgentLeft(agent, lost=why)])
+        """Declare lost each agent whose heartbeat has not changed for too many seconds."""
+        why = f"has not been heard of for {self._silence.seconds:g} s"
+        silent = self._silence.of(sorted(self._leader.present - {self._agent}))
+        self._decide([AgentLeft(agent, lost=why) for agent in silent])
 
 
 class Follower:
     """Reads the log from its beginning and hands each record on, in a thread of its own, to the
-    leaving of ``agent``; where that leads, until all others have left. ``CutOff`` where following,
-    or leading, has become impossible.
+    leaving of ``agent``; where that leads, until all others have left. Calls ``lose_touch`` with
+    the error that makes it stop before. Where the store outlives nodes, a ``succession`` says
+    which agent leads.
     """
 
     def __init__(
@@ -297,40 +344,57 @@ class Follower:
         agent: str,
         leading: Leading | None,
         hear: Callable[[AgentRecord], None],
+        lose_touch: Callable[[Exception], None],
+        succession: Succession | None = None,
     ) -> None:
         self._store = store
         self._agent = agent
         self._leading = leading
         self._hear = hear
+        self._lose_touch = lose_touch
+        self._succession = succession
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
         self._thread.start()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this node's agent leads now."""
+        return self._leading is not None
+
+    def join(self) -> None:
+        """Wait until the agent's leaving has been read, for some seconds."""
+        self._thread.join(_FAREWELL_SECONDS)
+
     def close(self) -> None:
         """Stop reading, once the agent has said that it leaves."""
         self._closing.set()
-        self._thread.join(_CLOSE_SECONDS if self._leading is None else _FAREWELL_SECONDS)
+        if self._succession is None:
+            self._thread.join(_CLOSE_SECONDS if self._leading is None else _FAREWELL_SECONDS)
         self._store.close()
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         try:
-            self._read(self._leading)
+            self._read()
         except Exception as error:  # noqa: BLE001 (an agent that hears nothing would wait forever)
-            if self._leading is not None:
-                if not self._closing.is_set():
-                    self._hear(CutOff(f"this node can no longer lead the job: {error!r}"))
-            elif not isinstance(error, DistError):
-                # Of the store's end the talker's connection tells.
-                self._hear(CutOff(f"the agents' log cannot be read: {error!r}"))
+            if not self._closing.is_set():
+                self._lose_touch(error)
 
-    def _read(self, leading: Leading | None) -> None:
+    def _read(self) -> None:
         log = LogReader(self._store, LOG, parse)
-        left = False
-        while not left or (leading is not None and not leading.alone):
-            for record in log.read(3600.0 if leading is None else leading.beat):
-                if leading is not None:
-                    leading.take(record)
+        succession, left, beat = self._succession, False, 3600.0
+        while not left or (succession is None and self._leading and not self._leading.alone):
+            if (source := self._leading or succession) is not None:
+                beat = source.beat
+            for record in log.read(beat):
+                if succession is not None:
+                    counts = succession.admits(record)
+                    self._leading = succession.leading
+                    if not counts:
+                        continue
+                if self._leading is not None:
+                    self._leading.take(record)
                 left = left or (
                     isinstance(record, AgentLeft)
                     and record.agent == self._agent
@@ -338,8 +402,12 @@ class Follower:
                 )
                 if not left:
                     self._hear(record)
-            if leading is not None:
-                leading.tick()
+            if succession is not None:
+                if left:
+                    return
+                succession.tick()
+            if self._leading is not None:
+                self._leading.tick()
 
 
 class Waiting:
@@ -389,9 +457,8 @@ class Waiting:
         self._next = now + _NEXT_NOTE_SECONDS
         left = f"{max(0.0, self._began + self._nodes.join_timeout - now):.0f} s left"
         if unreached is not None:
-            say(
-                "meshrun", f"waiting for the node that leads, at {self._where}, {left}: {unreached}"
-            )
+            whom = "etcd" if self._nodes.etcd else "the node that leads"
+            say("meshrun", f"waiting for {whom}, at {self._where}, {left}: {unreached}")
             return
         least, most = self._nodes.least, self._nodes.most
         wanted = str(most) if least == most else f"{least} to {most}"

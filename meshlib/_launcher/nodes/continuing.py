@@ -97,14 +97,17 @@ class ContinuingLeader(Leader):
         return [MoreRanksGranted(record.agent, self._number, first, record.count)]
 
     def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
-        if record.leaves and record.agent != self._agent:
+        if record.leaves and record.agent != self._serves:
             return []  # its ranks are lost when they have ended
         return super()._interrupted(attempt, record)
 
     def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
-        if record.agent == self._agent:
+        if record.agent == self._serves:
             return super()._without(attempt, record)
         attempt.lost[record.agent] = record.lost or "has left"
+        return []
+
+    def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
         decisions: list[AgentRecord] = []
         for hello in list(self._candidates.values()):
             if len(self._running(attempt)) < self._nodes.most:

@@ -80,18 +80,20 @@ News = Callable[[Store], None]
 class AgentLog(ABC):
     """Carries records between agents, and news to their ranks. No method blocks for long.
 
-    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store.
+    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store, or ``url``, if that is
+    in an etcd.
     """
 
     host: str
     port: int
     secret: str
+    url: str = ""
     alone: bool
     _server: TCPStoreServer | None
 
     @property
-    def leads(self) -> bool:
-        """True if this node serves the store, and its agent leads."""
+    def serves(self) -> bool:
+        """True if this node serves the store, so that the job ends with it."""
         return self._server is not None
 
     @abstractmethod
@@ -261,7 +263,7 @@ class Coordinator:
         if self._placement is not None and first:
             self._log.say(RanksEnded(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._options.continues and not well
-        if interrupted or (all_lost and not self._log.leads):
+        if interrupted or (all_lost and not self._log.serves):
             # The others may go on; who started this launcher may start it again.
             self._decisions.append(Verdict(False, self._ended))
 
@@ -304,6 +306,7 @@ class Coordinator:
             store_host=self._log.host,
             store_port=self._log.port,
             secret=self._log.secret,
+            store_url=self._log.url,
         )
         self._decisions.append(self._placement)
 

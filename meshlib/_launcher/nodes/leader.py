@@ -16,8 +16,10 @@ from meshlib._launcher.nodes.records import (
     AttemptResult,
     Interrupted,
     JoinAccepted,
+    JoinDeferred,
     JoinRefused,
     JoinRequest,
+    MoreRanksGranted,
     MoreRanksRequest,
     RankFailed,
     RanksEnded,
@@ -61,6 +63,10 @@ class AttemptState:
     interrupted: bool = False
     makes_room: bool = False
 
+    def has(self, agent: str) -> bool:
+        """Whether ``agent`` is a member that is not lost."""
+        return agent in self.members and agent not in self.lost
+
     @property
     def over(self) -> bool:
         """True if no member is left that has ranks running."""
@@ -94,6 +100,8 @@ class Leader:
         self._gathering_since = now
         self._enough_since: float | None = None
         self._done = False
+        self._serves = agent if not self._nodes.etcd else None
+        """The agent without which the job ends, because it serves the store."""
 
     def ranks_of(self, agent: str) -> Sequence[int]:
         """Return the ranks that ``agent`` was given in the attempt under way."""
@@ -142,6 +150,108 @@ class Leader:
             )
         return []
 
+    def take_over(self, past: Sequence[AgentRecord], now: float) -> list[AgentRecord]:
+        """Lead a job whose log so far is ``past``; return the decisions that are due.
+
+        Decisions in it are facts. The earlier leader may have ended before it answered the last
+        records.
+        """
+        wanted: list[MoreRanksRequest] = []
+        held: set[str] = set()
+        stopped = -1
+        for record in past:
+            match record:
+                case JoinRequest(agent=agent) if not self._done:
+                    self.present.add(agent)
+                    self._candidates[agent] = record
+                case JoinRefused(agent=agent):
+                    self.present.discard(agent)
+                    self._candidates.pop(agent, None)
+                case JoinDeferred(agent=agent):
+                    held.add(agent)
+                case JoinAccepted():
+                    self._recall_place(record)
+                case AgentLeft(agent=agent):
+                    self._forget(agent)
+                case AttemptResult(again=False):
+                    self._done, self._attempt = True, None
+                case AttemptResult():
+                    held.clear()
+                case StopAll(attempt=number):
+                    stopped = number
+                case _:
+                    pass
+            if (
+                self._attempt is not None
+                and getattr(record, "attempt", self._number) == self._number
+            ):
+                self._recall(self._attempt, record, wanted, now)
+        # A node that comes to the end of the job reads how it has ended.
+        return [] if self._done else self._due(wanted, stopped, held, now)
+
+    def _recall(
+        self, attempt: AttemptState, record: AgentRecord, wanted: list[MoreRanksRequest], now: float
+    ) -> None:
+        """Take note of what ``record`` has led to in ``attempt``."""
+        match record:
+            case RankFailed():
+                self._failed(attempt, record)
+            case Interrupted():
+                self._interrupted(attempt, record)
+            case AgentLeft(agent=agent) if attempt.has(agent):
+                self._without(attempt, record)
+            case RanksEnded(agent=agent) if attempt.has(agent):
+                attempt.ended[agent] = record
+            case MoreRanksRequest():
+                wanted.append(record)
+            case MoreRanksGranted(agent=agent, first=first, count=count):
+                attempt.ranks[agent] += range(first, first + count)
+                attempt.next = max(attempt.next, first + count)
+                wanted.remove(next(one for one in wanted if one.agent == agent))
+            case StopAll(reason=text, saves=saves) if attempt.reason is None:
+                # All other reasons are in records before this one.
+                attempt.reason, attempt.makes_room = Reason(text, saves=saves), True
+            case AttemptResult(again=True):
+                self._go_on(attempt, self._outcome(attempt)[0], now)
+                wanted.clear()
+            case _:
+                pass
+
+    def _recall_place(self, place: JoinAccepted) -> None:
+        if self._attempt is None:
+            self._number = place.attempt
+            self._attempt = AttemptState(place.nodes, place.world_size)
+        attempt, hello = self._attempt, self._candidates.pop(place.agent)
+        attempt.members[place.agent] = hello
+        attempt.ranks[place.agent] = list(range(place.first, place.first + hello.ranks))
+        attempt.next = max(attempt.next, place.first + hello.ranks)
+
+    def _due(
+        self, wanted: list[MoreRanksRequest], stopped: int, held: set[str], now: float
+    ) -> list[AgentRecord]:
+        """Return the decisions that the earlier leader owed."""
+        due: list[AgentRecord] = []
+        attempt, reason = self._attempt, self._attempt and self._attempt.reason
+        if reason is not None and stopped != self._number:
+            due.append(StopAll(self._number, reason.text, reason.saves))
+        if attempt is not None:
+            for record in wanted:
+                due += self._wanted(attempt, record)
+        asked = [hello for agent, hello in self._candidates.items() if agent not in held]
+        for hello in asked:
+            del self._candidates[hello.agent]
+        if attempt is not None:
+            for hello in asked:
+                due += self._hello(hello, now)
+            return due + self._fill(attempt) + self._settle(attempt, now)
+        for hello in asked:
+            if (problem := self._problem(hello)) is not None:
+                self.present.discard(hello.agent)
+                due.append(JoinRefused(hello.agent, problem))
+            else:
+                self._candidates[hello.agent] = hello
+        return due + (self._gather(now) if self._candidates else [])
+
     def _hello(self, hello: JoinRequest, now: float) -> list[AgentRecord]:
         problem = self._problem(hello)
         if problem is not None:
@@ -157,6 +267,7 @@ class Leader:
             return []  # the job is about to end, or to begin again
         if len(attempt.members) >= self._nodes.most:
             del self._candidates[hello.agent]
+            self.present.discard(hello.agent)
             return [JoinRefused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
         attempt.makes_room = True
         return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
@@ -218,7 +329,7 @@ class Leader:
         return []
 
     def _ended(self, attempt: AttemptState, record: RanksEnded, now: float) -> list[AgentRecord]:
-        if record.agent not in attempt.members or record.agent in attempt.lost:
+        if not attempt.has(record.agent):
             return []
         attempt.ended[record.agent] = record
         return self._settle(attempt, now)
@@ -229,15 +340,24 @@ class Leader:
         return self._stop(attempt, Reason(text, saves=record.saves))
 
     def _gone(self, record: AgentLeft, now: float) -> list[AgentRecord]:
-        self.present.discard(record.agent)
-        self._candidates.pop(record.agent, None)
-        self._expected.discard(record.agent)
+        self._forget(record.agent)
         attempt = self._attempt
         if attempt is None:
             return self._gather(now) if self._candidates and not self._done else []
-        if record.agent not in attempt.members or record.agent in attempt.lost:
+        if not attempt.has(record.agent):
             return []
-        return self._without(attempt, record) + self._settle(attempt, now)
+        decisions = self._without(attempt, record) + self._fill(attempt)
+        return decisions + self._settle(attempt, now)
+
+    def _forget(self, agent: str) -> None:
+        self.present.discard(agent)
+        self._candidates.pop(agent, None)
+        self._expected.discard(agent)
+
+    def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
+        """Return the decisions by which waiting nodes come into the places of lost ones."""
+        del attempt
+        return []
 
     def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
         if record.lost is None:
@@ -263,12 +383,16 @@ class Leader:
             return self._finish(error, exits)
         if not exits and not failed:
             return self._finish(None)
+        self._go_on(attempt, failed, now)
+        return [AttemptResult(self._number - 1, again=True, exits=exits, error=error)]
+
+    def _go_on(self, attempt: AttemptState, failed: bool, now: float) -> None:
+        """Gather for another attempt."""
         self._restarts_left -= failed
         self._expected = set(attempt.members) - set(attempt.lost) | set(self._candidates)
         self._attempt = None
         self._gathering_since = now
         self._number += 1
-        return [AttemptResult(self._number - 1, again=True, exits=exits, error=error)]
 
     def _outcome(self, attempt: AttemptState) -> Outcome:
         """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""

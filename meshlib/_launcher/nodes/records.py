@@ -1,8 +1,8 @@
 """The records that the agents of several nodes exchange: lines of one log in the store.
 
-Every agent reads the whole log, so all see the same things in the same order; the agent that
-serves the store leads, by adding decisions. A record names the agent (its launch's name) or, for
-a decision, the attempt that it is about.
+Every agent reads the whole log, so all see the same things in the same order. One of them leads, by
+adding decisions: the agent that serves the store, or any where no node does. A record names the
+agent (its launch's name) or, for a decision, the attempt that it is about.
 """
 
 from __future__ import annotations
@@ -162,6 +162,23 @@ class AttemptResult(AgentRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Knock(AgentRecord):
+    """An agent asks whether the job in this store is alive, before it takes part (``etcd_log``)."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leads(AgentRecord):
+    """An agent leads, and has made the decisions that follow. Those of earlier terms are void from
+    the first record of a later one on.
+    """
+
+    agent: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class CutOff(AgentRecord):
     """Not of the log: this node has lost touch with it."""
 
@@ -181,9 +198,26 @@ parse: Parse[AgentRecord] = reader_of(
     JoinDeferred,
     StopAll,
     AttemptResult,
+    Knock,
+    Leads,
 )
 
 
 def alive_key(agent: str) -> str:
     """Return the key whose changing value shows that ``agent`` is alive."""
     return f"meshrun/alive/{agent}"
+
+
+def answer_key(agent: str) -> str:
+    """Return the key that the leader writes when ``agent`` knocks."""
+    return f"meshrun/answer/{agent}"
+
+
+def is_decision(record: AgentRecord) -> bool:
+    """Whether ``record`` is of the agent that leads, not of the one that it is about."""
+    if isinstance(record, AgentLeft):
+        return record.lost is not None
+    return isinstance(
+        record,
+        JoinRefused | JoinDeferred | JoinAccepted | MoreRanksGranted | StopAll | AttemptResult,
+    )

@@ -252,6 +252,7 @@ _WHAT_RANKS_THERE_ARE = (
     "--node-rank",
     "--master-addr",
     "--master-port",
+    "--rdzv",
     "--rdzv-endpoint",
     "--rdzv-backend",
     "--rdzv-id",

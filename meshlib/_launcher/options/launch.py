@@ -32,7 +32,8 @@ class NodeOptions:
     """The number of nodes, and their meeting point. Times are in seconds.
 
     ``rank`` is None where it is assigned by arrival; ``is_host``: whether this node serves the
-    store, 1 or 0, -1 where its address tells.
+    store, 1 or 0, -1 where its address tells. With the URL ``etcd`` the store is there, where it
+    outlives every node; ``host`` and ``port`` are those of its first member.
     """
 
     least: int = 1
@@ -47,6 +48,7 @@ class NodeOptions:
     is_host: float = -1.0
     local_address: str | None = None
     secret: str | None = None
+    etcd: str = ""
 
     @property
     def many(self) -> bool:

@@ -25,6 +25,7 @@ from transport._launch_environments import (
     number_in,
 )
 from transport._net.secret_file import read_secret, secret_from_environment
+from transport._store.etcd.address import EtcdAddress
 
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")
@@ -38,19 +39,22 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
     Raises ValueError when it does not fit together.
     """
     least, most = _node_counts(given.nnodes)
-    address = _endpoint(given)
+    etcd = _etcd(given)
+    address = _endpoint(given) if etcd is None else etcd.members[0]
     if given.standalone or most == 1:
         _refuse_unused(given)
         return NodeOptions(port=address[1] if address else 0)
     if address is None or not address[0]:
         raise ValueError(
             f"--nnodes {given.nnodes} needs the address of the first node:"
-            " expected --master-addr HOST or --rdzv-endpoint HOST:PORT"
+            " expected --master-addr HOST or --rdzv-endpoint HOST:PORT; or, for a store that"
+            " outlives every node, --rdzv etcd://HOST:PORT/PREFIX"
         )
     rank: int | None = given.node_rank
     backend = given.rdzv_backend or ("store" if rank is None else "static")
     if backend not in _BACKENDS:
-        raise ValueError(f"--rdzv-backend: expected static or store, got {backend!r}")
+        hint = "; for a store in etcd: --rdzv etcd://HOST:PORT/PREFIX" if "etcd" in backend else ""
+        raise ValueError(f"--rdzv-backend: expected static or store, got {backend!r}{hint}")
     if backend == "static" and (rank is None or least != most):
         raise ValueError(
             f"--rdzv-backend static needs --node-rank and one number of nodes; got --node-rank"
@@ -60,7 +64,8 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
         raise ValueError(f"--node-rank must be from 0 to {most - 1} (--nnodes - 1), got {rank}")
     host, port = address
     secret = _secret(given.secret_file)
-    if secret is None and not is_loopback(host):
+    hosts = [host] if etcd is None else [host for host, _ in etcd.members]
+    if secret is None and not all(map(is_loopback, hosts)):
         raise ValueError(
             f"nodes that meet at {host} need a common secret. Run `meshlib secret` once if they"
             f" share a home. Otherwise give all of them the same {environment.SECRET}, or"
@@ -75,8 +80,12 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
         job=given.rdzv_id,
         local_address=given.local_addr,
         secret=secret,
+        etcd="" if etcd is None else etcd.url,
     )
-    return replace(meeting, **_config(given.rdzv_conf or ""))
+    config = _config(given.rdzv_conf or "")
+    if etcd is not None and "is_host" in config:
+        raise ValueError("--rdzv-conf is_host: no node serves the store of --rdzv etcd://...")
+    return replace(meeting, **config)
 
 
 def is_loopback(host: str) -> bool:
@@ -113,7 +122,26 @@ def _endpoint(given: argparse.Namespace) -> tuple[str, int] | None:
     return host.strip("[]"), int(digits) if digits else port
 
 
+def _etcd(given: argparse.Namespace) -> EtcdAddress | None:
+    """Return the etcd in which nodes meet, if there is one."""
+    if not given.rdzv:
+        return None
+    for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):
+        if getattr(given, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"--rdzv names the place where nodes meet: expected no {option}")
+    try:
+        address = EtcdAddress.parse(given.rdzv)
+    except ValueError as error:
+        raise ValueError(f"--rdzv: {error}") from None
+    if address.lease:
+        raise ValueError(f"--rdzv: the job has a lease of its own; expected {address.shown}")
+    return address
+
+
 def _refuse_unused(given: argparse.Namespace) -> None:
+    if given.rdzv:
+        raise ValueError("--rdzv is where several nodes meet: expected --nnodes with it")
     if given.standalone and (given.nnodes != "1" or given.rdzv_endpoint or given.master_addr):
         raise ValueError(
             "--standalone is one node that meets no other: expected no --nnodes, --master-addr or"
@@ -167,6 +195,8 @@ def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple
     """
     notes: list[str] = []
     inside = bool(variables.get(environment.RUN_ID))
+    if not inside and not given.standalone and given.nnodes != "1" and not _has_address(given):
+        given.rdzv = variables.get(environment.RDZV)
     if not given.standalone and not inside:
         _take_torchruns_options(given, variables)
         if not _complete(given):
@@ -174,7 +204,9 @@ def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple
                 notes += _take(given, place)
                 if _complete(given):
                     break
-    given.nnodes = given.nnodes or "1"
+    if given.nnodes is None:
+        given.nnodes = "1"
+        given.rdzv = None if given.rdzv == variables.get(environment.RDZV) else given.rdzv
     # If ranks continue without a lost node, the restarted node joins them again.
     alone = inside or given.on_failure == "continue" or given.replace or given.spares
     restarts = 0 if alone else engine_restarts(variables)
@@ -201,7 +233,7 @@ def _take_torchruns_options(given: argparse.Namespace, variables: Mapping[str, s
 
 
 def _has_address(given: argparse.Namespace) -> bool:
-    return bool(given.rdzv_endpoint or given.master_addr)
+    return bool(given.rdzv or given.rdzv_endpoint or given.master_addr)
 
 
 def _complete(given: argparse.Namespace) -> bool:

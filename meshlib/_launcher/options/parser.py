@@ -141,6 +141,13 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
     _add(group, "--rdzv-endpoint", metavar="HOST:PORT", help="both of them in one")
     _add(
         group,
+        "--rdzv",
+        metavar="URL",
+        help="etcd://HOST:PORT[,HOST:PORT...]/PREFIX: the store is in that etcd, so that the job"
+        " outlives each of its nodes; default: MESHLIB_RDZV",
+    )
+    _add(
+        group,
         "--rdzv-backend",
         metavar="NAME",
         help="static (every node has its --node-rank) or store (the first agent that can serves"

@@ -22,7 +22,10 @@ _OF_A_LAUNCH = (
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """A node's place in one attempt to run the job, and the store that its ranks use."""
+    """A node's place in one attempt to run the job, and the store that its ranks use.
+
+    Where that is in an etcd, ``store_url`` is its URL, and its first member is the host.
+    """
 
     attempt: int
     node: int
@@ -33,10 +36,12 @@ class NodePlacement:
     store_host: str
     store_port: int
     secret: str
+    store_url: str = ""
 
     def variables(self) -> dict[str, str]:
         """Return what is equal for all ranks of the node."""
         secret = {environment.SECRET: self.secret} if self.secret else {}
+        store = f"{self.store_host}:{self.store_port} {self.store_url}".rstrip()
         return secret | {
             environment.WORLD_SIZE: str(self.world_size),
             environment.LOCAL_WORLD_SIZE: str(self.ranks),
@@ -44,7 +49,7 @@ class NodePlacement:
             environment.GROUP_WORLD_SIZE: str(self.nodes),
             environment.MASTER_ADDR: self.store_host,
             environment.MASTER_PORT: str(self.store_port),
-            environment.AGENT_STORE: f"{self.store_host}:{self.store_port}",
+            environment.AGENT_STORE: store,
             environment.RESTART_COUNT: str(self.attempt),
         }
 

@@ -220,6 +220,19 @@ def test_a_secret_from_a_file(script, tmp_path):
         ([*MANY, "--secret-file", "train.py"], ["secret file train.py", "hexadecimal"]),
         (["--nnodes=1:2", "--master-addr=127.0.0.1", "--mesh", "dp=2"], ["dp=2", "1:2"]),
         ([*MANY, "--mesh", "dp=3"], ["dp=3", "2 nodes"]),
+        (["--nnodes=2", "--rdzv", "etcd://h:1"], ["no /PREFIX, which keeps jobs apart"]),
+        (["--nnodes=2", "--rdzv", "h:1/x"], ["--rdzv: expected etcd://"]),
+        (["--nnodes=2", "--rdzv", "etcd://h/x"], ["'h' for HOST:PORT"]),
+        (["--nnodes=2", "--rdzv", "etcd://u@h:1/x"], ["a user without a password"]),
+        (["--nnodes=2", "--rdzv", "etcd://h:1/x?a=b"], ["'a=b' behind 'etcd://h:1/x'"]),
+        (["--nnodes=2", "--rdzv", "etcd://h:1/x?lease=7"], ["the job has a lease of its own"]),
+        (["--rdzv", "etcd://h:1/x"], ["expected --nnodes with it"]),
+        (["--nnodes=2", "--rdzv", "etcd://127.0.0.1:1,10.0.0.1:1/x"], ["need a common secret"]),
+        ([*MANY, "--rdzv", "etcd://h:1/x"], ["expected no --master-addr"]),
+        (
+            ["--nnodes=2", "--rdzv", "etcd://localhost:1/x", "--rdzv-conf", "is_host=1"],
+            ["no node serves the store of --rdzv etcd://"],
+        ),
     ],
 )
 def test_nodes_that_make_no_sense(script, capsys, flags, words):

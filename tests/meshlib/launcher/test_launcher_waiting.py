@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -154,3 +155,21 @@ def test_a_store_that_is_cut_off_is_told_of_with_the_time_that_was_waited(monkey
     log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None)
     log.close(in_touch=True)
     assert log.read() == [CutOff(f"lost touch with the job's store at node0:29500: {why}")]
+
+
+def test_a_node_that_can_speak_but_not_read_is_told_so(monkeypatch):
+    """Reading and speaking are separate requests to etcd: one may fail alone, and the node would
+    seem alive, and wait for ever.
+    """
+
+    def read(_reader, _timeout):
+        raise StoreSilentError("a store: no answer in time", 7.0)
+
+    monkeypatch.setattr(agents_log.LogReader, "read", read)
+    heard = threading.Event()
+    with closing(TCPStoreServer("127.0.0.1", 0)) as server:
+        nodes = NodeOptions(2, 2, host="127.0.0.1", port=server.port, is_host=0)
+        log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", heard.set)
+        assert heard.wait(LONG)
+        assert [type(record) for record in log.read()] == [CutOff]
+        log.close(in_touch=True)

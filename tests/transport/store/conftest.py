@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from transport._store import FileStore, HashStore, PrefixStore, Store, TCPStore, TCPStoreServer
+from transport._store.etcd.store import EtcdStore
 
 MakeStore = Callable[[], Store]
 TIMEOUT = 60.0
-_KINDS = ("hash", "tcp", "file")
+_KINDS = ("hash", "tcp", "file", "etcd")
 
 
 @pytest.fixture(params=[*_KINDS, *(f"prefix over {kind}" for kind in _KINDS)])
@@ -22,10 +23,13 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
     made: list[Store] = []
     server = TCPStoreServer(secret=b"s") if kind == "tcp" else None
     root = HashStore(TIMEOUT)
+    url = request.getfixturevalue("etcd").url() if kind == "etcd" else ""
 
     def make() -> Store:
         if server is not None:
             store: Store = TCPStore(*server.address, timeout=TIMEOUT, secret=b"s")
+        elif kind == "etcd":
+            store = EtcdStore(url, TIMEOUT, tls=None)
         elif kind == "file":
             store = FileStore(tmp_path / "store", timeout=TIMEOUT)
         else:

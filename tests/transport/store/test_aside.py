@@ -9,16 +9,19 @@ import pytest
 
 from transport._errors import DistStoreError, RankFailedError, StoreTimeoutError
 from transport._store import HashStore, PrefixStore, Store, TCPStore
+from transport._store.etcd.store import EtcdStore
 from transport._store.tcp.client import StoreConnection
 
 SOON = 30.0
 
 
-@pytest.fixture(params=["tcp", "hash"])
+@pytest.fixture(params=["tcp", "hash", "etcd"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     made: Store = HashStore()
     if request.param == "tcp":
         made = TCPStore("127.0.0.1", 0, is_master=True, timeout=10 * SOON, secret=None)
+    elif request.param == "etcd":
+        made = EtcdStore(request.getfixturevalue("etcd").url(), 10 * SOON, tls=None)
     with made:
         yield made
 

@@ -376,7 +376,10 @@ class TestLife:
 
     def test_described_by_kind_and_place(self, store: Store) -> None:
         assert repr(store) == store.describe()
-        assert any(kind in repr(store) for kind in ("HashStore()", "TCPStore(127.", "FileStore('/"))
+        assert any(
+            kind in repr(store)
+            for kind in ("HashStore()", "TCPStore(127.", "FileStore('/", "EtcdStore(etcd:")
+        )
 
 
 KEYS = st.sampled_from(["a", "b", "c"])

@@ -132,6 +132,11 @@ class TCPStore(Store):
         return self._address[1]
 
     @property
+    def address(self) -> tuple[str, int]:
+        """The host that the store was given, and its port."""
+        return self._host, self.port
+
+    @property
     def world_size(self) -> int | None:
         """The ``world_size`` that the store was given."""
         return self._world_size

@@ -12,9 +12,7 @@ from transport._errors import DistNetworkError
 from transport._net import LOOPBACK
 from transport._net.sockets import format_address, local_address_towards
 from transport._place import this_machine
-from transport._store.base import Store
 from transport._store.prefix_store import underlying
-from transport._store.tcp.store import TCPStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,8 @@ def listening_host(membership: Membership) -> str:
     runtime = membership.runtime
     if runtime.host is not None:
         return runtime.host
-    store = _tcp_store(membership.store)
-    if store is None:
+    address = underlying(membership.store).address
+    if address is None:
         return LOOPBACK
-    towards = local_address_towards(store.host, store.port)
+    towards = local_address_towards(*address)
     return towards if runtime.secret is not None or is_loopback(towards) else LOOPBACK
-
-
-def _tcp_store(store: Store) -> TCPStore | None:
-    store = underlying(store)
-    return store if isinstance(store, TCPStore) else None

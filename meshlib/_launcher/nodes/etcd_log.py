@@ -1,0 +1,181 @@
+"""The agents' log in an etcd, which no node serves: it outlives each of them.
+
+All keys of a job lie under a name and a lease of their own, which every agent renews. The agent
+that leaves last ends the lease, and the keys go with it. If all agents are killed, etcd does so.
+The key ``job`` says which lease that is. An agent that finds it knocks before it takes part: it may
+be what is left of a job whose agents were killed.
+
+One agent leads. If it leaves, or is silent, another takes over, in a new term.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from meshlib._launcher.nodes.agents_log import Follower, Leading, SharedLog, Silence
+from meshlib._launcher.nodes.continuing import last_members, leader_of
+from meshlib._launcher.nodes.records import (
+    LOG,
+    AgentLeft,
+    AgentRecord,
+    JoinRefused,
+    JoinRequest,
+    Knock,
+    Leads,
+    answer_key,
+    is_decision,
+)
+from meshlib._launcher.options.launch import LaunchOptions
+from transport._deadline import Deadline
+from transport._errors import DistStoreError, StoreTimeoutError
+from transport._store.base import Store
+from transport._store.etcd.client import RefusedError
+from transport._store.etcd.store import EtcdStore
+from transport._store.tcp.server import TCPStoreServer
+
+_JOB = "job"
+_LEADER = "meshrun/leader"
+_ANSWER_SECONDS = 1.0
+_PAUSE_SECONDS = 0.1
+
+
+class EtcdLog(SharedLog):
+    """This node's part in the log of a job whose store is in an etcd."""
+
+    _knocked = 0
+    """The lease of the job at which this agent has knocked."""
+
+    def _serve(self) -> TCPStoreServer | None:
+        return None
+
+    def _connect(self) -> Store | None:
+        deadline = Deadline.after(self._nodes.join_timeout)
+        with EtcdStore(self._nodes.etcd, self._silence) as root:
+            while not self._closing.is_set():
+                try:
+                    job = self._enter(root.with_patience(self._beat))
+                except DistStoreError as error:
+                    if deadline.expired or isinstance(error, RefusedError):
+                        raise
+                    self._waiting.tick(time.monotonic(), error)
+                    self._closing.wait(_PAUSE_SECONDS)
+                    continue
+                if job is not None:
+                    self.url = job.url
+                    return job
+                self._waiting.tick(time.monotonic())
+        return None
+
+    def _enter(self, root: EtcdStore) -> EtcdStore | None:
+        """Return the store of the job under ``root``, which begins if there is none; None if no
+        agent of it has answered so far.
+        """
+        if not root.check([_JOB]):
+            lease = root.grant(2 * self._silence)
+            with root.leased(lease) as own:
+                if own.compare_set(_JOB, "", str(lease)) == str(lease).encode():
+                    return root.leased(lease, f"job-{lease:x}")
+                own.revoke()
+        with contextlib.suppress(StoreTimeoutError), contextlib.ExitStack() as undo:
+            lease = int(root.get(_JOB, timeout=0.0))
+            job = undo.enter_context(root.leased(lease, f"job-{lease:x}"))
+            if lease != self._knocked:
+                job.append(LOG, Knock(self._agent).line())
+                self._knocked = lease
+            job.wait([answer_key(self._agent)], _ANSWER_SECONDS)
+            undo.pop_all()
+            return job
+        return None
+
+    def _keep(self, store: Store) -> None:
+        assert isinstance(store, EtcdStore)
+        store.renew()
+
+    def _leave(self, store: Store) -> None:
+        assert isinstance(store, EtcdStore)
+        assert self._follower is not None
+        self._follower.join()
+        if not self._succession.present:
+            store.revoke()
+
+    def _follow(self, store: Store) -> None:
+        self._succession = Succession(self._options, self._agent, store, self._silence)
+        self._follower = Follower(
+            store, self._agent, None, self._hear, self._lose_touch, self._succession
+        )
+
+
+class Terms:
+    """Which decisions in a log count: those of the agent that leads in the newest term."""
+
+    def __init__(self) -> None:
+        self.newest: int = 0
+        self._author = 0
+
+    def admit(self, record: AgentRecord) -> bool:
+        """Whether the next ``record`` of the log counts."""
+        if isinstance(record, Leads):
+            self._author = record.term
+            self.newest = max(self.newest, record.term)
+        return self._author == self.newest or not is_decision(record)
+
+
+class Succession:
+    """Says whether the agent leads, of a log in a store that no node serves."""
+
+    def __init__(self, options: LaunchOptions, agent: str, store: Store, silence: float) -> None:
+        self._options = options
+        self._agent = agent
+        self._store = store
+        self._silence = Silence(store, silence)
+        self.beat: float = silence / 5
+        """How often ``tick`` is to be called, in seconds."""
+        self._next_look = 0.0
+        self._terms = Terms()
+        self._past: list[AgentRecord] = []
+        self._gone: set[str] = set()
+        self.present: set[str] = {agent}
+        """The agents that take part, as far as the log is read."""
+        self.leading: Leading | None = None
+        """Set while this agent leads."""
+
+    def admits(self, record: AgentRecord) -> bool:
+        """Whether the next ``record`` of the log counts. Lead from that record on which says so."""
+        before = self._terms.newest
+        if not self._terms.admit(record):
+            return False
+        if isinstance(record, Leads):
+            if record.term > before:
+                self.leading = self._begin() if record.agent == self._agent else None
+            return False
+        if isinstance(record, JoinRequest):
+            self.present.add(record.agent)
+        elif isinstance(record, AgentLeft | JoinRefused):
+            self.present.discard(record.agent)
+            self._gone.add(record.agent)
+        self._past.append(record)
+        return True
+
+    def tick(self) -> None:
+        """Claim the lead if nobody leads, at most once in ``beat`` seconds."""
+        if self.leading is not None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + self.beat
+        mine = f"{self._terms.newest + 1} {self._agent}"
+        said = self._store.compare_set(_LEADER, "", mine).decode()
+        term, agent = int(said.split()[0]), said.split()[1]
+        if agent != self._agent and (agent in self._gone or self._silence.of([agent])):
+            mine = f"{term + 1} {self._agent}"
+            said = self._store.compare_set(_LEADER, said, mine).decode()
+            term, agent = int(said.split()[0]), said.split()[1]
+        if agent == self._agent and term > self._terms.newest:
+            self._store.append(LOG, Leads(agent, term).line())
+
+    def _begin(self) -> Leading:
+        leader = leader_of(
+            self._options, self._agent, lambda attempt: last_members(self._store, attempt)
+        )
+        leading = Leading(leader, self._store, self._agent, self._silence, self._terms.newest)
+        leading.take_over(self._past)
+        return leading
