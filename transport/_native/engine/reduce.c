@@ -14,17 +14,19 @@
 
 /* Integers wrap as NumPy's do: the loops compute without sign. As in NumPy, the minimum and the maximum of floats is NaN
  * where an operand is NaN. Of two NaNs the left one's bits win. out may be left or right, but does not overlap them
- * otherwise. both_* write the result into left and right. */
+ * otherwise. both_* write the result into left and right. A peer names where its data lies, so any alignment is taken. */
 #define LOOP(NAME, T, EXPR)                                                                 \
     CLONES static void NAME(void *out, const void *left, const void *right, size_t n) { \
-        T *o = out;                                                                         \
-        const T *a = left, *b = right;                                                      \
+        typedef T Any __attribute__((aligned(1)));                                          \
+        Any *o = out;                                                                       \
+        const Any *a = left, *b = right;                                                    \
         INDEPENDENT                                                                          \
         for (size_t i = 0; i < n; i++) o[i] = (T)(EXPR);                                \
     }
 #define BOTH(NAME, T, EXPR)                                                                 \
     CLONES static void both_##NAME(void *left, void *right, size_t n) {                 \
-        T *a = left, *b = right;                                                            \
+        typedef T Any __attribute__((aligned(1)));                                          \
+        Any *a = left, *b = right;                                                          \
         INDEPENDENT                                                                          \
         for (size_t i = 0; i < n; i++) a[i] = b[i] = (T)(EXPR);                         \
     }
