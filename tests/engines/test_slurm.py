@@ -166,6 +166,36 @@ def test_mpichs_hydra_in_a_batch_script(slurm: SlurmCluster) -> None:
     check_world(batch(slurm, f"timeout 60 mpirun.mpich -n 4 {PYTHON} hello.py"), 4)
 
 
+ATTACH = """
+    import re, sys
+    from pathlib import Path
+    import meshlib as dist
+    from meshlib.notebook import attach
+
+    said = Path("launchers.err").read_text()
+    host, port = re.search(r"--master-addr (\\S+) --master-port (\\d+)", said).groups()
+    with attach(f"{host}:{port}") as ranks:
+        print("found", ranks.run(lambda: (dist.get_rank(), dist.get_world_size())), flush=True)
+"""
+
+
+def test_a_notebook_attaches_to_ranks_under_slurm(slurm: SlurmCluster) -> None:
+    (slurm.folder / "attach.py").write_text(textwrap.dedent(ATTACH))
+    out = batch(
+        slurm,
+        f"""
+        timeout 50 srun --overlap -N2 -n2 --ntasks-per-node=1 \\
+            {MESHRUN} -v -n 2 -m meshlib.notebook > launchers.err 2>&1 &
+        for i in 1 2 3 4 5 6 7 8 9 10; do grep -q master-port launchers.err || sleep 1; done
+        timeout 30 srun --overlap -N1 -n1 {PYTHON} attach.py
+        cat launchers.err
+        kill $!
+        exit 0
+        """,
+    )
+    assert "found {0: (0, 4), 1: (1, 4), 2: (2, 4), 3: (3, 4)}" in out
+
+
 def read_until_ready(job, ranks: int) -> list[str]:
     lines = []
     while len([line for line in lines if line.startswith("ready")]) < ranks:
