@@ -457,8 +457,8 @@ class Waiting:
         self._next = now + _NEXT_NOTE_SECONDS
         left = f"{max(0.0, self._began + self._nodes.join_timeout - now):.0f} s left"
         if unreached is not None:
-            whom = "etcd" if self._nodes.etcd else "the node that leads"
-            say("meshrun", f"waiting for {whom}, at {self._where}, {left}: {unreached}")
+            server = "etcd" if self._nodes.etcd else "the node that leads"
+            say("meshrun", f"waiting for {server}, at {self._where}, {left}: {unreached}")
             return
         least, most = self._nodes.least, self._nodes.most
         wanted = str(most) if least == most else f"{least} to {most}"

@@ -67,14 +67,14 @@ class ContinuingLeader(Leader):
             return [RankLost(rank, "was ended with its node") for rank in ranks]
         return super().losses(record)
 
-    def _comes_late(self, attempt: AttemptState, hello: JoinRequest) -> list[AgentRecord]:
+    def _comes_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
         if attempt.reason is not None or self._is_ending(attempt):
             return []
         if len(self._running(attempt)) >= self._nodes.most:
             reason = f"the job runs on {self._nodes.most} nodes: waiting until one of them is lost"
-            return [JoinDeferred(hello.agent, reason)]
-        del self._candidates[hello.agent]
-        return [self._admit(attempt, hello)]
+            return [JoinDeferred(request.agent, reason)]
+        del self._candidates[request.agent]
+        return [self._admit(attempt, request)]
 
     def _running(self, attempt: AttemptState) -> list[str]:
         """Return the members that have ranks running."""
@@ -89,7 +89,7 @@ class ContinuingLeader(Leader):
         del attempt, record
         return []
 
-    def _wanted(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
+    def _more_ranks(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
         if record.agent not in self._running(attempt) or attempt.reason is not None:
             return []
         first, attempt.next = attempt.next, attempt.next + record.count
@@ -109,9 +109,9 @@ class ContinuingLeader(Leader):
 
     def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
         decisions: list[AgentRecord] = []
-        for hello in list(self._candidates.values()):
+        for request in list(self._candidates.values()):
             if len(self._running(attempt)) < self._nodes.most:
-                decisions += self._comes_late(attempt, hello)
+                decisions += self._comes_late(attempt, request)
         return decisions
 
     def _outcome(self, attempt: AttemptState) -> Outcome:

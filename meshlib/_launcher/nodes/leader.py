@@ -117,9 +117,9 @@ class Leader:
     def receive(self, record: AgentRecord, now: float) -> list[AgentRecord]:
         """Take note of a record of the log; return decisions that follow."""
         if isinstance(record, JoinRequest):
-            return self._hello(record, now)
+            return self._join(record, now)
         if isinstance(record, AgentLeft):
-            return self._gone(record, now)
+            return self._left(record, now)
         attempt = self._attempt
         if attempt is None or getattr(record, "attempt", None) != self._number:
             return []
@@ -129,7 +129,7 @@ class Leader:
             case Interrupted():
                 return self._interrupted(attempt, record)
             case MoreRanksRequest():
-                return self._wanted(attempt, record)
+                return self._more_ranks(attempt, record)
             case RanksEnded():
                 return self._ended(attempt, record, now)
             case _:
@@ -143,7 +143,7 @@ class Leader:
         if since is not None and now - since >= nodes.last_call_timeout:
             return self._begin()
         if now - self._gathering_since >= nodes.join_timeout:
-            have = ", ".join(hello.host for hello in self._candidates.values())
+            have = ", ".join(request.host for request in self._candidates.values())
             return self._finish(
                 f"waited {nodes.join_timeout:g} s for {nodes.least} nodes;"
                 f" {len(self._candidates)} came: {have}"
@@ -156,7 +156,7 @@ class Leader:
         Decisions in it are facts. The earlier leader may have ended before it answered the last
         records.
         """
-        wanted: list[MoreRanksRequest] = []
+        requested: list[MoreRanksRequest] = []
         held: set[str] = set()
         stopped = -1
         for record in past:
@@ -185,12 +185,16 @@ class Leader:
                 self._attempt is not None
                 and getattr(record, "attempt", self._number) == self._number
             ):
-                self._recall(self._attempt, record, wanted, now)
+                self._recall(self._attempt, record, requested, now)
         # A node that comes to the end of the job reads how it has ended.
-        return [] if self._done else self._due(wanted, stopped, held, now)
+        return [] if self._done else self._due(requested, stopped, held, now)
 
     def _recall(
-        self, attempt: AttemptState, record: AgentRecord, wanted: list[MoreRanksRequest], now: float
+        self,
+        attempt: AttemptState,
+        record: AgentRecord,
+        requested: list[MoreRanksRequest],
+        now: float,
     ) -> None:
         """Take note of what ``record`` has led to in ``attempt``."""
         match record:
@@ -203,17 +207,17 @@ class Leader:
             case RanksEnded(agent=agent) if attempt.has(agent):
                 attempt.ended[agent] = record
             case MoreRanksRequest():
-                wanted.append(record)
+                requested.append(record)
             case MoreRanksGranted(agent=agent, first=first, count=count):
                 attempt.ranks[agent] += range(first, first + count)
                 attempt.next = max(attempt.next, first + count)
-                wanted.remove(next(one for one in wanted if one.agent == agent))
+                requested.remove(next(one for one in requested if one.agent == agent))
             case StopAll(reason=text, saves=saves) if attempt.reason is None:
                 # All other reasons are in records before this one.
                 attempt.reason, attempt.makes_room = Reason(text, saves=saves), True
             case AttemptResult(again=True):
                 self._go_on(attempt, self._outcome(attempt)[0], now)
-                wanted.clear()
+                requested.clear()
             case _:
                 pass
 
@@ -221,13 +225,13 @@ class Leader:
         if self._attempt is None:
             self._number = place.attempt
             self._attempt = AttemptState(place.nodes, place.world_size)
-        attempt, hello = self._attempt, self._candidates.pop(place.agent)
-        attempt.members[place.agent] = hello
-        attempt.ranks[place.agent] = list(range(place.first, place.first + hello.ranks))
-        attempt.next = max(attempt.next, place.first + hello.ranks)
+        attempt, request = self._attempt, self._candidates.pop(place.agent)
+        attempt.members[place.agent] = request
+        attempt.ranks[place.agent] = list(range(place.first, place.first + request.ranks))
+        attempt.next = max(attempt.next, place.first + request.ranks)
 
     def _due(
-        self, wanted: list[MoreRanksRequest], stopped: int, held: set[str], now: float
+        self, requested: list[MoreRanksRequest], stopped: int, held: set[str], now: float
     ) -> list[AgentRecord]:
         """Return the decisions that the earlier leader owed."""
         due: list[AgentRecord] = []
@@ -235,61 +239,63 @@ class Leader:
         if reason is not None and stopped != self._number:
             due.append(StopAll(self._number, reason.text, reason.saves))
         if attempt is not None:
-            for record in wanted:
-                due += self._wanted(attempt, record)
-        asked = [hello for agent, hello in self._candidates.items() if agent not in held]
-        for hello in asked:
-            del self._candidates[hello.agent]
+            for record in requested:
+                due += self._more_ranks(attempt, record)
+        asked = [request for agent, request in self._candidates.items() if agent not in held]
+        for request in asked:
+            del self._candidates[request.agent]
         if attempt is not None:
-            for hello in asked:
-                due += self._hello(hello, now)
+            for request in asked:
+                due += self._join(request, now)
             return due + self._fill(attempt) + self._settle(attempt, now)
-        for hello in asked:
-            if (problem := self._problem(hello)) is not None:
-                self.present.discard(hello.agent)
-                due.append(JoinRefused(hello.agent, problem))
+        for request in asked:
+            if (problem := self._problem(request)) is not None:
+                self.present.discard(request.agent)
+                due.append(JoinRefused(request.agent, problem))
             else:
-                self._candidates[hello.agent] = hello
+                self._candidates[request.agent] = request
         return due + (self._gather(now) if self._candidates else [])
 
-    def _hello(self, hello: JoinRequest, now: float) -> list[AgentRecord]:
-        problem = self._problem(hello)
+    def _join(self, request: JoinRequest, now: float) -> list[AgentRecord]:
+        problem = self._problem(request)
         if problem is not None:
-            return [JoinRefused(hello.agent, problem)]
-        self.present.add(hello.agent)
-        self._candidates[hello.agent] = hello
+            return [JoinRefused(request.agent, problem)]
+        self.present.add(request.agent)
+        self._candidates[request.agent] = request
         if self._attempt is None:
             return self._gather(now)
-        return self._comes_late(self._attempt, hello)
+        return self._comes_late(self._attempt, request)
 
-    def _comes_late(self, attempt: AttemptState, hello: JoinRequest) -> list[AgentRecord]:
+    def _comes_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
         if attempt.ended or attempt.reason is not None:
             return []  # the job is about to end, or to begin again
         if len(attempt.members) >= self._nodes.most:
-            del self._candidates[hello.agent]
-            self.present.discard(hello.agent)
-            return [JoinRefused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
+            del self._candidates[request.agent]
+            self.present.discard(request.agent)
+            return [JoinRefused(request.agent, f"the job has its {self._nodes.most} nodes already")]
         attempt.makes_room = True
-        return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
+        return self._stop(attempt, Reason(f"another node ({request.host}) joins"))
 
-    def _problem(self, hello: JoinRequest) -> str | None:
+    def _problem(self, request: JoinRequest) -> str | None:
         nodes, on_failure = self._nodes, self._options.on_failure
         if self._done:
             return "the job has ended"
-        if hello.job != nodes.job:
-            return f"the job here is --rdzv-id {nodes.job}, not {hello.job}"
-        if (hello.least, hello.most) != (nodes.least, nodes.most):
+        if request.job != nodes.job:
+            return f"the job here is --rdzv-id {nodes.job}, not {request.job}"
+        if (request.least, request.most) != (nodes.least, nodes.most):
             return (
-                f"--nnodes is {hello.least}:{hello.most} there,"
+                f"--nnodes is {request.least}:{request.most} there,"
                 f" but {nodes.least}:{nodes.most} on the node that leads"
             )
-        if hello.on_failure != on_failure:
+        if request.on_failure != on_failure:
             return (
-                f"--on-failure is {hello.on_failure} there, but {on_failure} on the node that leads"
+                f"--on-failure is {request.on_failure} there,"
+                f" but {on_failure} on the node that leads"
             )
         for other in self._candidates.values():
-            if other.agent != hello.agent and hello.node is not None and other.node == hello.node:
-                return f"--node-rank {hello.node} is taken by {other.host}"
+            asked = request.node is not None and request.node == other.node
+            if asked and other.agent != request.agent:
+                return f"--node-rank {request.node} is taken by {other.host}"
         return None
 
     def _gather(self, now: float) -> list[AgentRecord]:
@@ -306,24 +312,24 @@ class Leader:
 
     def _begin(self) -> list[AgentRecord]:
         ordered = _in_order(list(self._candidates.values()), self._agent)
-        self._attempt = AttemptState(len(ordered), sum(hello.ranks for hello in ordered))
+        self._attempt = AttemptState(len(ordered), sum(request.ranks for request in ordered))
         self._candidates.clear()
         self._enough_since = None
-        return [self._admit(self._attempt, hello) for hello in ordered]
+        return [self._admit(self._attempt, request) for request in ordered]
 
-    def _admit(self, attempt: AttemptState, hello: JoinRequest) -> AgentRecord:
+    def _admit(self, attempt: AttemptState, request: JoinRequest) -> AgentRecord:
         """Make an agent the next node, with the next ranks."""
         node, first = len(attempt.members), attempt.next
-        attempt.next += hello.ranks
-        attempt.members[hello.agent] = hello
-        attempt.ranks[hello.agent] = list(range(first, attempt.next))
-        return JoinAccepted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
+        attempt.next += request.ranks
+        attempt.members[request.agent] = request
+        attempt.ranks[request.agent] = list(range(first, attempt.next))
+        return JoinAccepted(request.agent, self._number, node, attempt.nodes, first, attempt.size)
 
     def _failed(self, attempt: AttemptState, record: RankFailed) -> list[AgentRecord]:
         text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"
         return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
 
-    def _wanted(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
+    def _more_ranks(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
         """Return the answer: here there is none, the number of ranks is fixed."""
         del attempt, record
         return []
@@ -339,7 +345,7 @@ class Leader:
         text = f"{self._name(record.agent)} was told to end"
         return self._stop(attempt, Reason(text, saves=record.saves))
 
-    def _gone(self, record: AgentLeft, now: float) -> list[AgentRecord]:
+    def _left(self, record: AgentLeft, now: float) -> list[AgentRecord]:
         self._forget(record.agent)
         attempt = self._attempt
         if attempt is None:
@@ -413,17 +419,17 @@ class Leader:
         return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
 
 
-def _in_order(hellos: list[JoinRequest], leader: str) -> list[JoinRequest]:
+def _in_order(requests: list[JoinRequest], leader: str) -> list[JoinRequest]:
     """Return the nodes in the order of their numbers.
 
     Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
     the gaps in the order of arrival, the leader first.
     """
-    asked = {hello.node: hello for hello in hellos if hello.node is not None}
-    others = [hello for hello in hellos if hello.node is None]
-    others.sort(key=lambda hello: hello.agent != leader)
+    asked = {request.node: request for request in requests if request.node is not None}
+    others = [request for request in requests if request.node is None]
+    others.sort(key=lambda request: request.agent != leader)
     order: list[JoinRequest] = []
-    for node in range(max([len(hellos), *(node + 1 for node in asked)])):
+    for node in range(max([len(requests), *(node + 1 for node in asked)])):
         if node in asked:
             order.append(asked[node])
         elif others:

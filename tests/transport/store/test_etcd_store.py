@@ -235,6 +235,12 @@ def test_inside_tls(tmp_path: Path) -> None:
             plain.set("k", "v")
 
 
+def test_a_wrong_url_is_refused_without_its_password() -> None:
+    with pytest.raises(ValueError, match="a URL with the scheme 'https'") as refused:
+        EtcdStore("https://me:opensesame@h:1/x")
+    assert "opensesame" not in str(refused.value)
+
+
 @pytest.mark.parametrize("host", ["h", "10.0.0.1", "[::1]"])
 def test_urls_are_what_they_were(host: str) -> None:
     url = f"etcd://u%20:p%40@{host}:1,{host}:2/a/b?lease=7"

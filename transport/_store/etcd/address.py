@@ -29,7 +29,8 @@ class EtcdAddress:
         """Return the address that ``url`` names; raise ValueError naming what is wrong with it."""
         parts = urlsplit(url)
         if parts.scheme != "etcd":
-            raise ValueError(f"{_EXPECTED}, got {url!r}")
+            # What stands behind the scheme may be a password.
+            raise ValueError(f"{_EXPECTED}, got a URL with the scheme {parts.scheme!r}")
         account, at, hosts = parts.netloc.rpartition("@")
         user, colon, password = account.partition(":")
         shown = f"etcd://{hosts}{parts.path}"  # without the password
