@@ -1,4 +1,4 @@
-"""What docs/expert-parallel.md takes for granted: batches and a loss."""
+"""What docs/parallelism/expert-parallel.md takes for granted: batches and a loss."""
 
 from types import SimpleNamespace
 
