@@ -89,14 +89,14 @@ class GatheringCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
-            None on a rank that is no member.
+            The list of what was gathered. With ``async_op``, a ``Work`` with that result. None on a
+            rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -176,14 +176,14 @@ class GatheringCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output_tensor``, or a new array if it is read-only (JAX). With ``async_op``, a
+            ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -258,19 +258,19 @@ class GatheringCollectives(GroupOfRanks):
                 it overlaps no other.
             input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
                 differ by place, not by member.
-            op: A ``ReduceOp`` that means something for the dtype.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+            that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -347,19 +347,19 @@ class GatheringCollectives(GroupOfRanks):
                 member's part of ``input``.
             input: An array of the dtype of ``output``, with ``size()`` times its elements. Its
                 parts are joined along dim 0 or stacked in a new first dim.
-            op: A ``ReduceOp`` that means something for the dtype.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+            that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(

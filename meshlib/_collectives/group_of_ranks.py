@@ -51,7 +51,7 @@ class GroupOfRanks:
         listed: bool | None = None,
     ) -> Any:
         """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
-        them; see ``CallQueue.issue``. None on a rank that is no member.
+        them; see ``CallQueue.issue``. None on a rank outside the group.
 
         ``listed``: see ``FastPath.make``; None where that does not know the arguments.
         """

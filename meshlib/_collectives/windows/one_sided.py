@@ -36,7 +36,7 @@ class OneSided(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The window; None on a rank that is no member. ``close`` it, or use it in a ``with``.
+            The window; None on a rank outside the group. ``close`` it, or use it in a ``with``.
 
         Raises:
             TypeError, ValueError: For what is no array, or on all members for different dtypes.
