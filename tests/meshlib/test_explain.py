@@ -171,7 +171,9 @@ def test_the_command_lists_commands_and_knows_its_version(capsys):
     capsys.readouterr()
     assert cli.main(["explian"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("meshlib: 'explian' is no command; expected checkpoint, explain, run, ")
+    assert err.startswith(
+        "meshlib: 'explian' is not a command; expected checkpoint, explain, run, "
+    )
     assert err.endswith("; did you mean 'explain'?\n")
 
 

@@ -334,9 +334,9 @@ class Leading:
 class Follower:
     """A thread that reads the log from its beginning and hands on each record.
 
-    It ends when ``agent`` leaves the job; if ``agent`` leads, when all others have left. If an error
-    ends it before, it calls ``lose_touch`` with the error. Where the store outlives nodes,
-    ``election`` says which agent leads.
+    It ends when ``agent`` leaves the job; if ``agent`` leads, when all others have left. If an
+    error ends it earlier, it calls ``lose_touch`` with the error. If the store outlives nodes,
+    ``election`` decides which agent leads.
     """
 
     def __init__(

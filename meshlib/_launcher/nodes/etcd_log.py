@@ -2,8 +2,8 @@
 
 All keys of a job have one prefix and one lease, which every agent renews. The last agent to leave
 revokes the lease, and etcd deletes the keys. If all agents are killed, the lease expires. The key
-``job`` holds the number of the lease. An agent that finds the key appends a ``Knock`` and waits for
-an answer before it joins, because the key may be left over from a job whose agents were killed.
+``job`` holds the number of the lease. An agent that finds the key appends a ``Knock``, and joins
+only when it is answered: the key may be left over from a job whose agents were killed.
 
 One agent leads. If it leaves or falls silent, another takes over, in a new term.
 """

@@ -4,10 +4,9 @@ This module starts no thread. Requests carry ids. One of the threads that wait f
 socket, and hands the others their replies. So one thread's wait does not delay another thread's
 call.
 
-A signal handler may make a request while its thread is inside another request. So every step can be
-interrupted: the C function that sends or receives bytes also records them (``extend`` over
-``map``), a frame is handed out, possibly twice, before it is dropped, and both locks are reentrant
-(``RLock``).
+A signal handler may make a request while its thread is inside another request, at any step. So the
+C function that sends or receives bytes also records them (``extend`` over ``map``). A frame is
+handed out, possibly twice, before it is dropped. Both locks are reentrant (``RLock``).
 """
 
 from __future__ import annotations
