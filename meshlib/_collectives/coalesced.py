@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted, ListOf
+from meshlib._arrays.adapted import AdaptedArray, ListOf
 from meshlib._arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -202,7 +202,7 @@ class CoalescedCollectives(GroupOfRanks):
         check_list(output_tensor_lists, name, len(call_queue.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
         code = check_dtype(ins[0], "input_tensor_list[0]")
-        outs: list[list[Adapted]] = []
+        outs: list[list[AdaptedArray]] = []
         for i, tensors in enumerate(output_tensor_lists):
             size = len(ins) if i == call_queue.rank else None
             each = "one for each of input_tensor_list"
@@ -433,7 +433,11 @@ class CoalescedCollectives(GroupOfRanks):
 
 
 def _check_pairs(
-    whole: Sequence[Adapted], name: str, parts: Sequence[Adapted], part_name: str, size: int
+    whole: Sequence[AdaptedArray],
+    name: str,
+    parts: Sequence[AdaptedArray],
+    part_name: str,
+    size: int,
 ) -> None:
     """Check that each array in ``whole`` has ``size`` times the elements of its part."""
     check_disjoint(whole if name.startswith("output") else parts, "output_tensors")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib._arrays import adapter as arrays
-from meshlib._arrays.adapted import Adapted, ListOf
+from meshlib._arrays.adapted import AdaptedArray, ListOf
 from meshlib._arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -390,10 +390,10 @@ class GatheringCollectives(GroupOfRanks):
 
 
 def _all_gather(
-    x: Adapted,
+    x: AdaptedArray,
     code: int,
     flats: list[Flat],
-    outs: Sequence[Adapted],
+    outs: Sequence[AdaptedArray],
     finish: Callable[[], Any],
     async_op: bool,
 ) -> CallSpec:
@@ -412,7 +412,7 @@ def _all_gather(
     return spec_of(_ALL_GATHER, how, x, code, elements=elements)
 
 
-def _reduce_scatter(out: Adapted, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
+def _reduce_scatter(out: AdaptedArray, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
     """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
 
     def run(communicator: Communicator, call: Call) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted
+from meshlib._arrays.adapted import AdaptedArray
 from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import warn_if_discarded
 from meshlib._calls.call_queue import CallQueue
@@ -151,7 +151,7 @@ def resolve_rank(
 def spec_of(
     kind: Kind,
     run: Run,
-    like: Adapted,
+    like: AdaptedArray,
     dtype: int,
     *,
     elements: int = 0,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshlib._arrays import adapter as arrays
-from meshlib._arrays.adapted import Adapted
+from meshlib._arrays.adapted import AdaptedArray
 
 Array = Any
 """``numpy.ndarray`` or ``cupy.ndarray``."""
@@ -64,12 +64,12 @@ def relative(box: Box, within: Box) -> tuple[Any, ...]:
     return (*inside, ...)  # without which an array without dims would give a scalar
 
 
-def flat_target(array: Array) -> Adapted:
+def flat_target(array: Array) -> AdaptedArray:
     """Return an array as the flat buffer that a call writes to; ``finish()`` ends with it there."""
     return arrays.target(array, "local")
 
 
-def flat_source(array: Array) -> Adapted:
+def flat_source(array: Array) -> AdaptedArray:
     """Return an array as the flat buffer that a call reads: a copy unless it is C-contiguous."""
     return arrays.source(array, "local")
 

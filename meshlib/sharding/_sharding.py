@@ -23,8 +23,9 @@ class Sharding(ShardingValue):
     values still have to be reduced: ``{"tp": "max"}``, or ``"tp"``, ``("tp", "cp")`` for sums.
 
     Flattened names stand for their dims. Shardings are equal, hashed and pickled by value, and need
-    no job. Raises MeshDimError for an unknown mesh dim, ValueError for a mesh dim named twice or
-    for ops that cannot be partial together, and TypeError if ``mesh`` or ``spec`` is not one.
+    no job. Raises MeshDimError for an unknown mesh dim. Raises ValueError for a mesh dim that is
+    named twice, and for ops that cannot be partial together. Raises TypeError for a wrong ``mesh``
+    or ``spec``.
 
     Parts come from ceiling division: 5 rows on 4 ranks are 2, 2, 1, 0. If several mesh dims split
     an array dim, the first splits it, and the next splits each part.

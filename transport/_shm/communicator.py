@@ -362,7 +362,7 @@ class ShmCommunicator(MessagingCommunicator):
         return meeting
 
     def _get_ready(self, call: Call) -> _Meeting:
-        """Prepare the first collective: meet all members, and wait until all have mapped the group."""
+        """Prepare the first collective: wait until all members have mapped the segment."""
         meeting = self._meeting or self._meet(call)
         self._attempt(meeting.calls, meeting.calls.run, _BARRIER, 0, call, (), ())
         with self._lock:
@@ -386,7 +386,7 @@ class ShmCommunicator(MessagingCommunicator):
             )
 
     def _cause(self, peer: int, error: PeerLostError | None = None) -> PeerLostError:
-        """Return the error for the loss of ``peer``: of the first death, which may have caused it."""
+        """Return the error for the loss of ``peer``, or for the first death, its likely cause."""
         lost = error or self._gone[peer]
         if self._dead and peer not in self._dead:
             lost = self._gone[self._dead[0]]

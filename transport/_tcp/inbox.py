@@ -30,7 +30,7 @@ from transport._polling import (
     new_poller,
 )
 from transport._tcp.messages import MessageLink
-from transport._tcp.worker import LinkWorker, Sockets
+from transport._tcp.worker import LinkWorker, RetiredConnection
 from transport._waiting import SpinWait
 
 # The pause of the endpoint's thread after a waiting thread has read the connections.
@@ -109,7 +109,7 @@ class MessageWorker(LinkWorker):
         if wakeup is not None:
             wakeup.notify()
 
-    def retire(self, connection: Sockets) -> None:
+    def retire(self, connection: RetiredConnection) -> None:
         link = self._links.get(connection.first.fileno())
         if link is not None and link is connection:  # the next reader notices the end
             self._released.add(link)

@@ -44,7 +44,7 @@ def _never_made(communicator: Communicator, call: Call) -> None:
 
 
 class Failure:
-    """Breaks a group: it changes the ``state`` on this rank, and through the store on the others."""
+    """Breaks a group: on this rank by its ``state``, on the others through the store."""
 
     def __init__(self, state: GroupState) -> None:
         self._state = state
@@ -195,7 +195,7 @@ class Failure:
     # ------------------------------------------------------------------ what the user sees
 
     def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
-        """Return the exception that the user gets for ``error``; break the group if it has to be."""
+        """Return the exception that the user gets for ``error``; break the group if needed."""
         state, members = self._state, self._members
         if state.destroyed:
             if known := state.await_failure(0):  # it was broken, and that is why

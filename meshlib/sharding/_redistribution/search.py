@@ -108,7 +108,7 @@ class _Search:
         return step, (wire_bytes, 1, messages, 1)
 
     def _next(self, at: ShardingValue, array_dim: int) -> tuple[int, ...]:
-        """Return the mesh dims that still have to split ``array_dim``; () if ``at`` must undo some."""
+        """Return the mesh dims that still have to split ``array_dim``; () after a wrong split."""
         now, wanted = at.split_of(array_dim), self.target.split_of(array_dim)
         return wanted[len(now) :] if wanted[: len(now)] == now else ()
 

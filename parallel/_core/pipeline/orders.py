@@ -57,7 +57,7 @@ def eager_1f1b(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> ScheduleTable:
-    """Return 1F1B. Before its first backward, each rank does ``warm`` more forwards than the next."""
+    """Return 1F1B: each rank starts with ``warm`` more forwards than the next rank."""
     check_counts(ranks=ranks, microbatches=microbatches)
     rows: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -91,7 +91,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) ->
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], warm: int) -> tuple[Action, ...]:
-    """Return ``warm`` forwards, then pairs of a forward and a backward, then the other backwards."""
+    """Return ``warm`` forwards, then forward-backward pairs, then the other backwards."""
     warm = min(warm, len(forwards))
     pairs = zip(forwards[warm:], backwards, strict=False)
     rest = backwards[len(forwards) - warm :]
@@ -232,7 +232,7 @@ def dual_pipe_v(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 class _DualRank:
-    """Builds one rank's row of DualPipeV. Side 0 is its stage in the first half, side 1 the other."""
+    """Builds one rank's row of DualPipeV. Side 0 is the stage in the first half of the V."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
