@@ -91,7 +91,8 @@ def tell(text: str) -> None:
 def end_quietly(run: Callable[[], int]) -> int:
     """Return what ``run()`` returns: an exit code.
 
-    A reader of its output that has seen enough (``| head``) is no error, and Ctrl-C no news: 130.
+    A reader of its output that has seen enough (``| head``) is not an error, and Ctrl-C no news:
+    130.
     """
     try:
         code = run()

@@ -72,7 +72,7 @@ class _NumPyScalar:
 class _Jax:
     """JAX arrays: read through a view of their memory on the CPU; results are new arrays.
 
-    Those on a device that nothing better is known for travel by way of the host.
+    Those on a device that nothing better is known for travel via the host.
     """
 
     def recognises(self, array: Any) -> bool:
@@ -163,7 +163,7 @@ def _type_name(array: Any) -> str:
 
 
 def _instead(array: Any, name: str) -> str:
-    """Return what to write in the place of something that is no array."""
+    """Return what to write in the place of something that is not an array."""
     if isinstance(array, int | float | complex):
         return f". Write {name}=np.array({array!r}) for a number"
     return ". Objects have calls of their own: all_gather_object, broadcast_object_list, ..."
@@ -204,5 +204,5 @@ def in_place(array: Any, name: str, instead: str) -> AdaptedArray:
 
 
 def in_out(array: Any, name: str) -> AdaptedArray:
-    """Adapt ``array``, which is read and then written. Raises as ``target`` does."""
+    """Adapt ``array``, which is read and then written. Raises the errors of ``target``."""
     return _library(array, name).target(array, name, keep=True)

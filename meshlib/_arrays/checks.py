@@ -97,7 +97,7 @@ def check_list(
 
 
 def check_sequence(items: object, name: str) -> None:
-    """Raise TypeError unless ``items`` is a list or its like; a string or bytes are none."""
+    """Raise TypeError unless ``items`` is a list or the like; a string or bytes are none."""
     if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
         raise TypeError(f"{name} must be a list, got {type(items).__name__}")
 

@@ -123,7 +123,7 @@ def _contiguous_copy(array: Any, name: str) -> Any:
 
 
 class JaxOnGpu:
-    """JAX arrays on one GPU, by way of CuPy; results are new arrays.
+    """JAX arrays on one GPU, via CuPy; results are new arrays.
 
     Neither direction copies or holds the host: DLPack orders JAX's work before the call, and the
     call before JAX's later work.

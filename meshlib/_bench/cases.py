@@ -21,7 +21,7 @@ makes at this moment."""
 
 ROOT = 0
 COPY = "copy"
-"""The case that is no collective."""
+"""The case that is not a collective."""
 
 # Some of the ranks, of as many as there are.
 ALL, ROOT_ALONE, ALL_BUT_ROOT, FIRST_TWO = slice(None), slice(1), slice(1, None), slice(2)

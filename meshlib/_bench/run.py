@@ -117,7 +117,7 @@ class CaseResult:
 
     @property
     def median_after_last(self) -> float | None:
-        """The same of ``after_last``; None where that was not measured."""
+        """The same of ``after_last``; None if that was not measured."""
         return _median(self.after_last) if self.after_last else None
 
     def quantile(self, tenth: int) -> float:

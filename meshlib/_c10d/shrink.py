@@ -50,7 +50,7 @@ def shrink_group(
         group: A ProcessGroup, a DeviceMesh, or None for the default group.
         shrink_flags: 0 (c10d's ``SHRINK_DEFAULT``), or 1 (``SHRINK_ABORT``): end calls that are
             under way first.
-        pg_options: Accepted for c10d's sake.
+        pg_options: Accepted for compatibility with c10d.
         timeout: The time to wait for a slow member; seconds, a timedelta or "30s"; by default
             the group's.
 

@@ -299,7 +299,7 @@ class Future(Generic[T]):
         callbacks: list[Callable[[Future[T]], object]],
         callback: Callable[[Future[T]], object],
     ) -> bool:
-        """Keep ``callback`` for the end; False if that has come."""
+        """Keep ``callback`` for the end; return False if it has already come."""
         with self._ready:
             if not self._done:
                 callbacks.append(callback)

@@ -53,7 +53,7 @@ class GroupOfRanks:
         """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
         them; see ``CallQueue.issue``. None on a rank outside the group.
 
-        ``listed``: see ``FastPath.make``; None where that does not know the arguments.
+        ``listed``: see ``FastPath.make``; None if that does not know the arguments.
         """
         call_queue = self._call_queue
         fast_path = call_queue.state.fast_path
@@ -120,7 +120,7 @@ def resolve_rank(
     """Return the group rank that ``rank`` (global) or ``group_rank`` means.
 
     Exactly one is given, unless there is a ``default``. Raises ValueError otherwise, and for
-    a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
+    a rank that is not in the group, TypeError for a value that is not an integer; ``name`` is the
     argument's (``src``: then also ``group_src``).
     """
     members = group._call_queue.members

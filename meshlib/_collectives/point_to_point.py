@@ -175,7 +175,7 @@ class PointToPoint(GroupOfRanks):
 def prepare_send(
     group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> CallSpec | None:
-    """Check ``send``'s arguments; return the call, for the call queue. None where this rank is no
+    """Check ``send``'s arguments; return the call, for the call queue. None if this rank is not a
     member.
     """
     if call_queue_of(group).rank < 0:
@@ -201,7 +201,7 @@ def prepare_receive(
     in_place: bool = False,
     put: Callable[[Any], object] | None = None,
 ) -> CallSpec | None:
-    """Check ``recv``'s arguments; return the call, for the call queue. None where this rank is no
+    """Check ``recv``'s arguments; return the call, for the call queue. None if this rank is not a
     member.
 
     ``in_place``: the call does not return the array. ``put`` is called with a new array in the
@@ -230,6 +230,7 @@ def prepare_receive(
 
 
 def check_tag(tag: int) -> None:
-    """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
+    """Raise ValueError for a tag that does not fit the wire, TypeError for a value that is not a
+    number."""
     if not 0 <= (tag if type(tag) is int else to_whole_number(tag, "tag")) <= MAX_TAG:
         raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

@@ -58,7 +58,7 @@ def explain(given: argparse.Namespace) -> str:
 
 
 def _make_step_of(program: Path) -> MakeStep:
-    """Return the function ``make_step`` of a program; raise ValueError where there is none."""
+    """Return the function ``make_step`` of a program; raise ValueError if there is none."""
     sys.path.insert(0, str(program if program.is_dir() else program.parent))  # as Python does
     found = runpy.run_path(str(program), run_name="meshlib._explain").get("make_step")
     if not callable(found):

@@ -16,7 +16,7 @@ def gather_or_raise(
     """Return what ``make()`` returns on each rank of ``group``; None is this process alone.
 
     Where it raises, all ranks raise that, the others with the number of the rank before it, and as
-    ``own`` where it is no usual kind. The types that are an ``own`` take a message alone.
+    ``own`` where it is not a usual kind. The types that are an ``own`` take a message alone.
     """
     error, mine = None, None
     try:

@@ -37,8 +37,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
-    Each attempt has a folder in ``directory``. The ``spare`` children of this process are no ranks.
-    ``show`` is called with each attempt's placement; ranks are forked from ``server``.
+    Each attempt has a folder in ``directory``. The ``spare`` children of this process are not
+    ranks. ``show`` is called with each attempt's placement; ranks are forked from ``server``.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class MeshConfig:
     def from_string(cls, text: str) -> MeshConfig:
         """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``.
 
-        Raises ValueError for another ``text``, TypeError for what is no string.
+        Raises ValueError for another ``text``, TypeError for a value that is not a string.
         """
         return cls(tuple(parse_mesh(text).items()))
 

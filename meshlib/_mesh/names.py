@@ -52,7 +52,7 @@ class MeshNames:
     """The names that a mesh and all meshes made from it share. Append-only.
 
     A flattened name is found from the mesh that the flattened one was sliced from because both
-    hold this object. A name never changes its meaning, so threads may share it too. It is no part
+    hold this object. A name never changes its meaning, so threads may share it too. It is not part
     of a mesh's value: equal meshes may know different names.
 
     So it is with the groups that they have found: after a failure all of them keep the broken one,

@@ -73,7 +73,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     """Return the dims that ``"dp=2,tp=2"`` names, the outermost first; -1 stays -1.
 
     Raises ValueError for anything but NAME=DEGREE pairs with distinct names and legal degrees,
-    TypeError for what is no string.
+    TypeError for a value that is not a string.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"the mesh is {text!r}; {_EXAMPLE}")
@@ -147,7 +147,7 @@ def check_timeout(timeout: object, where: str) -> float | None:
 
 
 def check_compress(compress: object, where: str) -> Compression | None:
-    """Return how reductions travel: ``"int8"`` or its like, a table, a ``Compression``, None.
+    """Return how reductions travel: ``"int8"`` or the like, a table, a ``Compression``, None.
 
     Raises ValueError for anything else.
     """
@@ -173,7 +173,8 @@ def check_backend(backend: object, where: str) -> str | None:
 
 
 def check_shape(shape: Sequence[int], where: str = "mesh_shape") -> tuple[int, ...]:
-    """Return ``shape`` as integers; raise ValueError for what is no mesh shape (-1 may occur)."""
+    """Return ``shape`` as integers; raise ValueError for a value that is not a mesh shape (-1 may
+    occur)."""
     if isinstance(shape, (str, bytes)):
         raise ValueError(f"{where} {shape!r} is a string; expected integers such as (2, 2)")
     try:

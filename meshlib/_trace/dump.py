@@ -113,7 +113,7 @@ def find(directory: str | Path) -> Path:
 def read(directory: str | Path) -> list[RankDump]:
     """Return the dumps in ``directory``, by rank.
 
-    Raises FileNotFoundError when there is none, ValueError naming a file that is no dump.
+    Raises FileNotFoundError when there is none, ValueError naming a file that is not a dump.
     """
     paths = sorted(Path(directory).glob(RECORDS))
     if not paths:

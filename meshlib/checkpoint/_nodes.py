@@ -25,7 +25,7 @@ DEEPEST = 100
 
 
 def encode_value(value: Any, path: tuple[str, ...]) -> Node:
-    """Return a leaf that is no array as a node; raise TypeError, naming its path.
+    """Return a leaf that is not an array as a node; raise TypeError, naming its path.
 
     An instance of a subclass of int, str and similar types would come back as the base type.
     """

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Participants:
-    """The members of a group, or this process alone where there is no job.
+    """The members of a group, or this process alone if there is no job.
 
     ``group`` is a mesh or a process group; None is the default group. Raises TypeError for
     anything else, ValueError on a rank outside.

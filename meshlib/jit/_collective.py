@@ -84,7 +84,7 @@ class InJit(ABC):
     def differential(self) -> InJit:
         """Return the collective that maps the operand's tangent to the result's, of a linear one.
 
-        Itself, but for the number under which it is made.
+        Itself, except for the number under which it is made.
         """
         return self
 

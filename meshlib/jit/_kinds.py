@@ -70,7 +70,7 @@ class Issuing(InJit):
 
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
-        """Return what the communicator's method of this kind is given, but for the call."""
+        """Return what the communicator's method of this kind is given, except for the call."""
 
     @property
     def has_result(self) -> bool:

@@ -46,7 +46,7 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """All that ``rank`` printed on ``stream`` up to the end of task ``number`` has come."""
+    """All that ``rank`` printed on ``stream`` up to the end of task ``number`` has arrived."""
 
     stream: int
     rank: int
@@ -61,7 +61,7 @@ class Answered:
 
 
 class LauncherEnded:
-    """The launcher has ended, and all of its output has come."""
+    """The launcher has ended, and all of its output has arrived."""
 
 
 Event = Printed | Marked | Answered | LauncherEnded

@@ -30,7 +30,7 @@ class RingAttention(DotProductAttention):
             have equally many places, an even number for a zig-zag.
 
     Raises:
-        TypeError: For what is no set of ranks.
+        TypeError: For a value that is not a set of ranks.
         ValueError: For ranks without this one.
     """
 
@@ -83,7 +83,7 @@ class UlyssesAttention(DotProductAttention):
         causal: Query i attends to the keys up to i of the whole sequence, and to no later one.
 
     Raises:
-        TypeError: For what is no set of ranks.
+        TypeError: For a value that is not a set of ranks.
         ValueError: For ranks without this one.
     """
 
@@ -113,7 +113,7 @@ class UlyssesAttention(DotProductAttention):
         k and v are (batch, length, kv_heads, head_dim); heads divides by kv_heads, both divide by
         the number of ranks. All ranks have equally many places.
 
-        Raises ValueError for other shapes, TypeError for what is no array.
+        Raises ValueError for other shapes, TypeError for a value that is not an array.
         """
         self.check(q, k, v)
         out = self.attend(*self._to_heads([q, k, v]))
@@ -195,7 +195,8 @@ def context_parallel(
     Raises:
         ValueError: For a module without attention, heads that do not divide by the ranks and an
             all-to-all, a zig-zag and an all-to-all, another method. Nothing was changed then.
-        TypeError: For what is no module or no set of ranks, and attention that is spread already.
+        TypeError: For a value that is not a module or a set of ranks, and attention that is spread
+            already.
     """
     check_instance(module, Module, "module")
     group = resolve(mesh, "mesh")

@@ -151,7 +151,7 @@ class GroupedLinear(Module):
         grad_scale: The factor of the weight's gradient.
 
     Raises:
-        TypeError: For what is no array.
+        TypeError: For a value that is not an array.
         ValueError: For an array that has not three dims.
     """
 

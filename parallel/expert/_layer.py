@@ -100,7 +100,8 @@ class Router(Module):
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Map tokens (n, dim) to weights (n, top_k) and experts (n, top_k), the best first.
 
-        Raises ValueError for another shape, TypeError for what is no array or of another dtype.
+        Raises ValueError for another shape, TypeError for a value that is not an array or of
+        another dtype.
         """
         check_input(x, self.weight, self.weight.shape[1], type(self).__qualname__)
         if x.ndim != 2:
@@ -247,7 +248,8 @@ class MoE(Module):
     def forward(self, x: Array) -> Array:
         """Map (..., dim) to the same shape. All ranks of ``ep`` call.
 
-        Raises ValueError for another last dimension, TypeError for what is no array or one of
+        Raises ValueError for another last dimension, TypeError for a value that is not an array or
+        one of
         another dtype: before anything is sent.
         """
         flat = x.reshape(-1, x.shape[-1]) if getattr(x, "ndim", 0) else x

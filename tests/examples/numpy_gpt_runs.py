@@ -16,7 +16,7 @@ from meshlib.testing import run_ranks
 FOLDER = Path(__file__).parent / "numpy_gpt"
 
 EVERYTHING = os.environ.get("MESHLIB_TEST_MESHES") == "1"
-"""Whether all meshes are tried (``make test-meshes``: minutes), or the main ones."""
+"""True if all meshes are tried (``make test-meshes``: minutes), or the main ones."""
 
 SMALL = {
     "vocabulary": 128,

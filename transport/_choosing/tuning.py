@@ -26,7 +26,7 @@ _SHIPPED = Path(__file__).with_name("tuning.json")
 class TransportTuning:
     """The measurements of one transport: its cost, and thresholds by number of ranks (rising).
 
-    ``cost`` is None where other transports' costs apply. A table takes missing thresholds from
+    ``cost`` is None if other transports' costs apply. A table takes missing thresholds from
     ``DEFAULT``.
     """
 

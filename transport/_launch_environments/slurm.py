@@ -21,8 +21,8 @@ from transport._launch_environments.base import (
 from transport._net import LOOPBACK
 
 _SPECIAL_STEPS = 0xFFFFFFF0
-"""From here on a step's number is Slurm's name for what is no step: an interactive shell, a batch
-script (``slurm.h``: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
+"""From here on a step's number is Slurm's name for a value that is not a step: an interactive
+shell, a batch script (``slurm.h``: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
 _COMMAND = "srun --ntasks-per-node=1 meshrun ..."
 
 

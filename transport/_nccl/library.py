@@ -88,11 +88,11 @@ class NcclComm(Protocol):
         ...
 
     def abort(self) -> None:
-        """End all work under way and let go of the communicator. May block; from any thread."""
+        """End all work under way and release the communicator. May block; from any thread."""
         ...
 
     def destroy(self) -> None:
-        """Let go of the communicator, on which no work is under way."""
+        """Release the communicator, on which no work is under way."""
         ...
 
 

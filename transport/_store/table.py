@@ -69,7 +69,7 @@ class StoreTable:
         return len(keys)
 
     def add(self, key: bytes, amount: int) -> int:
-        """Add to a counter; raise DistStoreError when the value of ``key`` is no number."""
+        """Add to a counter; raise DistStoreError when the value of ``key`` is not a number."""
         text = self._values.get(key, b"0")
         try:
             total = int(text) + amount

@@ -25,7 +25,7 @@ class RetiredConnection(Protocol):
 
 
 class LinkWorker:
-    """The base of workers, which are no threads: ``lock``, and the closing of sockets under it.
+    """The base of workers, which are not threads: ``lock``, and the closing of sockets under it.
 
     Bytes of the worker's links move under the lock. A descriptor that is closed during a system
     call may be given to another file, so the sockets of an ended link are closed under the lock.

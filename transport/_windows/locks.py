@@ -30,8 +30,8 @@ def acquire(
 ) -> int:
     """Take the lock of ``target`` for the member at ``place``; return what gives it back.
 
-    ``check(holder, sharing)`` raises when waiting is in vain: for the member at ``holder``, or for
-    ``sharing`` ones (None).
+    ``check(holder, sharing)`` raises when waiting is pointless: for the member at ``holder``, or
+    for ``sharing`` ones (None).
     """
     pauses, seen = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE), 0
     while True:

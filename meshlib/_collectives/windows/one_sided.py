@@ -39,8 +39,9 @@ class OneSided(GroupOfRanks):
             The window; None on a rank outside the group. ``close`` it, or use it in a ``with``.
 
         Raises:
-            TypeError, ValueError: For what is no array, or on all members for different dtypes.
-            CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives do.
+            TypeError, ValueError: For a value that is not an array, or on all members for different
+            dtypes. CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives
+            do.
         """
         queue = self._call_queue
         if queue.rank < 0:

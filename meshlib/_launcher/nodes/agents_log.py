@@ -360,7 +360,7 @@ class Follower:
 
     @property
     def leads(self) -> bool:
-        """Whether this node's agent leads now."""
+        """True if this node's agent leads now."""
         return self._leading is not None
 
     def join(self) -> None:

@@ -212,7 +212,7 @@ class Coordinator:
 
     @property
     def in_touch(self) -> bool:
-        """Whether the agent that leads tells of the same end."""
+        """True if the agent that leads tells of the same end."""
         return self._cut_off is None
 
     def want(self, count: int) -> None:

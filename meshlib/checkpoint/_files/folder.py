@@ -151,7 +151,7 @@ class Description:
 def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
     """Return the checkpoint at ``path``, or of a folder of checkpoints the newest one or ``step``.
 
-    Raises CheckpointError where there is none, naming what there is.
+    Raises CheckpointError if there is none, naming what there is.
     """
     storage = open_storage(path)
     if storage.exists(DOCUMENT):
@@ -264,7 +264,8 @@ def _described(storage: Storage, own: Mapping[str, Any], members: Mapping[str, A
 
 
 def check_step(step: Any) -> int:
-    """Return ``step`` as an int; raise TypeError for no whole number, ValueError below 0."""
+    """Return ``step`` as an int; raise TypeError for a value that is not an integer, ValueError
+    below 0."""
     number = to_whole_number(step, "step")
     if number < 0:
         raise ValueError(f"step is {number}; expected at least 0")

@@ -48,7 +48,7 @@ def sequence_positions(
 
     Raises:
         ValueError: For an odd length and a zig-zag.
-        TypeError: For what is no whole number or no set of ranks.
+        TypeError: For a value that is not an integer or a set of ranks.
     """
     return positions_of(to_whole_number(length, "length"), resolve(mesh, "mesh"), zigzag)
 
@@ -91,7 +91,7 @@ def split_sequence(
     Raises:
         ValueError: For a length that does not divide by the ranks, or by twice their number for a
             zig-zag, or a dim that is not there.
-        TypeError: For what is no array or no set of ranks.
+        TypeError: For a value that is not an array or a set of ranks.
     """
     check_array(x, "x")
     group = resolve(mesh, "mesh")

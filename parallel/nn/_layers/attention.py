@@ -43,7 +43,7 @@ class RotaryEmbedding(Module):
 
         ``positions`` are the places in the sequence, (length,); None: 0, 1 and so on.
 
-        Raises ValueError for other shapes, TypeError for what is no array.
+        Raises ValueError for other shapes, TypeError for a value that is not an array.
         """
         xp = namespace(x, "x")
         if x.ndim != 4 or x.shape[-1] != self.head_dim:
@@ -92,7 +92,8 @@ class DotProductAttention(Module):
         return np.arange(length)
 
     def check(self, q: Array, k: Array, v: Array) -> None:
-        """Raise ValueError for shapes that do not fit together, TypeError for what is no array."""
+        """Raise ValueError for shapes that do not fit together, TypeError for a value that is not
+        an array."""
         for name, x in (("q", q), ("k", k), ("v", v)):
             namespace(x, name)
             if not is_floating(x.dtype):
@@ -119,7 +120,7 @@ class DotProductAttention(Module):
 
         k and v are (batch, length, kv_heads, head_dim); heads divides by kv_heads.
 
-        Raises ValueError for other shapes, TypeError for what is no array.
+        Raises ValueError for other shapes, TypeError for a value that is not an array.
         """
         self.check(q, k, v)
         return self.attend(q, k, v)
@@ -213,8 +214,8 @@ class MultiHeadAttention(Module):
     def forward(self, x: Array) -> Array:
         """Map (batch, length, features) to the same shape.
 
-        Raises ValueError for another shape, TypeError for what is no array, or one whose dtype
-        would make the output another than the parameters'.
+        Raises ValueError for another shape, TypeError for a value that is not an array, or one
+        whose dtype would make the output another than the parameters'.
         """
         check_last(x, self.query.in_features, type(self).__qualname__)
         if x.ndim != 3:

@@ -30,7 +30,7 @@ class Model:
     balance_weight: float
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer's feed-forward network is a mixture of experts: each second one is."""
+        """True if a layer's feed-forward network is a mixture of experts: each second one is."""
         return self.experts > 0 and layer % 2 == 1
 
 

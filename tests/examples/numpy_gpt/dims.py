@@ -38,7 +38,7 @@ class Sizes:
 
     @property
     def sharing(self) -> int:
-        """How many ranks have other tokens each: the same parameters, but for experts."""
+        """How many ranks have other tokens each: the same parameters, except for experts."""
         return self.replicas * self.cp
 
 

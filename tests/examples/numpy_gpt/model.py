@@ -49,7 +49,7 @@ def names_of(model: Model, stages: int) -> list[list[str]]:
 
 
 def make_stage(config: Config, names: list[str], dims: Dims) -> StageLayers:
-    """Return a stage: the named parts, whole but for experts, of which there are this rank's.
+    """Return a stage: the named parts, whole except for experts, of which there are this rank's.
 
     Each part is drawn with a generator of its own, so that any stage begins as in the whole model.
     """

@@ -1,4 +1,5 @@
-"""How a stage is split over the dims of the mesh, but for pp: tp first, then cp, then dp_shard."""
+"""How a stage is split over the dims of the mesh, except for pp: tp first, then cp, then
+dp_shard."""
 
 from __future__ import annotations
 

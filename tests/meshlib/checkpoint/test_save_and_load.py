@@ -420,7 +420,7 @@ def test_a_disk_that_fails_at_the_end_leaves_nothing(tmp_path, monkeypatch):
     publish = LocalStorage.publish
 
     def fails(self, folder, owner, data):
-        publish(self, folder, owner, data)  # all is there, but for the last sync
+        publish(self, folder, owner, data)  # all is there, except for the last sync
         if folder.startswith("step-2"):
             raise OSError(5, "Input/output error")
 

@@ -102,7 +102,7 @@ typedef struct {
     uint64_t unstaged; /* the most that is read in place at a time */
 } Sizes;
 
-/* One member's view. One thread at a time, but for group_wake. */
+/* One member's view. One thread at a time, except for group_wake. */
 struct Group {
     char *memory;
     int rank, size;
@@ -196,7 +196,7 @@ void ring_give_up(Ring *r);                      /* the message under way will n
 int ring_is_broken(const Ring *r);
 void ring_wake_sender(Ring *r); /* any thread */
 
-/* The head of the next message: AGAIN where there is none. It is taken by ring_accept, its bytes by ring_take. */
+/* The head of the next message: AGAIN if there is none. It is taken by ring_accept, its bytes by ring_take. */
 Status ring_peek(const Ring *r, Head *head);
 void ring_accept(Ring *r, uint64_t size);
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode);
