@@ -35,7 +35,7 @@ def resolve(ranks: GroupLike | None, argument: str) -> ProcessGroup:
 
 
 def gathered(own: Any, group: ProcessGroup) -> list[Any]:
-    """Return what each member has as its ``own``, by group rank. A collective; by pickle."""
+    """Return the ``own`` of all members, by group rank. A collective that pickles them."""
     everybody: list[Any] = [None] * group.size()
     group.all_gather_object(everybody, own)
     return everybody

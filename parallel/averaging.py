@@ -194,5 +194,5 @@ class PostLocalSGDOptimizer(Joinable):
         self._average(self.averager.groups[phase], self.join_context)
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return f"averaging over {self.averager.groups[phase]}"

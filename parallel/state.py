@@ -39,7 +39,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
 
 
 def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``.
+    """Return the argument ``like`` with which ``meshlib.checkpoint.load`` loads the state.
 
     The optimizer need not have made a step: its states are laid out by the shapes of the
     parameters that they belong to.

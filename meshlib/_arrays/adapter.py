@@ -163,7 +163,7 @@ def _type_name(array: Any) -> str:
 
 
 def _instead(array: Any, name: str) -> str:
-    """Return what to write in the place of something that is not an array."""
+    """Return advice for an argument that is not an array."""
     if isinstance(array, int | float | complex):
         return f". Write {name}=np.array({array!r}) for a number"
     return ". Objects have calls of their own: all_gather_object, broadcast_object_list, ..."

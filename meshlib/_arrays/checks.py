@@ -85,7 +85,7 @@ def check_list(
 ) -> None:
     """Raise unless ``items`` is a list with ``size`` entries (None: at least one).
 
-    ``each`` says why it has so many.
+    ``each`` explains the expected length.
     """
     check_sequence(items, name)
     assert isinstance(items, Sequence)

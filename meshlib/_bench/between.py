@@ -129,7 +129,7 @@ class Between:
             print(text, flush=True)
 
     def _of_all(self, value: Any) -> list[Any]:
-        """Return what each rank has given, by rank."""
+        """Return the values of all ranks, by rank."""
         values: list[Any] = [None] * self._size
         self._dist.all_gather_object(values, value)
         return values

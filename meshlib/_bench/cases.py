@@ -157,7 +157,7 @@ class Case(ABC):
 
     @abstractmethod
     def expected(self) -> list[PatternSlice] | None:
-        """Return what the result must hold; None if this rank gets no result."""
+        """Return the expected result; None if this rank gets no result."""
 
     def is_right(self, result: Floats) -> bool:
         """Return whether ``result`` is what a call must give on this rank."""

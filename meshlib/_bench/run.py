@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One case at one size among so many ranks, in each of ``libraries``."""
+    """One case at one size among ``ranks`` ranks, in each of ``libraries``."""
 
     case: str
     nbytes: int

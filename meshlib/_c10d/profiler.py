@@ -123,7 +123,7 @@ def record_comm(name: str) -> AbstractContextManager[None]:
 
 
 def _annotation() -> Any:
-    """Return what makes a range in every profiler that is loaded, None if there is none."""
+    """Return a function that opens a range in every loaded profiler; None without a profiler."""
     makers: list[Any] = []
     if "jax" in sys.modules:
         makers.append(sys.modules["jax"].profiler.TraceAnnotation)

@@ -384,7 +384,7 @@ def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
 
 
 def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:
-    """Return what calls ``then()`` when it is called for the ``count``-th time, by any thread."""
+    """Return a thread-safe function that calls ``then()`` at its ``count``-th call."""
     numbers = itertools.count(1)
 
     def note(_: object) -> None:

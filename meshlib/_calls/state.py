@@ -131,7 +131,7 @@ class GroupState:
             listener(error)
 
     def unusable(self) -> Exception:
-        """Return what a call on it raises."""
+        """Return the error of calls on this group."""
         if self.error is not None:
             return copy(self.error)
         return ValueError(f"{self.members} was destroyed; make a new one")

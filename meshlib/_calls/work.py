@@ -93,12 +93,12 @@ class Work(Generic[T]):
         self.wait()
 
     def result(self) -> T:
-        """Return what the synchronous call would have returned. Waits for the end."""
+        """Wait for the end; return the same result as the synchronous call."""
         take(self)
         return self._future.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait in a coroutine of asyncio; return what ``result()`` returns.
+        """Wait in a coroutine of asyncio; return the same as ``result()``.
 
         The event loop goes on meanwhile, and no thread waits. Cancelling the awaiting task ends its
         wait, not the call: the other ranks make it too. Raises RuntimeError outside of an event

@@ -100,7 +100,7 @@ class ProcessGroup(Collectives):
         Raises ValueError on a rank that is not a member, and after the group was destroyed.
         """
         if self.rank() < 0:
-            raise ValueError(f"rank {self.global_rank} is no member of {self}")
+            raise ValueError(f"rank {self.global_rank} is not a member of {self}")
         return self._call_queue.state.users_store()
 
     def __repr__(self) -> str:

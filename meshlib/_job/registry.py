@@ -96,7 +96,7 @@ class GroupRegistry:
         """See ``meshlib.extend.derived_group``."""
         queue = call_queue_of(base)
         if base.rank() < 0:
-            raise ValueError(f"rank {base.global_rank} is no member of {base}")
+            raise ValueError(f"rank {base.global_rank} is not a member of {base}")
         group_id = _group_id(purpose, base.ranks, f"{base.id}{self._epoch}")
         with self._interning:
             if queue.state.destroyed:

@@ -29,7 +29,7 @@ _say = partial(say, "meshrun")
 _DRAIN_SECONDS = 2.0
 _SAME_SIGNAL_SECONDS = 0.5
 _CLOCK_STEP = 0.1
-"""By so much a file's time may lag behind the clock."""
+"""The most seconds by which a file's time may lag behind the clock."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

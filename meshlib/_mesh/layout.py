@@ -74,7 +74,7 @@ class Dim:
         return math.prod(digit.size for digit in self.digits)
 
     def offset(self, coordinate: int) -> int:
-        """Return what ``coordinate`` (0 to size - 1) adds to the index."""
+        """Return the offset of ``coordinate`` (0 to size - 1) in the index."""
         total = 0
         for digit in reversed(self.digits):
             coordinate, value = divmod(coordinate, digit.size)

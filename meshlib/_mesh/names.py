@@ -70,7 +70,7 @@ class MeshNames:
         return MeshNames, ([replace(dim, group=None) for dim in self._known.copy().values()],)
 
     def add(self, name: str, named: MeshDim) -> MeshDim:
-        """Return what ``name`` stands for, which is ``named`` if it is new.
+        """Return the dims of ``name``, which are ``named`` if it is new.
 
         Raises MeshDimError when it stands for something else, or has options other than those
         that are given.
@@ -105,11 +105,11 @@ class MeshNames:
         return group
 
     def find(self, name: str) -> MeshDim | None:
-        """Return what ``name`` stands for, None if it is unknown."""
+        """Return the dims of ``name``, or None if it is unknown."""
         return self._known.get(name)
 
     def all(self) -> dict[str, MeshDim]:
-        """Return what all names stand for, in the order in which they came."""
+        """Return the dims of all names, in the order of their definition."""
         return self._known.copy()
 
 

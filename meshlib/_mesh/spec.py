@@ -180,7 +180,7 @@ def check_shape(shape: Sequence[int], where: str = "mesh_shape") -> tuple[int, .
     try:
         sizes = tuple(shape)
     except TypeError:
-        raise ValueError(f"{where} {shape!r} is no sequence; expected (2, 2) or its like") from None
+        raise ValueError(f"{where} {shape!r} is not a sequence; expected e.g. (2, 2)") from None
     if not sizes:
         raise ValueError(f"{where} is empty; expected at least one dim")
     result = [check_degree(f"dim {i}", size, f"{where} {sizes!r}") for i, size in enumerate(sizes)]
@@ -195,7 +195,7 @@ def check_dim_names(names: Sequence[object] | None, ndim: int) -> tuple[str | No
     if isinstance(names, str):
         raise ValueError(f"mesh_dim_names {names!r} is a string; expected a tuple of {ndim} names")
     if not isinstance(names, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"mesh_dim_names {names!r} is no sequence; expected {ndim} names")
+        raise ValueError(f"mesh_dim_names {names!r} is not a sequence; expected {ndim} names")
     found = tuple(names)
     if len(found) != ndim:
         raise ValueError(

@@ -349,7 +349,7 @@ class MeshValue:
         return self._derived(ranks.with_layout(layout), dims, self._names if same else None)
 
     def _keys(self, keys: DimKey | Iterable[DimKey]) -> tuple[DimKey, ...]:
-        """Return what names dims as a tuple of names and numbers."""
+        """Return a key of dims as a tuple of names and numbers."""
         if isinstance(keys, str):
             return (keys,)
         several = isinstance(keys, (tuple, list))

@@ -106,7 +106,7 @@ def find(directory: str | Path) -> Path:
             return max(paths, key=lambda path: path.stat().st_mtime).parent
     lacks = f"has no flight records ({RECORDS}), nor a run below it"
     raise FileNotFoundError(
-        f"{directory} {lacks if folder.is_dir() else 'is no folder'}; {HOW_TO_KEEP}"
+        f"{directory} {lacks if folder.is_dir() else 'is not a folder'}; {HOW_TO_KEEP}"
     )
 
 

@@ -102,7 +102,7 @@ def shown(path: Sequence[Any]) -> str:
 
 
 def kind_of(node: Node) -> tuple[str, Any]:
-    """Return what a node is ("value" for all values) and what it holds."""
+    """Return the kind of a node ("value" for all values) and its contents."""
     if isinstance(node, dict):
         ((kind, data),) = cast("dict[str, Any]", node).items()
         if kind in ("array", "dict", "fields", "list", "tuple"):

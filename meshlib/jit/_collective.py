@@ -63,7 +63,7 @@ class InJit(ABC):
 
     @abstractmethod
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
-        """Return what makes the call for operands like ``x``, when a program gets to it.
+        """Return the function that makes the call for operands like ``x`` in a program.
 
         It is asked for while the program is compiled: what shape and dtype settle is done here,
         and not in each call. Written on one line: see ``CallSite.name``.

@@ -21,7 +21,7 @@ from transport._interrupts import Condition
 
 _MARK = "\x1e"
 _MOST_LINES = 10_000
-"""With so many lines to show, the ranks' output waits, as in a pipe."""
+"""The most lines to show; beyond it the ranks' output waits, as in a pipe."""
 _LINE = re.compile(rf"\[rank (\d+)\] (.*?)(?:{_MARK}(\d+))?\n?", re.DOTALL)
 _CLOSE_SECONDS = 2.0
 

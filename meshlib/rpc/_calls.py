@@ -138,7 +138,7 @@ def seconds_of(timeout: Timeout | None) -> float | None:
 
 
 def name_of(func: object) -> str:
-    """Return what messages call a function."""
+    """Return the name of a function in messages."""
 
     def ask() -> str:
         name = getattr(func, "__qualname__", None)

@@ -36,7 +36,7 @@ def is_async(fn: object) -> bool:
 
 
 def future_of(fn: object, result: object) -> Future[Any]:
-    """Return what an async ``fn`` returned. Raises TypeError if it is not a future."""
+    """Return the result of an async ``fn``. Raises TypeError if that is not a future."""
     if not isinstance(result, Future):
         name = getattr(fn, "__qualname__", repr(fn))
         raise TypeError(

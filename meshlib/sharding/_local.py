@@ -45,7 +45,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """Return what two parts of an array share, None if that is nothing."""
+    """Return the overlap of two parts of an array, or None."""
     both: list[slice] = []
     for x, y in zip(a, b, strict=True):
         low, high = max(x.start, y.start), min(x.stop, y.stop)
@@ -75,7 +75,7 @@ def flat_source(array: Array) -> AdaptedArray:
 
 
 def neutral(op: str, array: Array) -> Array:
-    """Return what changes nothing where ``op`` reduces it with ``array``, of its shape."""
+    """Return an array like ``array`` of the neutral elements of ``op``."""
     module = array_module(array)
     if op == "sum":
         zeros = module.zeros(array.shape, array.dtype)

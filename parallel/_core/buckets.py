@@ -204,7 +204,7 @@ class BucketSet:
         return numbers.tolist()
 
     def residuals(self) -> dict[int, Array]:
-        """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
+        """Return the rounding errors that error feedback keeps, by the gradients' numbers."""
         return {n: part for bucket in self.all for n, part in bucket.residuals().items()}
 
     def _assign(self, order: Sequence[int]) -> list[list[int]]:

@@ -96,7 +96,7 @@ class Reducer:
         return bool(self._launched)
 
     def residuals(self) -> dict[int, Array]:
-        """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
+        """Return the rounding errors that error feedback keeps, by the gradients' numbers."""
         return self._buckets.residuals()
 
     # Buckets

@@ -276,7 +276,7 @@ class SummedParameter:
         return self.array.shape
 
     def __getitem__(self, indices: Any) -> jax.Array:
-        """Return what the array has there."""
+        """Return the values at ``indices``."""
         return self.__jax_array__()[indices]
 
     def __jax_array__(self) -> jax.Array:

@@ -55,7 +55,7 @@ class GlobalPart:
 
 
 def kept_part(parameter: Any) -> GlobalPart | None:
-    """Return what ``parameter`` is a part of where ``fully_shard`` keeps it, else None."""
+    """Return the part that ``fully_shard`` keeps of a ``parameter``, else None."""
     part: GlobalPart | None = parameter.global_part
     return part if part is not None and part.array is not None else None
 

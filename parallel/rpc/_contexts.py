@@ -58,7 +58,7 @@ class Context:
         self.check()
 
     def sent(self, number: int) -> Edge:
-        """Return what was sent under a number. Raises RuntimeError where the context has ended."""
+        """Return the values sent under a number. Raises RuntimeError if the context has ended."""
         found = self._sent.get(number)
         if found is None:
             raise RuntimeError(_ended(self.id))
@@ -280,7 +280,7 @@ def _arrive(id: int) -> int:
 
 
 def keeper() -> ContextStore:
-    """Return what this worker keeps of contexts. Raises RuntimeError if there is no RPC."""
+    """Return this worker's table of contexts. Raises RuntimeError if there is no RPC."""
     return cast(ContextStore, rpc.differentiate())
 
 

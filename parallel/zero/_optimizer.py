@@ -258,5 +258,5 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return FunctionsHook(lambda phase: self._step())
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return "step"

@@ -70,7 +70,7 @@ def test_the_topics_are_four(capsys):
         assert words in " ".join(told.split())
     assert cli.main(["explain", "mash"]) == 2
     assert capsys.readouterr().err == (
-        "meshlib explain: 'mash' is no topic; expected estimate, mesh, plan, schedule;"
+        "meshlib explain: 'mash' is not a topic; expected estimate, mesh, plan, schedule;"
         " did you mean 'mesh'?\n"
     )
 

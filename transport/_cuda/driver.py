@@ -169,7 +169,7 @@ class Driver(Protocol):
         ...
 
     def process_id(self) -> int:
-        """Return what differs between processes of one host: memory is shared among these."""
+        """Return an id that differs between processes of one host, among which memory is shared."""
         ...
 
     def keep(self, memory: object) -> None:

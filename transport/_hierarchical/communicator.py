@@ -101,7 +101,7 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
     # Point to point.
 
     def _towards(self, peer: int | None) -> Communicator:
-        """Return what carries messages between this rank and ``peer`` (None: any member)."""
+        """Return the communicator for messages with ``peer`` (None: any member)."""
         near = self._near
         return self._far if near is None or peer not in self._neighbours else near
 

@@ -84,7 +84,7 @@ class NcclComm(Protocol):
         ...
 
     def async_error(self) -> str | None:
-        """Return what went wrong since, or None."""
+        """Return an error that occurred in the background, or None."""
         ...
 
     def abort(self) -> None:
@@ -183,7 +183,7 @@ class _Nccl4PyComm:
         self._comm = comm
 
         def of(function: Any) -> Any:
-            """Return what gives ``function`` the communicator as well, before the stream."""
+            """Return ``function`` with the communicator as its argument before the stream."""
 
             def call(*arguments: Any) -> None:
                 function(*arguments[:-1], comm, arguments[-1])

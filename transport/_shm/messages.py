@@ -392,7 +392,7 @@ class Messages(Mailbox):
                 name = self._membership.describe(src)
                 what = "broke off a message in the middle"
                 if ring.damaged:
-                    what = "wrote what is no message: the shared memory is damaged"
+                    what = "wrote an invalid message: the shared memory is damaged"
                 error = PeerLostError(f"{name} {what}", src)
                 self._ending.setdefault(src, error)
         if self._ending:

@@ -75,7 +75,7 @@ class StoreTable:
             total = int(text) + amount
         except ValueError:
             raise DistStoreError(
-                f"key {key_name(key)!r} holds {bytes(text[:40])!r}, which is no number;"
+                f"key {key_name(key)!r} holds {bytes(text[:40])!r}, which is not a number;"
                 " add needs a counter"
             ) from None
         self.set(key, b"%d" % total)

@@ -35,7 +35,7 @@ from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 from transport._tcp.messages import MessageLink
 
-# After so long without the connection that a peer is to make, this rank looks whether it lives.
+# If a peer has not connected after this time, this rank checks whether the peer is alive.
 _PATIENCE_SECONDS = 0.2
 _JOIN_SECONDS = 5.0
 

@@ -67,7 +67,7 @@ class Target(Protocol):
         expected: Any = b"",
         late: Late | None = None,
     ) -> bytes:
-        """As ``combine``; return what was there. ``expected`` is that of REPLACE_IF.
+        """As ``combine``; return the old values. ``expected`` is that of REPLACE_IF.
 
         ``late`` is called with what was there if that is known only after the call's deadline.
         """

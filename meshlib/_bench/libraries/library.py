@@ -47,7 +47,7 @@ class Library(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Return what was measured."""
+        """Return the measurements."""
 
     @abstractmethod
     def leave(self) -> None:

@@ -199,7 +199,7 @@ class Coordinator:
         )
 
     def poll(self) -> list[Decision]:
-        """Return what is new, in order."""
+        """Return the new records, in order."""
         for record in self._log.read():
             self._take(record)
         decisions, self._decisions = self._decisions, []

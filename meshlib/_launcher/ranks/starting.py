@@ -156,7 +156,7 @@ def start(
 
 
 def _command_line(program: RankProgram, flags: str) -> list[str]:
-    """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
+    """Return the command that starts ``program`` in a rank: this Python with ``bootstrap``."""
     python = [sys.executable]
     if program.kind == "program":
         python += ["-I", "-S"]

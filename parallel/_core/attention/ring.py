@@ -156,7 +156,7 @@ class RingAlgorithm:
     rows: int = ROWS
 
     def block(self, source: int, half: int) -> VisibleBlock | None:
-        """Return what is computed with the keys of rank ``source``; None: no query sees them.
+        """Return the computation with the keys of rank ``source``; None if no query sees them.
 
         ``half`` is the length of a chunk of a zig-zag, of which each rank has two. All queries see
         the early chunk of a rank before this one, and none its late chunk. The late queries see all

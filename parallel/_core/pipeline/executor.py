@@ -104,7 +104,7 @@ class PipelineStep:
         self._messages.finish()
 
     def _given(self, action: Action) -> tuple[Array | None, ...]:
-        """Return what the action computes with, and waits for."""
+        """Return the inputs of the action; wait for them."""
         stage, kind, microbatch = action
         if kind is ActionKind.WEIGHT:
             return ()

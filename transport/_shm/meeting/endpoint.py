@@ -85,7 +85,7 @@ class DescriptorRequest:
         self._error: Exception | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer for so long; return whether it is there."""
+        """Wait for the answer this long; return True if it is there."""
         return sliced(self._done.wait, seconds)
 
     def take(self) -> int:

@@ -88,7 +88,7 @@ def lease_server(
             listener = socket.socket(fileno=listen_fd)
         except OSError as error:
             raise DistNetworkError(
-                f"master_listen_fd {listen_fd} is no listening socket: {error}"
+                f"master_listen_fd {listen_fd} is not a listening socket: {error}"
             ) from error
         server = TCPStoreServer(secret=secret, listener=listener, tls=tls)
     return ServerLease(server.address, server.close)
