@@ -39,21 +39,21 @@ class Work(Generic[T]):
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
-    A thread that sees an exception calls ``told()``. Messages name the line by ``where()``.
+    A thread that sees an exception calls ``on_seen()``. Messages name the line by ``where()``.
     A thread in the middle of an earlier call gets True from ``blocked()``.
     """
 
     def __init__(
         self,
         describe: Callable[[], str],
-        told: Callable[[], object] | None = None,
+        on_seen: Callable[[], object] | None = None,
         continuations: ContinuationStream | None = None,
         where: Callable[[], str] = lambda: "a call",
         blocked: Callable[[], bool] | None = None,
     ) -> None:
         self._describe = describe
         self._where = where
-        self._future: Future[T] = Future(told, continuations, blocked)
+        self._future: Future[T] = Future(on_seen, continuations, blocked)
         self._outcome: Any = None
         self._taken = False
         self._untaken: UntakenResult | None = None
@@ -234,14 +234,14 @@ def when_all(
     """
     parts = [work.get_future() for work in works]
 
-    def tell() -> None:
+    def mark_seen() -> None:
         for part in parts:
             part.exception()
 
     # What follows on all runs where none of them has to wait for it.
     whole: Work[T] = Work(
         describe,
-        tell,
+        mark_seen,
         parts[0]._continuations if parts else None,
         blocked=lambda: any(part._is_blocked() for part in parts),
     )

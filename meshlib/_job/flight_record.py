@@ -49,7 +49,7 @@ class FlightRecord:
         """Write the record if ``failure`` is the first, and the launcher said where."""
         if self.trouble is None:
             self.trouble = failure
-            self.write_if_asked()
+            self.write_if_requested()
 
     def write(self, directory: str | Path) -> Path:
         """Write the record into ``directory`` and return the file's path.
@@ -68,7 +68,7 @@ class FlightRecord:
         rank, size = membership.rank, membership.epoch.size
         return RankDump.of(rank, size, records, groups, self.trouble, workers).write(directory)
 
-    def write_if_asked(self) -> None:
+    def write_if_requested(self) -> None:
         """Write the record where the launcher said, if it did."""
         directory = os.environ.get(environment.TRACE_DIR)
         if directory:

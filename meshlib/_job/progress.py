@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshlib._calls.failures.statements import put_stacks
-from meshlib._events.events import StackAsked, Watched
+from meshlib._events.events import StackRequest, Watched
 from meshlib._job.membership import JobMembership
 from meshlib._job.registry import GroupRegistry
 from meshlib._recording.recorder import FlightRecorder
@@ -43,15 +43,15 @@ class ProgressReporter:
         self._closed = False
         self._lock = threading.Lock()
 
-    def hear(self, wish: Watched | StackAsked) -> None:
+    def on_request(self, request: Watched | StackRequest) -> None:
         """Do what a monitor asks for."""
-        if isinstance(wish, Watched):
+        if isinstance(request, Watched):
             with self._lock:
                 if not self._closed:
-                    self._sampling().hear(wish)
-        elif wish.rank == self._membership.rank:
+                    self._sampling().on_event(request)
+        elif request.rank == self._membership.rank:
             with suppress(DistStoreError):
-                put_stacks(self._store, wish.rank, self._main_thread, wish.ticket)
+                put_stacks(self._store, request.rank, self._main_thread, request.ticket)
 
     def status(self) -> RankStatus:
         """Return the rank's groups, and its place in the job and on a mesh."""

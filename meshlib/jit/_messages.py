@@ -271,8 +271,8 @@ def sendrecv(
         resolve_rank(base, src, group_src, "src"),
     )
     check_tag(tag)
-    comes = goes = None
+    received = sent = None
     if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
         dtype_code(like.dtype)
-        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
-    return bind(SendReceive(calls, to, origin, tag, comes, goes), x)
+        received, sent = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(SendReceive(calls, to, origin, tag, received, sent), x)

@@ -96,9 +96,12 @@ def init_rpc(
         world = current_world()
         if world.rpc is not None:
             raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
-        for what, told, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
-            if told not in (-1, None, is_):
-                raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
+        for what, given, is_ in (
+            ("rank", rank, world.rank),
+            ("world_size", world_size, world.size),
+        ):
+            if given not in (-1, None, is_):
+                raise ValueError(f"{what} is {given}, and the default process group's is {is_}")
         _join(world, name, limit, timeout).owns_world = made
         undo.pop_all()
 

@@ -37,7 +37,7 @@ from transport._errors import (
     DistNetworkError,
 )
 
-NEWS_SECONDS = 0.6
+LOSS_SECONDS = 0.6
 """The wait for the news of how a worker ended whose connection broke."""
 
 
@@ -179,7 +179,7 @@ class Caller:
             text = f"{what} on {who} passed its deadline of {deadline.seconds:g} s: {error}"
             raise RpcTimeoutError(text) from error
 
-    def ask(self, to: int, *question: Any, seconds: float) -> OutgoingCall:
+    def query(self, to: int, *question: Any, seconds: float) -> OutgoingCall:
         """Ask the worker ``to`` itself, over the connection that there is; 0 seconds: no end."""
         call = OutgoingCall(self._execution, self.next_number(), to, question[0], seconds)
         own = to == self._directory.rank
@@ -190,7 +190,7 @@ class Caller:
         connection.pending[call.number] = call
         self._deadlines.watch(call.due)
         try:
-            connection.send(FrameKind.ASK, call.number, *self._references.dump(question, None))
+            connection.send(FrameKind.QUERY, call.number, *self._references.dump(question, None))
             connection.poll()
         except OSError as error:
             connection.pending.pop(call.number, None)
@@ -268,7 +268,7 @@ class Caller:
     def _inquire(self, rank: int, error: Exception) -> None:
         """Find out whether a worker lives, and end the calls whose connection broke."""
         with self._execution.threads.slot_released():
-            self._directory.await_loss(rank, NEWS_SECONDS)
+            self._directory.await_loss(rank, LOSS_SECONDS)
         with suppress(DistError):
             self.connect(rank, GREETING_SECONDS)
         self._end_orphans(rank, error)

@@ -140,11 +140,11 @@ def seconds_of(timeout: Timeout | None) -> float | None:
 def name_of(func: object) -> str:
     """Return what messages call a function."""
 
-    def ask() -> str:
+    def qualified() -> str:
         name = getattr(func, "__qualname__", None)
         return f"{getattr(func, '__module__', '?')}.{name}" if name else repr(func)
 
-    return safely(ask, "") or safely(lambda: type(func).__name__, "a function without a name")
+    return safely(qualified, "") or safely(lambda: type(func).__name__, "a function without a name")
 
 
 class PreparedCall(NamedTuple):

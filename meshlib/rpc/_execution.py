@@ -14,7 +14,7 @@ from meshlib._calls.future import Future
 from meshlib.rpc._loopback import AnyConnection
 from transport._channel.threads import ThreadPool
 
-PATIENCE = 1.0
+CYCLE_CHECK_SECONDS = 1.0
 """A call that has waited this long is checked for a cycle of calls."""
 
 CallId = tuple[int, int]
@@ -78,7 +78,7 @@ class Execution:
             return
         before = call.waits_for, call.waits_since
         call.waits_for, call.waits_since = future, time.monotonic()
-        self._call_timer(call.waits_since + PATIENCE)
+        self._call_timer(call.waits_since + CYCLE_CHECK_SECONDS)
         try:
             with self.threads.slot_released():
                 yield

@@ -13,7 +13,7 @@ class FrameKind(enum.IntEnum):
     REQUEST = FIRST_KIND
     REPLY = FIRST_KIND + 1
     ERROR = FIRST_KIND + 2
-    ASK = FIRST_KIND + 3
+    QUERY = FIRST_KIND + 3
     """A question to the worker itself, which no program of the user's answers."""
     CANCEL = FIRST_KIND + 4
     """The caller no longer waits for this call."""

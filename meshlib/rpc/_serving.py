@@ -172,8 +172,8 @@ class CallServer:
         dump = self._references.dump
         # The trial passes references in it to this worker itself, and counts them as such.
         trial = dump((error, text), self._directory.rank)
-        came, _ = load(trial.data, trial.buffers)
-        return dump((error, text), to) if isinstance(came, Exception) else None
+        loaded, _ = load(trial.data, trial.buffers)
+        return dump((error, text), to) if isinstance(loaded, Exception) else None
 
     def _send(
         self, call: ServedCall, kind: int, payload: Payload, error: str | None, flags: int = 0

@@ -49,9 +49,9 @@ def system_calls(pids: Sequence[int], folder: Path) -> Generator[SystemCalls]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     found = SystemCalls()
     try:
-        _tell(process, ends, b"enable\n")
+        _command(process, ends, b"enable\n")
         yield found
-        _tell(process, ends, b"disable\n")
+        _command(process, ends, b"disable\n")
         process.send_signal(signal.SIGINT)
         process.wait(_ANSWER_SECONDS)
         numbers = _read(output)
@@ -67,7 +67,7 @@ def system_calls(pids: Sequence[int], folder: Path) -> Generator[SystemCalls]:
             os.close(fd)
 
 
-def _tell(process: subprocess.Popen[bytes], ends: Sequence[int], command: bytes) -> None:
+def _command(process: subprocess.Popen[bytes], ends: Sequence[int], command: bytes) -> None:
     os.write(ends[0], command)
     ready: list[int] = []
     for _ in range(int(_ANSWER_SECONDS / 0.1)):

@@ -22,9 +22,9 @@ def main() -> list[float]:
     x = np.ones(3)
     neighbour = dist.get_rank() ^ 1
     work = dist.isend(x, neighbour)
-    came = dist.irecv(np.empty(3), neighbour)
+    received = dist.irecv(np.empty(3), neighbour)
     work.wait()
-    assert came.result().sum() == 3
+    assert received.result().sum() == 3
     ops = [dist.P2POp(dist.isend, x, neighbour), dist.P2POp(dist.irecv, np.empty(3), neighbour)]
     for request in dist.batch_isend_irecv(ops):
         request.wait()

@@ -193,9 +193,9 @@ def objects():
     size = dist.get_world_size()
     everybody = [None] * size
     dist.all_gather_object(everybody, {"rank": dist.get_rank(), "text": "x" * dist.get_rank()})
-    told = [{"from": 0}] if dist.get_rank() == 0 else [None]
-    dist.broadcast_object_list(told, src=0)
-    return [torch.tensor([one["rank"] for one in everybody]), torch.tensor([told[0]["from"]])]
+    sent = [{"from": 0}] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(sent, src=0)
+    return [torch.tensor([one["rank"] for one in everybody]), torch.tensor([sent[0]["from"]])]
 
 
 @case
@@ -515,9 +515,9 @@ def main(rank, folder):
                 found[which, name] = run(name)
             except Exception:  # noqa: BLE001 (the case's outcome)
                 wrong[name] = f"over {which}: {traceback.format_exc()}"
-            told = [None] * RANKS
-            dist.all_gather_object(told, wrong[name])
-            wrong[name] = "\n".join(filter(None, told))
+            reports = [None] * RANKS
+            dist.all_gather_object(reports, wrong[name])
+            wrong[name] = "\n".join(filter(None, reports))
         dist.destroy_process_group()
     for name in CASES:
         if not wrong[name]:

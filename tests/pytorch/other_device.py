@@ -18,9 +18,9 @@ for _ in range(2):
     assert type(world._get_backend(cuda)).__name__ == "FakeProcessGroup"
     x = torch.ones(2)
     dist.all_reduce(x)
-    told = [None]
-    dist.all_gather_object(told, "words")
-    assert told == ["words"]
+    received = [None]
+    dist.all_gather_object(received, "words")
+    assert received == ["words"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         y = torch.ones(4, device="cuda")
         dist.all_reduce(y)

@@ -37,8 +37,8 @@ def shared(tmp_path_factory, program: str, ranks: int) -> list[dict[str, str]]:
         files = [folder / f"{rank}.json" for rank in range(ranks)]
         if not folder.exists():
             folder.mkdir()
-            (folder / "said").write_text("\n".join(run(program, ranks, folder)))
-    assert all(file.exists() for file in files), (folder / "said").read_text()
+            (folder / "printed").write_text("\n".join(run(program, ranks, folder)))
+    assert all(file.exists() for file in files), (folder / "printed").read_text()
     return [json.loads(file.read_text()) for file in files]
 
 
@@ -78,22 +78,22 @@ def test_gives_gloos_results(results, name):
 
 @pytest.mark.parametrize("name", ["mismatch", "mismatch_in_a_work"])
 def test_a_mismatch_raises_our_error_on_every_rank(errors, name):
-    for said in (one[name] for one in errors):
-        assert said.startswith("CollectiveMismatchError: "), said
-        assert said.count("broken.py:") == 2  # the line of each rank, not one of PyTorch's
+    for message in (one[name] for one in errors):
+        assert message.startswith("CollectiveMismatchError: "), message
+        assert message.count("broken.py:") == 2  # the line of each rank, not one of PyTorch's
 
 
 @pytest.mark.parametrize("name", ["mismatch_in_a_future", "mismatch_in_ddp"])
 def test_where_pytorch_passes_it_on_the_error_is_named(errors, name):
-    for said in (one[name] for one in errors):
-        assert "CollectiveMismatchError: " in said, said
-        assert said.count("broken.py:") >= 2
+    for message in (one[name] for one in errors):
+        assert "CollectiveMismatchError: " in message, message
+        assert message.count("broken.py:") >= 2
 
 
 def test_a_late_rank_is_named(errors):
-    for said in (one["late"] for one in errors):
-        assert said.startswith("CollectiveTimeoutError: "), said
-        assert "rank 1 has not come" in said
+    for message in (one["late"] for one in errors):
+        assert message.startswith("CollectiveTimeoutError: "), message
+        assert "rank 1 has not come" in message
 
 
 def test_a_killed_rank_is_named(errors):
@@ -112,5 +112,5 @@ def test_a_killed_rank_is_named(errors):
     ],
 )
 def test_what_it_cannot_do_is_said(errors, name, message):
-    for said in (one[name] for one in errors):
-        assert message in said, said
+    for error in (one[name] for one in errors):
+        assert message in error, error

@@ -33,5 +33,5 @@ def test_parts_are_those_of_dtensor():
 
 def test_training_is_that_of_fsdp2(tmp_path):
     meshrun = "-m", "meshlib._launcher", "--nproc-per-node", "4"
-    said = run(*meshrun, HERE / "sharded_training.py", tmp_path)
-    assert said.count("equal after 5 steps") == 8, said
+    printed = run(*meshrun, HERE / "sharded_training.py", tmp_path)
+    assert printed.count("equal after 5 steps") == 8, printed

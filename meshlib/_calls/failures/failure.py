@@ -63,10 +63,10 @@ class Failure:
             for communicator in communicators:
                 if communicator.abort_reason is not None:
                     error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
-            news = state.advance(Lifecycle.BROKEN, error)
-        for tell in state.failure_listeners:
-            tell(error)
-        if news:  # by this rank and by what another one reports it comes twice
+            changed = state.advance(Lifecycle.BROKEN, error)
+        for notify in state.failure_listeners:
+            notify(error)
+        if changed:  # this rank's failure may arrive once more, as another rank's report
             self._context.log.info("%s is broken: %s", self._members, error)
         self._context.note_failure(error)
         for communicator in communicators:
@@ -83,15 +83,15 @@ class Failure:
                 )
             self.fail(error)
 
-    def note_told(self) -> None:
+    def mark_reported(self) -> None:
         """Note that the program has seen the failure, if the group is broken."""
         if self._state.error is not None:
             self._state.retire()
 
-    def told(self, record: Record, error: BaseException) -> BaseException:
+    def reported(self, record: Record, error: BaseException) -> BaseException:
         """Return ``error``; if ``record`` is synchronous, note that the program sees it now."""
         if record.sync:
-            self.note_told()
+            self.mark_reported()
         return error
 
     # ------------------------------------------------------------------ members that leave
@@ -100,8 +100,8 @@ class Failure:
         """Note that ranks have left the job.
 
         If a member made no call on the group, calls that need it raise ``RankFailedError``, those
-        under way too; others go on. If it made some, its channels tell who needs it. What it sent
-        is still received.
+        under way too; others go on. If it made some, its channels show which calls need it. What
+        it sent is still received.
         """
         members, state = self._members, self._state
         with state.lock:
@@ -136,9 +136,9 @@ class Failure:
     # ------------------------------------------------------------------ refused calls
 
     def refuse(self, kind: Kind, error: Exception) -> None:
-        """Number and record a call that this rank does not make, as it raises ``error``, and tell.
+        """Number, record and publish a call that this rank could not make because of ``error``.
 
-        Messages have no place in the order of the group, and nobody is told of them.
+        Messages have no place in the order of the group, and are not published.
         """
         context, state, members = self._context, self._state, self._members
         if kind in _MESSAGES:
@@ -163,7 +163,7 @@ class Failure:
             store = context.store.with_patience(STORE_SECONDS)
             publish(store, Refused(members.id, number, message))
 
-    def hear_refusal(self, refusal: Refused) -> None:
+    def on_refusal(self, refusal: Refused) -> None:
         """Break the group if this rank has made the call of ``refusal``, or else when it does."""
         state = self._state
         with state.lock:
@@ -192,13 +192,13 @@ class Failure:
     def _break_by(self, refusal: Refused) -> None:
         self.fail_everywhere(CollectiveMismatchError(refusal.message))
 
-    # ------------------------------------------------------------------ what the user sees
+    # ------------------------------------------------------------------ errors for the user
 
     def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
-        """Return what the user sees for ``error``; break the group unless it is still whole."""
+        """Return the user's exception for ``error``; break the group unless it is still whole."""
         state, members = self._state, self._members
         if state.destroyed:
-            if known := state.await_failure(0):  # it was broken, and that is why
+            if known := state.await_failure(0):  # it was broken before
                 return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
         # Nothing half-done lies on the wire.
@@ -221,31 +221,35 @@ class Failure:
         self.fail(reporter.explain(record, RankFailedError(left, rank)))
         return error
 
-    def _own(self, error: DistError, told: DistError) -> DistError:
-        """Return what this rank raises for its ``error`` when the group's members are ``told``.
+    def _own(self, error: DistError, reported: DistError) -> DistError:
+        """Return the error that this rank raises, given its own ``error`` and the ``reported`` one.
 
-        The others may have been first to say that they lost this rank. It knows better why.
+        The others may have reported the loss of this rank first. The rank itself knows why.
         """
         rank = self._members.global_rank
-        if not isinstance(told, RankFailedError) or told.rank != rank or str(told) in str(error):
-            return told
+        if (
+            not isinstance(reported, RankFailedError)
+            or reported.rank != rank
+            or str(reported) in str(error)
+        ):
+            return reported
         if isinstance(error, _OF_OTHERS):
-            return told
+            return reported
         own = DistBackendError(f"{self._members} failed on rank {rank}: {error}")
-        own.__cause__ = told
+        own.__cause__ = reported
         return own
 
     def explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
-        """Return what the user sees for the ``error`` of a device's work for ``record``.
+        """Return the user's exception for the ``error`` of a device's work for ``record``.
 
-        ``at_fault`` is the call that went wrong, if it was another one.
+        ``at_fault`` is the failed call, if it was another one.
         """
         if known := self._state.await_failure(0):
-            self.note_told()
+            self.mark_reported()
             return known
         if at_fault is not None and at_fault != record.header:
             mine = self._context.recorder.records(self._members.id)
             record = next((r for r in mine if r.header == at_fault), record)
         seen = self.seen_by_user(record, error)
-        self.note_told()
+        self.mark_reported()
         return seen if isinstance(seen, Exception) else error

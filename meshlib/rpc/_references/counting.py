@@ -44,7 +44,7 @@ class OwnedObject:
         """True if its creator's request has arrived."""
         self.counts: Counter[tuple[int, int]] = Counter()
         """The number of references, by giver and holder."""
-        self.asked: set[int] = set()
+        self.queried: set[int] = set()
         """The dead workers about which the others are asked."""
         self.awaited: set[tuple[int, int]] = set()
         """The missing answers: about which dead worker, and of which worker."""
@@ -155,10 +155,10 @@ class ReferenceCounts:
         return orphans
 
     def _inquire(self, oid: ObjectId, found: OwnedObject, giver: int) -> None:
-        """Have all others asked for their references from ``giver``, which is dead."""
-        if giver in found.asked:
+        """Queue a query to all other workers for their references from ``giver``, which is dead."""
+        if giver in found.queried:
             return
-        found.asked.add(giver)
+        found.queried.add(giver)
         for worker in range(self._size):
             if worker not in self._dead:
                 found.awaited.add((giver, worker))

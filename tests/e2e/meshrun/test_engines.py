@@ -71,7 +71,7 @@ def test_ranks_that_slurm_ends_first_have_not_failed(meshrun):
         time.sleep(60)
     """)
     flags = ("--nproc-per-node", "2", "--max-restarts", "3", "--start", "exec")
-    job = meshrun.start(*flags, script, env=STEP | meshrun.patience())
+    job = meshrun.start(*flags, script, env=STEP | meshrun.long_windows())
     for rank in range(2):
         assert meshrun.wait_for((meshrun.folder / f"ready{rank}").exists)
     for pid in [*ranks_of(meshrun), job.pid]:

@@ -176,7 +176,7 @@ def test_a_host_that_cannot_be_reached_ends_all(meshrun, hosts):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--hosts", "a,,b"), "expected HOST or HOST:RANKS"),
         (("--hosts", "a:0"), "expected HOST or HOST:RANKS"),
@@ -189,10 +189,10 @@ def test_a_host_that_cannot_be_reached_ends_all(meshrun, hosts):
         (("--env", "A=1"), "--env needs --hosts"),
     ],
 )
-def test_what_makes_no_sense_is_refused(meshrun, flags, said):
+def test_what_makes_no_sense_is_refused(meshrun, flags, message):
     done = meshrun.run(*flags, meshrun.script("pass"))
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
 
 
 def test_a_loopback_address_for_several_hosts_is_refused(meshrun, hosts):

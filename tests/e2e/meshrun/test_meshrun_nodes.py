@@ -177,7 +177,7 @@ def test_a_failure_on_one_node_is_reported_by_all(meshrun, start_nodes):
         store.set(str(dist.get_rank()), b"")
         dist.barrier()
     """
-    nodes = start_nodes(script, each=RANKED, env=meshrun.patience())
+    nodes = start_nodes(script, each=RANKED, env=meshrun.long_windows())
     for result in finish(meshrun, nodes):
         assert result.code == 1
         assert "meshrun: rank 3 on " in result.err
@@ -287,11 +287,11 @@ def test_nodes_come_and_go(meshrun, start_nodes):
     (meshrun.folder / "finish").touch()
     result = meshrun.finish(first)
     assert result.code == 0
-    first_news, second_news = result.err.splitlines()
-    assert first_news.startswith("meshrun: another node (")
-    assert first_news.endswith(" joins; all ranks are started again")
-    assert second_news.startswith("meshrun: node 1 (")
-    assert second_news.endswith(
+    first, second = result.err.splitlines()
+    assert first.startswith("meshrun: another node (")
+    assert first.endswith(" joins; all ranks are started again")
+    assert second.startswith("meshrun: node 1 (")
+    assert second.endswith(
         " was lost: its connection to the store broke; all ranks are started again"
     )
 

@@ -102,14 +102,14 @@ def test_native_windows_is_refused():
 
 @pytest.mark.parametrize("module", ["meshlib", "meshlib._launcher"])
 def test_a_command_may_be_run_as_a_module(module):
-    said = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-m", module, "--version"],
         capture_output=True,
         check=True,
         text=True,
         timeout=30,
     ).stdout
-    assert said.split()[1] == meshlib.__version__
+    assert printed.split()[1] == meshlib.__version__
 
 
 @pytest.mark.parametrize("module", ["meshlib._mesh.config", "meshlib.jit", "parallel.ddp"])

@@ -22,14 +22,14 @@ N = 3
 class CountingDriver(HostDriver):
     """Counts what a call on memory of which nothing is known asks the driver."""
 
-    asked = 0
+    queries = 0
 
     def share(self, pointer: int) -> tuple[bytes, int]:
-        self.asked += 1
+        self.queries += 1
         return super().share(pointer)
 
     def open(self, handle: bytes, device: int) -> int:
-        self.asked += 1
+        self.queries += 1
         return super().open(handle, device)
 
 
@@ -62,7 +62,7 @@ def test_calls_on_it_and_on_parts_of_it_ask_the_driver_nothing(run: Callable[...
         x[...] = rank
         members.all_reduce(x)
         assert (x.get() == 3).all()
-        known = driver.asked
+        known = driver.queries
         x.add(1)
         members.all_reduce(x)
         assert (x.get() == 12).all()
@@ -72,10 +72,10 @@ def test_calls_on_it_and_on_parts_of_it_ask_the_driver_nothing(run: Callable[...
         part[...] = rank
         members.all_reduce(part)
         assert (part.get() == 3).all()
-        assert driver.asked == known
+        assert driver.queries == known
         ordinary = fake_gpu.array(driver, np.ones(8, np.float32))
         members.all_reduce(ordinary)
-        assert driver.asked > known
+        assert driver.queries > known
 
     run(body)
 

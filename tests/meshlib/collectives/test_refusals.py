@@ -11,7 +11,7 @@ from meshlib import CollectiveMismatchError
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
 
-PATIENCE = 60
+WAIT = 60
 
 
 def ones(n=2, dtype="f8"):
@@ -111,7 +111,7 @@ WRONG = {
 @pytest.mark.parametrize("met", [False, True], ids=["at first", "after calls"])
 @pytest.mark.parametrize("case", WRONG)
 def test_the_other_members_are_told(case, met):
-    wrong, right, told = WRONG[case]
+    wrong, right, message = WRONG[case]
     kept = threading.Event()
 
     def calls():
@@ -122,7 +122,7 @@ def test_the_other_members_are_told(case, met):
             with pytest.raises((TypeError, ValueError)):
                 wrong()
             # It makes no further call: nothing but its word can tell the others.
-            assert kept.wait(PATIENCE)
+            assert kept.wait(WAIT)
         else:
             right()
         dist.barrier()  # a root may be done with its call at once
@@ -140,14 +140,14 @@ def test_the_other_members_are_told(case, met):
     text = results[0]
     assert re.match(
         rf"rank 1 could not make call #{3 if met else 1} \w+ on group 'default' of 3 ranks .*, "
-        rf".*test_refusals\.py:\d+ in <lambda>: {told}",
+        rf".*test_refusals\.py:\d+ in <lambda>: {message}",
         text,
     ), text
 
 
 @pytest.mark.parametrize("backend", ["inproc", "tcp"])
 def test_a_member_that_comes_later_is_told_as_well(backend):
-    refused, told = threading.Event(), threading.Event()
+    refused, notified = threading.Event(), threading.Event()
 
     def program():
         dist.all_reduce(ones())
@@ -155,12 +155,12 @@ def test_a_member_that_comes_later_is_told_as_well(backend):
             with pytest.raises(TypeError):
                 dist.all_reduce(3)
             refused.set()
-            assert told.wait(PATIENCE)
+            assert notified.wait(WAIT)
         else:
-            assert refused.wait(PATIENCE)
+            assert refused.wait(WAIT)
         with pytest.raises(CollectiveMismatchError, match="rank 1 could not make call #2"):
             dist.all_reduce(ones())
-        told.set()
+        notified.set()
         return True
 
     assert run_ranks(program, 2, backend=backend, timeout=120) == [True, True]
