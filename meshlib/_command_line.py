@@ -90,7 +90,7 @@ def write_stderr(text: str) -> None:
 
 
 def end_quietly(run: Callable[[], int]) -> int:
-    """Return what ``run()`` returns: an exit code.
+    """Return the exit code of ``run()``.
 
     A reader that closes the output early (``| head``) is no error. Ctrl-C returns 130 silently.
     """
@@ -116,7 +116,7 @@ def reader_is_gone(descriptor: int) -> bool:
 
 
 def message_of(error: Exception) -> str:
-    """Return the message of ``error``, without the number of an error of the system."""
+    """Return the text of ``error``, without the number of a system error."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

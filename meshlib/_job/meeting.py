@@ -1,4 +1,4 @@
-"""The beginning of a job: every rank says where it runs, and waits until all have come."""
+"""The beginning of a job: every rank says where it runs, and waits until all have arrived."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from meshlib._launcher.nodes.records import (
 from transport._store.base import Store
 
 if TYPE_CHECKING:
-    from meshlib._launcher.nodes.etcd_log import Succession
+    from meshlib._launcher.nodes.etcd_log import LeaderElection
 
 CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 10.0
@@ -113,11 +113,11 @@ class Leading:
 
 
 class Follower:
-    """Reads the log from its beginning, in its own thread, and passes each record to ``deliver``.
+    """A thread that reads the log from its beginning and passes each record to ``deliver``.
 
-    It stops when ``agent`` has left, on the leading agent when all others have left. An earlier
-    error is passed to ``lose_touch``. Where the store outlives nodes, a ``succession`` decides
-    which agent leads.
+    It ends when ``agent`` leaves the job; if ``agent`` leads, when all others have left. If an
+    error ends it earlier, it calls ``lose_touch`` with the error. If the store outlives nodes,
+    ``election`` decides which agent leads.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Follower:
         leading: Leading | None,
         deliver: Callable[[AgentRecord], None],
         lose_touch: Callable[[Exception], None],
-        succession: Succession | None = None,
+        election: LeaderElection | None = None,
     ) -> None:
         self._store = store
         self._agent = agent
         self._leading = leading
         self._deliver = deliver
         self._lose_touch = lose_touch
-        self._succession = succession
+        self._election = election
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
         self._thread.start()
@@ -151,7 +151,7 @@ class Follower:
     def close(self) -> None:
         """Stop reading, once the agent has posted that it leaves."""
         self._closing.set()
-        if self._succession is None:
+        if self._election is None:
             self._thread.join(CLOSE_SECONDS if self._leading is None else FAREWELL_SECONDS)
         self._store.close()
         self._thread.join(CLOSE_SECONDS)
@@ -165,14 +165,14 @@ class Follower:
 
     def _read(self) -> None:
         log = LogReader(self._store, LOG, parse)
-        succession, left, beat = self._succession, False, 3600.0
-        while not left or (succession is None and self._leading and not self._leading.alone):
-            if (source := self._leading or succession) is not None:
+        election, left, beat = self._election, False, 3600.0
+        while not left or (election is None and self._leading and not self._leading.alone):
+            if (source := self._leading or election) is not None:
                 beat = source.beat
             for record in log.read(beat):
-                if succession is not None:
-                    counts = succession.admits(record)
-                    self._leading = succession.leading
+                if election is not None:
+                    counts = election.admits(record)
+                    self._leading = election.leading
                     if not counts:
                         continue
                 if self._leading is not None:
@@ -184,9 +184,9 @@ class Follower:
                 )
                 if not left:
                     self._deliver(record)
-            if succession is not None:
+            if election is not None:
                 if left:
                     return
-                succession.tick()
+                election.tick()
             if self._leading is not None:
                 self._leading.tick()
