@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in topics:
         hint = did_you_mean(name, topics)
         names = ", ".join(topics)
-        print_note(
-            "meshlib explain", f"{name!r} is not a topic; expected {', '.join(topics)}{hint}"
-        )
+        print_note("meshlib explain", f"{name!r} is not a topic; expected {names}{hint}")
         return USAGE_ERROR
     topic = _load(topics[name])
     parser = OneLineParser(prog=f"meshlib explain {name}", description=_words(topic))

@@ -26,8 +26,8 @@ from meshlib._events.events import (
 from meshlib._events.log import answer_key
 from meshlib._job.meeting import call_off
 from meshlib._job.membership import JobMembership
-from meshlib._job.progress import ProgressReporter
 from meshlib._job.registry import GroupRegistry
+from meshlib._job.reporting.progress import ProgressReporter
 from meshlib._job.stopping import StopAgreement
 from meshlib._recording.recorder import FlightRecorder
 from transport._errors import DistError, DistStoreError, RankFailedError

@@ -24,13 +24,13 @@ from meshlib._events.events import RankLost
 from meshlib._events.log import publish
 from meshlib._groups.backend import STAGED, make_device_communicator
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.flight_record import FlightRecord
 from meshlib._job.leaving import announce_departure, chains, count_out, find_mismatch
 from meshlib._job.listener import FailureListener
 from meshlib._job.meeting import join, meet, places_of, server_of
 from meshlib._job.membership import Epoch, JobMembership
-from meshlib._job.progress import ProgressReporter
 from meshlib._job.registry import GroupRegistry
+from meshlib._job.reporting.flight_record import FlightRecord
+from meshlib._job.reporting.progress import ProgressReporter
 from meshlib._job.stopping import StopAgreement
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import FlightRecorder, capacity_from_environment

@@ -216,7 +216,7 @@ class MeshConfig:
         """
         import numpy as np
 
-        from meshlib._job.init import ensure_world
+        from meshlib._job.starting.init import ensure_world
 
         ranks = ensure_world().membership.whole
         mesh = self.mesh_for(len(ranks), device_type)

@@ -15,9 +15,9 @@ from meshlib._job.current import (
     gradients_kept_by,
     keep_gradients_by,
 )
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
-from meshlib.rpc._calls import polled, seconds_of
+from meshlib.rpc._calling.futures import polled, seconds_of
 from meshlib.rpc._carriers import Carrier, Differentiating
 from meshlib.rpc._errors import WorkerLostError
 from meshlib.rpc._membership.directory import WorkerInfo

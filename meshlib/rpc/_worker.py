@@ -14,20 +14,20 @@ from meshlib._arrays.pickling import dump, load
 from meshlib._job.current import current_world, find_world
 from meshlib._job.world import World
 from meshlib._recording.recorder import Record
-from meshlib.rpc._caller import LOSS_SECONDS, Caller
+from meshlib.rpc._calling.caller import LOSS_SECONDS, Caller
+from meshlib.rpc._calling.execution import Execution
+from meshlib.rpc._calling.frames import FrameKind
+from meshlib.rpc._calling.loopback import AnyConnection, Loopback
+from meshlib.rpc._calling.recording import CallRecorder
+from meshlib.rpc._calling.serving import CallServer
 from meshlib.rpc._carriers import Carriers
 from meshlib.rpc._errors import answerable, describe, safely
-from meshlib.rpc._execution import Execution
-from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory, WorkerInfo
 from meshlib.rpc._membership.shutdown import Shutdown
-from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._overdue.cycles import CycleDetector
 from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._overdue.timer import TimerThread
-from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
-from meshlib.rpc._serving import CallServer
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import ChannelFrame

@@ -28,7 +28,7 @@ PRELOADED = (
     "meshlib._c10d.functions.objects",
     "meshlib._c10d.functions.personalized",
     "meshlib._c10d.groups",
-    "meshlib._job.init",
+    "meshlib._job.starting.init",
     "meshlib._mesh.init",
     "transport._auto",
     "ctypes",

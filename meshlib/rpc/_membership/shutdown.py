@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from meshlib._calls.future import WaitTimeoutError, block
-from meshlib.rpc._caller import Caller
-from meshlib.rpc._calls import OutgoingCall
+from meshlib.rpc._calling.caller import Caller
+from meshlib.rpc._calling.futures import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread

@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from meshlib._calls.future import Future
-from meshlib.rpc._caller import Caller
-from meshlib.rpc._calls import OutgoingCall, RpcFuture, name_of, settle
+from meshlib.rpc._calling.caller import Caller
+from meshlib.rpc._calling.execution import CYCLE_CHECK_SECONDS, CallId, Execution, ServedCall
+from meshlib.rpc._calling.futures import OutgoingCall, RpcFuture, name_of, settle
 from meshlib.rpc._errors import WaitCycleError
-from meshlib.rpc._execution import CYCLE_CHECK_SECONDS, CallId, Execution, ServedCall
 from meshlib.rpc._membership.directory import WorkerDirectory
 from transport._errors import DistError
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from meshlib._calls.future import Future, at_once
-from meshlib.rpc._calls import OutgoingCall
+from meshlib.rpc._calling.futures import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._overdue.timer import TimerThread
 

@@ -10,9 +10,9 @@ from typing import Any
 from meshlib._arrays import pickling
 from meshlib._arrays.pickling import Payload
 from meshlib._calls.future import Future
-from meshlib.rpc._calls import OutgoingCall, RpcFuture, settle
+from meshlib.rpc._calling.execution import Execution
+from meshlib.rpc._calling.futures import OutgoingCall, RpcFuture, settle
 from meshlib.rpc._errors import RRefLostError
-from meshlib.rpc._execution import Execution
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread
 from meshlib.rpc._references.counting import ObjectId, ReferenceCounts

@@ -55,8 +55,8 @@ def test_what_a_program_may_do_without_comes_at_its_first_use():
         assert callable(meshlib.all_reduce)
         mine = meshlib.all_reduce = object()
         later = {
-            "meshlib._c10d.functions.gathered", "meshlib._job.init", "meshlib._mesh.layout",
-            "meshlib.sharding", "meshlib._trace.dump",
+            "meshlib._c10d.functions.gathered", "meshlib._job.starting.init",
+            "meshlib._mesh.layout", "meshlib.sharding", "meshlib._trace.dump",
         }
         assert not later & set(sys.modules)
         assert meshlib.DeviceMesh is sys.modules["meshlib._mesh.device_mesh"].DeviceMesh

@@ -15,8 +15,8 @@ import pytest
 import meshlib as dist
 from meshlib._calls.call_queue import CallQueue
 from meshlib._collectives.group_of_ranks import call_queue_of
-from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
+from meshlib._job.starting import gpu as cuda_devices
 from meshlib._mesh import init as init_mesh
 from meshlib.testing import run_ranks
 from tests.support.gpu import fake_gpu

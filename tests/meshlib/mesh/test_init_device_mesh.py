@@ -29,7 +29,7 @@ def test_the_job_is_joined_if_that_was_not_done(monkeypatch):
         )
         install(joined[0], thread_only=True)
 
-    monkeypatch.setattr("meshlib._job.init.init_process_group", join)
+    monkeypatch.setattr("meshlib._job.starting.init.init_process_group", join)
     try:
         with pytest.raises(ValueError, match="'dim 0' is 0"):
             init_device_mesh("cpu", (0,))

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from meshlib import rpc
-from meshlib.rpc._caller import orphan
-from meshlib.rpc._messages import FrameKind
+from meshlib.rpc._calling.caller import orphan
+from meshlib.rpc._calling.frames import FrameKind
 from meshlib.rpc._references.references import LostRequests
 from meshlib.rpc._worker import current_worker
 from tests.support.meshlib.rpc_workers import agents, start_thread, until, workers

@@ -14,7 +14,7 @@ import meshlib as dist
 from meshlib import rpc
 from meshlib._job.current import current_world
 from meshlib._recording.call_report import report_calls
-from meshlib.rpc._messages import FrameKind
+from meshlib.rpc._calling.frames import FrameKind
 from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
 from tests.support.net.certificates import LONG_AGO, Authority, tls_of_the_tests

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 
 from meshlib._recording.recorder import FlightRecorder, Record
-from meshlib.rpc._calls import name_of
+from meshlib.rpc._calling.execution import CallId, ServedCall
+from meshlib.rpc._calling.futures import name_of
 from meshlib.rpc._errors import safely
-from meshlib.rpc._execution import CallId, ServedCall
 from transport._header import NO_ROOT, Kind, pack_header
 
 _NOWHERE = -1

@@ -10,7 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 from meshlib._arrays.pickling import Payload, load
-from meshlib.rpc._calls import OutgoingCall, PreparedCall
+from meshlib.rpc._calling.execution import Execution
+from meshlib.rpc._calling.frames import CREATES, UNREAD, FrameKind
+from meshlib.rpc._calling.futures import OutgoingCall, PreparedCall
+from meshlib.rpc._calling.loopback import AnyConnection, Loopback
+from meshlib.rpc._calling.recording import CallRecorder
 from meshlib.rpc._carriers import Carriers
 from meshlib.rpc._errors import (
     RpcConnectionError,
@@ -19,12 +23,8 @@ from meshlib.rpc._errors import (
     describe,
     with_cause,
 )
-from meshlib.rpc._execution import Execution
-from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory
-from meshlib.rpc._messages import CREATES, UNREAD, FrameKind
 from meshlib.rpc._overdue.deadlines import Deadlines
-from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
 from transport._channel.channel import GREETING_SECONDS, Channel
 from transport._channel.frames import ChannelFrame

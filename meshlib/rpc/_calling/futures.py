@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from meshlib._calls.future import Future, after, at_once, joint
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import Record
+from meshlib.rpc._calling.execution import CallId, Execution
+from meshlib.rpc._calling.loopback import AnyConnection
 from meshlib.rpc._errors import describe, safely
-from meshlib.rpc._execution import CallId, Execution
-from meshlib.rpc._loopback import AnyConnection
 from transport._deadline import Deadline, Timeout, to_seconds
 
 UNSET_TIMEOUT = -1.0

@@ -22,8 +22,8 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._native import calls as native
 from meshlib._recording.recorder import CAPACITY, COLLECTIVE, Record
-from meshlib.jit._call_site import CallSite
-from meshlib.jit._program import HostArray, HostFunction, Program, state_in_jit
+from meshlib.jit._xla.call_site import CallSite
+from meshlib.jit._xla.program import HostArray, HostFunction, Program, state_in_jit
 from transport._call import Call
 from transport._deadline import Deadline
 from transport._header import Kind

@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 from meshlib._arrays.pickling import Payload, load
 from meshlib._calls.future import Future
 from meshlib._recording.stacks import frames_of
-from meshlib.rpc._calls import name_of, settle
+from meshlib.rpc._calling.execution import CallId, Execution, ServedCall
+from meshlib.rpc._calling.frames import CREATES, UNREAD, FrameKind
+from meshlib.rpc._calling.futures import name_of, settle
+from meshlib.rpc._calling.loopback import AnyConnection
+from meshlib.rpc._calling.recording import CallRecorder
 from meshlib.rpc._carriers import Carriers
 from meshlib.rpc._errors import (
     RemoteError,
@@ -23,11 +27,7 @@ from meshlib.rpc._errors import (
     with_cause,
     without_frames,
 )
-from meshlib.rpc._execution import CallId, Execution, ServedCall
-from meshlib.rpc._loopback import AnyConnection
 from meshlib.rpc._membership.directory import WorkerDirectory
-from meshlib.rpc._messages import CREATES, UNREAD, FrameKind
-from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
 from meshlib.rpc.functions import future_of, is_async
 from transport._channel.frames import ChannelFrame

@@ -1,7 +1,7 @@
 """All uses of JAX's private modules by ``meshlib.jit``; no other module has any.
 
-JAX promises nothing about them. They are tested with the versions from ``_host_calls.OLDEST`` on,
-and before ``_host_calls.BEYOND``. The first call imports this file (``_host_calls.internals``).
+JAX promises nothing about them. They are tested with the versions from ``host_calls.OLDEST`` on,
+and before ``host_calls.BEYOND``. The first call imports this file (``host_calls.internals``).
 """
 
 from __future__ import annotations

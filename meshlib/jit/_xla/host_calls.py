@@ -28,10 +28,10 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.thread_rank import thread_rank
-from meshlib.jit._call_site import CallSite
-from meshlib.jit._device_buffers import on_program_stream
-from meshlib.jit._direct import DirectCall, DirectCallback, handler
-from meshlib.jit._program import Callback, HostFunction, Program
+from meshlib.jit._xla.call_site import CallSite
+from meshlib.jit._xla.device_buffers import on_program_stream
+from meshlib.jit._xla.direct import DirectCall, DirectCallback, handler
+from meshlib.jit._xla.program import Callback, HostFunction, Program
 from transport._environment import ANY_JAX
 
 _TARGETS = {
@@ -57,13 +57,13 @@ def check_version(version: tuple[int, ...]) -> None:
 
 @cache
 def internals() -> ModuleType:
-    """Return ``meshlib.jit._internals``, after checking JAX's version (``check_version``).
+    """Return ``meshlib.jit._xla.internals``, after checking JAX's version (``check_version``).
 
     The first call of any kind runs this, because importing ``meshlib.jit`` must not touch JAX.
     From then on, a second thread that runs a program with calls is refused.
     """
     check_version(jax.__version_info__)
-    from meshlib.jit import _internals as internals
+    from meshlib.jit._xla import internals
 
     internals.run_alone(_host_call_p)
     internals.watch_programs(_enter)

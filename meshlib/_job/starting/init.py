@@ -16,8 +16,8 @@ from meshlib._job.current import (
     is_thread_world,
     resolve_process_group,
 )
-from meshlib._job.finding import DEFAULT_INIT_METHOD, find_alone, find_others
-from meshlib._job.interrupts import defer_interrupts
+from meshlib._job.starting.finding import DEFAULT_INIT_METHOD, find_alone, find_others
+from meshlib._job.starting.interrupts import defer_interrupts
 from meshlib._job.thread_rank import thread_rank
 from meshlib._job.world import DEFAULT_TIMEOUT, World
 from meshlib._recording.log import set_debug_level_from_env
@@ -124,7 +124,7 @@ def init_process_group(
         atexit.register(_close_at_exit)
         if device_id is not None:
             # Without a device_id no GPU is needed.
-            from meshlib._job.gpu import bind_cuda_device
+            from meshlib._job.starting.gpu import bind_cuda_device
 
             undo.callback(destroy_process_group)
             bind_cuda_device(world, device_id)

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshlib._calls.call_stream import ContinuationStream
 from meshlib._calls.future import Future
-from meshlib.rpc._loopback import AnyConnection
+from meshlib.rpc._calling.loopback import AnyConnection
 from transport._channel.threads import ThreadPool
 
 CYCLE_CHECK_SECONDS = 1.0
