@@ -19,8 +19,8 @@ from meshlib._bench.libraries import OWN
 from meshlib._bench.run import Cell, grid
 from meshlib._bench.sizes import format_size
 from meshlib._command_line import OneLineParser
-from tests.benchmarks import counting
-from tests.benchmarks.system_calls import CannotCountError, system_calls
+from tests.benchmarks.counters import counting
+from tests.benchmarks.counters.system_calls import CannotCountError, system_calls
 
 _FEW, _MANY = 2, 10
 _FEW_SMALL, _MANY_SMALL = 10, 60

@@ -15,7 +15,7 @@ import pytest
 
 from tests.pytorch.torch_ranks import run
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
 # Not by an import: PyTorch takes seconds, and each xdist worker would do it to collect.
 pytestmark = [
     pytest.mark.skipif(
@@ -25,7 +25,11 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
 ]
-NAMES = re.findall(r"^@case\ndef (\w+)", (HERE / "cases.py").read_text(), re.MULTILINE)
+NAMES = [
+    name
+    for path in sorted((PROGRAMS / "cases").glob("*.py"))
+    for name in re.findall(r"^@case\ndef (\w+)", path.read_text(), re.MULTILINE)
+]
 
 
 def shared(tmp_path_factory, program: str, ranks: int) -> list[dict[str, str]]:
@@ -44,7 +48,7 @@ def shared(tmp_path_factory, program: str, ranks: int) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[dict[str, str]]:
-    return shared(tmp_path_factory, "cases.py", 4)
+    return shared(tmp_path_factory, "cases", 4)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,7 @@ def test_nothing_imports_pytorch_but_the_program():
 
 def test_tensors_of_another_device_go_to_its_backend():
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", HERE / "other_device.py"],
+        [sys.executable, "-W", "ignore", PROGRAMS / "other_device.py"],
         check=False,
         timeout=100,
         capture_output=True,

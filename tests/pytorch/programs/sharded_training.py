@@ -1,6 +1,6 @@
 """What each rank of ``test_sharded.py`` runs: the same weights trained by meshlib and by FSDP2.
 
-    meshrun --nproc-per-node 4 tests/pytorch/sharded_training.py FOLDER
+    meshrun --nproc-per-node 4 tests/pytorch/programs/sharded_training.py FOLDER
 
 FSDP2 runs over Gloo, whose ranks meet in FOLDER. Every pair of runs must give the same losses and
 the same parameters, in float64, except for rounding.
