@@ -68,7 +68,7 @@ typedef struct {
     struct {
         PyObject *name;
         int own;
-    } files[KNOWN_FILES]; /* the last that were asked for, and what own_files says of them */
+    } files[KNOWN_FILES]; /* the last ones looked up, with the result of own_files */
     int next_file;
 } Recorder;
 

@@ -375,7 +375,7 @@ class Messages(Mailbox):
         if self._carry(mode):
             return
         ends = tuple(ring.end for ring in self._rings.values() if ring.listens)
-        if core.listen_to(self._memory, ends, known, self._patient(call)):
+        if core.await_inbox(self._memory, ends, known, self._patient(call)):
             self._carry(mode)
 
     def _carry(self, mode: int) -> bool:

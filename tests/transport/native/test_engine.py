@@ -171,7 +171,7 @@ def test_misuse_is_refused() -> None:
     assert end.begin(header, large, core.LOOK) == core.AGAIN
     with pytest.raises(ValueError, match="under way"):
         end.begin(header, large, core.LOOK)
-    with pytest.raises(ValueError, match="bytes are to come"):
+    with pytest.raises(ValueError, match="bytes are left"):
         end.write(b"", core.LOOK)
 
 

@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused() -> None:
         sender.begin(b"abc", memoryview(b""), core.LOOK)
     sender.begin(packed(10), memoryview(bytes(10)), core.LOOK)
     accept(receiver)
-    with pytest.raises(ValueError, match="10 bytes are to come, of 3"):
+    with pytest.raises(ValueError, match="10 bytes are left, of 3"):
         receiver.take(memoryview(bytearray(3)), core.LOOK)
     with pytest.raises((TypeError, BufferError)):
         receiver.take(memoryview(bytes(10)), core.LOOK)
@@ -104,8 +104,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="no inbox"):
         core.RingEnd(bytearray(4096), 2, 1, 0, True)
     with pytest.raises(TypeError, match="RingEnds"):
-        core.listen_to(segment.mapping, (1,), 0, core.LOOK)
-    assert core.listen_to(segment.mapping, (), 0, core.LOOK) is False
+        core.await_inbox(segment.mapping, (1,), 0, core.LOOK)
+    assert core.await_inbox(segment.mapping, (), 0, core.LOOK) is False
 
 
 def test_the_message_that_is_waited_for_is_taken_and_no_other() -> None:

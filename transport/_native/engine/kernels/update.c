@@ -1,5 +1,5 @@
 /* Updates of one-sided windows. Hardware has them for few ops and dtypes, so all are made of compare-and-swap. */
-#include "engine/update.h"
+#include "engine/kernels/update.h"
 
 #include <string.h>
 

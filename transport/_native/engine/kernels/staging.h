@@ -1,6 +1,6 @@
 /* Writing past the caches, where that is faster. */
 #pragma once
-#include "engine/copy.h"
+#include "engine/kernels/copy.h"
 
 #include <stddef.h>
 #include <stdint.h>

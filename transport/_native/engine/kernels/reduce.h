@@ -13,7 +13,7 @@ typedef struct {
     uint16_t dtype;
     uint8_t op, itemsize;
     Loop combine;
-    BothLoop both; /* of two members, with what comes after: into both of their parts */
+    BothLoop both; /* of two members, with the operands after them: into both of their parts */
 } Loops;
 
 /* NULL: there are none. */
