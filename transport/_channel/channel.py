@@ -130,7 +130,7 @@ class Channel:
         connection = peer.connection
         if connection is not None and connection.error is None:
             return connection
-        said = "the connection to it is being made"
+        reason = "the connection to it is being made"
         with self._threads.slot_released():
             while True:
                 attempt = self._attempt(rank, peer)
@@ -138,9 +138,9 @@ class Channel:
                     if sliced(lambda s: wait([attempt], s).done, deadline.remaining()):  # noqa: B023
                         return attempt.result()
                 except CommunicatorTimeoutError as error:  # of the attempt, not of this call
-                    said = str(error)
+                    reason = str(error)
                 if deadline.expired:
-                    raise CommunicatorTimeoutError(said, rank)
+                    raise CommunicatorTimeoutError(reason, rank)
 
     def connected(self, rank: int) -> ChannelConnection | None:
         """Return the connection to ``rank``, None if there is none."""

@@ -58,9 +58,9 @@ class Completion:
     def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
         """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
         self._explain = explain
-        self.tell()
+        self.report_failure()
 
-    def tell(self) -> None:
+    def report_failure(self) -> None:
         """Explain a failure now, before a thread asks: other members wait for the report."""
         if self._failure is not None and self._explain is not None:
             self._explain(self._failure, self._at_fault)

@@ -86,7 +86,7 @@ class MpiLink(Link):
         self._check = group.check_open
         self._head = HeadRoom()
         self._posted: list[_MpiSend] = []
-        self._coming: deque[_MpiReceive] = deque()
+        self._receives: deque[_MpiReceive] = deque()
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _MpiSend:
         del tag  # frames leave in the same order on all members, as no peer is distant
@@ -100,7 +100,7 @@ class MpiLink(Link):
     def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _MpiReceive:
         del tag
         received = _MpiReceive(self, call, into)
-        self._coming.append(received)
+        self._receives.append(received)
         return received
 
     def finish_send(self, call: Call, frame: MpiFrame) -> None:
@@ -111,10 +111,10 @@ class MpiLink(Link):
         """Receive the frames that were posted, up to the one that is awaited."""
         try:
             while not awaited.done:
-                first = self._coming[0]
+                first = self._receives[0]
                 self._receive(first.call, first.into, on_piece if first is awaited else None)
                 first.done = True
-                self._coming.popleft()
+                self._receives.popleft()
         finally:
             if not awaited.done:
                 self.withdraw()
@@ -125,7 +125,7 @@ class MpiLink(Link):
             if not request.done:
                 request.frame.abandon()
         self._posted.clear()
-        self._coming.clear()
+        self._receives.clear()
 
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         self._check()

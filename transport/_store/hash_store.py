@@ -49,7 +49,7 @@ class HashStore(Store):
         self._closed = False
         self._waits: dict[Waiter, threading.Event] = {}
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         self._refuse_in_a_fork()
         with self._lock:
             self._check_open()

@@ -35,8 +35,8 @@ from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 from transport._tcp.messages import MessageLink
 
-# After so long without the connection that a peer is to make, this rank looks whether it lives.
-_PATIENCE_SECONDS = 0.2
+# After this time without the peer's connection, this rank checks that the peer lives.
+_FIRST_WAIT_SECONDS = 0.2
 _JOIN_SECONDS = 5.0
 
 
@@ -245,10 +245,10 @@ class TcpCommunicator(LinkCommunicator):
         return [socks[number] for number in range(count)]
 
     def _await_arrival(self, peer: int, call: Call) -> list[socket.socket]:
-        patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
-        socks = self._wait_for_arrival(peer, patience)
+        first_wait = Deadline.after(min(_FIRST_WAIT_SECONDS, call.deadline.remaining()))
+        socks = self._wait_for_arrival(peer, first_wait)
         if socks is None and not call.deadline.expired:
-            # The answer may be that it has left; if it lives, we are told when it goes.
+            # The peer may answer that it has left. If it lives, this rank is notified of its end.
             if peer not in self._message_links:
                 notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
                 try:
@@ -261,7 +261,7 @@ class TcpCommunicator(LinkCommunicator):
         return socks
 
     def _has_not_connected(self, peer: int, call: Call) -> CommunicatorTimeoutError:
-        store = self.membership.store.with_patience(_PATIENCE_SECONDS)
+        store = self.membership.store.with_grace(_FIRST_WAIT_SECONDS)
         with suppress(DistStoreError):
             if not store.check([address_key(peer)]):
                 return has_not_entered(call, self.membership, peer)

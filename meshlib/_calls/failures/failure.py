@@ -78,9 +78,7 @@ class Failure:
             context = self._context
             with suppress(DistStoreError):
                 # The others learn the reason before they see this rank's channels close.
-                publish(
-                    context.store.with_patience(STORE_SECONDS), Abort.of(self._members.id, error)
-                )
+                publish(context.store.with_grace(STORE_SECONDS), Abort.of(self._members.id, error))
             self.fail(error)
 
     def note_told(self) -> None:
@@ -160,7 +158,7 @@ class Failure:
             f" {members}, {record.site}: {what}"
         )
         with suppress(DistStoreError):
-            store = context.store.with_patience(STORE_SECONDS)
+            store = context.store.with_grace(STORE_SECONDS)
             publish(store, Refused(members.id, number, message))
 
     def hear_refusal(self, refusal: Refused) -> None:

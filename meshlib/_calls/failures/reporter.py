@@ -64,7 +64,7 @@ class Reporter:
     def __init__(self, state: GroupState, store: Store) -> None:
         self._state = state
         self._group = state.members
-        self._store = store.with_patience(STORE_SECONDS)
+        self._store = store.with_grace(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.

@@ -65,7 +65,7 @@ class Agreement:
         members: Sequence[int],
         excluded: Collection[int] = (),
     ) -> None:
-        self._store = store.with_patience(STORE_SECONDS)
+        self._store = store.with_grace(STORE_SECONDS)
         self._membership = membership
         self._name = name
         self._members = tuple(members)

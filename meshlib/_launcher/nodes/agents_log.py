@@ -152,7 +152,7 @@ class SharedLog(AgentLog):
         """Append heartbeats and queued records until this node leaves."""
         farewell = AgentLeft(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
-        follower, store = store.clone(), store.with_patience(self._silence)
+        follower, store = store.clone(), store.with_grace(self._silence)
         key = alive_key(self._agent)
         store.set(key, "0")
         self._follow(follower)

@@ -54,7 +54,7 @@ class EtcdLog(SharedLog):
         with EtcdStore(self._nodes.etcd, self._silence) as root:
             while not self._closing.is_set():
                 try:
-                    job = self._enter(root.with_patience(self._beat))
+                    job = self._enter(root.with_grace(self._beat))
                 except DistStoreError as error:
                     if deadline.expired or isinstance(error, RefusedError):
                         raise

@@ -92,7 +92,7 @@ def test_a_call_that_failed_says_what_this_rank_knows(
 
 
 def test_patience(stopped: TCPStore) -> None:
-    hurried = PrefixStore("job", stopped).with_patience(0.05)
+    hurried = PrefixStore("job", stopped).with_grace(0.05)
     for call, granted in (
         (lambda: hurried.set("k", "v"), 0.05),
         (lambda: hurried.get("k", timeout=0.05), 0.1),

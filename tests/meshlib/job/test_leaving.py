@@ -172,9 +172,9 @@ def test_leaving_costs_one_message_more_than_its_news():
         def clone(self):
             return HashStore(_shared=self._shared)
 
-        def _ask(self, op, fields):
+        def _request(self, op, fields):
             asked.append(op.name)
-            return super()._ask(op, fields)
+            return super()._request(op, fields)
 
         def _await(self, op, fields, timeout):
             asked.append(op.name)

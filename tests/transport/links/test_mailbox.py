@@ -109,7 +109,7 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
             assert sleeps.acquire(timeout=LONG)
             with mailbox._lock:  # it sleeps
                 mailbox._ending[2] = PeerLostError("rank 2 left", 2)
-                mailbox._ending_is_news = True
+                mailbox._endings_changed = True
             mailbox._carry = slow_carry
             mailbox._stop_carrying()
             taken_in.set()

@@ -33,16 +33,16 @@ class CountingStore(PrefixStore):
         super().__init__(prefix, store)
         self.asked = asked
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         self.asked.append(op)
-        return super()._ask(op, fields)
+        return super()._request(op, fields)
 
     def _await(self, op: Op, fields: Fields, timeout: Any) -> Fields:
         self.asked.append(op)
         return super()._await(op, fields, timeout)
 
-    def _tell(self, op: Op, fields: Fields) -> None:
-        super()._ask(op, fields)
+    def _post(self, op: Op, fields: Fields) -> None:
+        super()._request(op, fields)
 
     def aside(self) -> CountingStore:
         return CountingStore(self.prefix, self.underlying_store.aside(), self.asked)
@@ -78,8 +78,8 @@ def counting(
 @pytest.fixture(autouse=True)
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a connection for long asks the store once more."""
-    monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", LONG)
-    monkeypatch.setattr("transport._communicators.store_waits._PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("transport._tcp.communicator._FIRST_WAIT_SECONDS", LONG)
+    monkeypatch.setattr("transport._communicators.store_waits._FIRST_WAIT_SECONDS", LONG)
 
 
 def test_the_store_is_asked_once_for_all_addresses() -> None:

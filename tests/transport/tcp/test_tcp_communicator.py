@@ -165,7 +165,7 @@ class TestWaitingForOneThatIsLate:
     """Over a connection for messages, which costs no thread."""
 
     def test_leaves_no_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("transport._tcp.communicator._FIRST_WAIT_SECONDS", 0.0)
         store = HashStore()
         begun, before = threading.Event(), set(threading.enumerate())
         dial = TcpCommunicator._dial

@@ -67,7 +67,7 @@ class HostPeers(PeerKeys):
         """
         address, membership = self._address(peer, call), self._membership
         name = membership.describe(peer)
-        number, request = self._endpoint.ask(
+        number, request = self._endpoint.request(
             address, membership.group, membership.rank, peer, what, name
         )
         call.waiting_for = peer

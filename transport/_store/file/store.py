@@ -120,7 +120,7 @@ class FileStore(Store):
         with self._open(), self._log.locked(Deadline.after(self._timeout), shared=shared):
             yield self._log
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         with self._held(shared=op not in CHANGES) as log:
             answer = log.run(op, fields)
         assert answer is not None, op
