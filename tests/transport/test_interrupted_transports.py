@@ -137,7 +137,7 @@ def test_sending_over_shm() -> None:
             done.set()
 
 
-def test_who_waits_for_an_interrupted_threads_connection_is_told() -> None:
+def test_an_abort_ends_the_wait_for_an_interrupted_threads_connection() -> None:
     """An interrupted call has its communicator aborted."""
     with ExitStack() as stack:
         runtime = Runtime(secret=b"secret of the tests", host="127.0.0.1")
@@ -193,7 +193,7 @@ def test_calls_on_a_device() -> None:
     watch.close()
 
 
-def test_what_nccl_is_told() -> None:
+def test_an_interrupt_ends_the_comparison_of_nccl_calls() -> None:
     ending = threading.Event()
 
     def all_gather(*_: object) -> None:

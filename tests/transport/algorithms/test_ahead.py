@@ -105,7 +105,7 @@ def test_what_arrives_is_bounded(n: int) -> None:
     assert held <= 40 * SEGMENT + 4096 * (n - 1).bit_length()  # the least that a slot takes
 
 
-def test_a_chain_passes_a_segment_on_when_it_has_come() -> None:
+def test_a_chain_passes_a_segment_on_when_it_has_arrived() -> None:
     chunks = 7
 
     def body(m: Member) -> list[Any]:

@@ -135,7 +135,7 @@ def test_one_rank_does_nothing() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER], ids=str)
 @pytest.mark.parametrize("n", [32, 256, 1024])
-def test_large_groups_double_as_long_as_the_model_says_that_it_pays(kind: Kind, n: int) -> None:
+def test_large_groups_double_while_it_pays_in_the_model(kind: Kind, n: int) -> None:
     beta = 1e-9
     cost = Cost(DEFAULT.frame * beta, beta, 0.0, 1e9)
     never = replace(

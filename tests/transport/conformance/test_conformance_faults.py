@@ -179,7 +179,7 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 @pytest.mark.parametrize("scale", [1, 50, 100_000], ids=["small", "ring", "large"])
-def test_members_that_disagree_both_learn_it_and_keep_their_data(
+def test_both_members_of_a_mismatch_raise_and_keep_their_data(
     transport: Transport, what: str, scale: int
 ) -> None:
     gate = gather_gates(2)

@@ -300,7 +300,7 @@ def test_a_receive_that_timed_out_takes_no_later_message(transport: Transport) -
     run_group(transport, 2, body)
 
 
-def test_the_call_says_whom_it_waits_for(transport: Transport) -> None:
+def test_the_call_names_the_awaited_peer(transport: Transport) -> None:
     waits = threading.Event()
 
     def body(member: Member) -> None:

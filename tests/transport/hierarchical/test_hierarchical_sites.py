@@ -223,7 +223,7 @@ def test_allocated_memory_is_reduced_like_any_other(hosts: str) -> None:
     run_group(placed(hosts), len(hosts), body, TABLE)
 
 
-def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
+def test_errors_inside_a_host_name_ranks_of_the_whole_group() -> None:
     """Ranks 3 and 5 are on host d, whose site has ranks 1 and 4 as well."""
 
     def body(member: Member) -> None:

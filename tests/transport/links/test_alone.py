@@ -60,14 +60,14 @@ def test_every_backend_for_host_memory_hands_it_out_and_starts_nothing(name: str
     comm.close()
 
 
-def test_a_third_partys_backend_gets_it_too_and_is_asked_for_two() -> None:
+def test_a_third_partys_backend_is_used_from_two_members_on() -> None:
     entry = BackendEntry("theirs", InprocCommunicator, ("cpu",))
     assert type(entry.make(only_member())) is AloneCommunicator
     pair = Membership("group", 0, (0, 1), HashStore(), Runtime())
     assert type(entry.make(pair)) is InprocCommunicator
 
 
-def test_what_a_transport_asks_for_is_asked_for_as_well(tmp_path: Path) -> None:
+def test_the_requirements_of_a_transport_hold_for_one_member_too(tmp_path: Path) -> None:
     elsewhere = pytest.raises(DistStoreError, match="expected a HashStore")
     with closing(FileStore(str(tmp_path / "store"))) as store, elsewhere:
         lookup("inproc").make(only_member(store))
@@ -99,7 +99,7 @@ def test_messages_to_itself_are_matched_and_checked() -> None:
 
 
 @pytest.mark.parametrize("end", ["abort", "close"])
-def test_every_call_after_the_end_says_why(end: str) -> None:
+def test_every_call_after_the_end_raises_the_reason(end: str) -> None:
     comm = made()
     reason = "enough" if end == "abort" else "the communicator was closed"
     comm.abort("enough") if end == "abort" else comm.close()

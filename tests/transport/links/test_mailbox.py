@@ -37,7 +37,7 @@ HEADER = CallHeader(0, 3, -1, Kind.RECV, dtype_code(np.dtype(np.float64)), 0)
 
 
 @pytest.mark.parametrize("waits", ["for the message", "for its bytes"])
-def test_a_received_array_is_not_kept_until_the_collector_comes(waits: str) -> None:
+def test_a_received_array_is_not_kept_until_the_collector_runs(waits: str) -> None:
     mailbox = Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
     payload = np.arange(3.0).view(np.uint8)
     stored = mailbox.begin(1, HEADER, payload.nbytes) if waits == "for its bytes" else None
@@ -89,12 +89,12 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
         mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
         carry = mailbox._carry
 
-        def slow_carry(patient: bool) -> bool:
+        def slow_carry(wait: bool) -> bool:
             # The receiver was woken, found this thread carrying, and sleeps again.
             assert sleeps.acquire(timeout=LONG)
             with mailbox._lock:
                 mailbox._carry = carry
-            return carry(patient)
+            return carry(wait)
 
         carrying = threading.Event()
 

@@ -43,7 +43,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("make", [InprocCommunicator, TcpCommunicator, _shm, _two_hosts])
 @pytest.mark.usefixtures("short_pieces")
-def test_a_member_that_comes_late_to_the_group(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_late_member_of_the_group(make) -> None:  # type: ignore[no-untyped-def]
     """The others wait for it in the group's store, then at its endpoint, then in their call."""
 
     def late(membership: Membership, table: Thresholds) -> Communicator:
@@ -73,7 +73,7 @@ def test_what_is_left_is_all_that_is_left() -> None:
 
 
 @pytest.mark.usefixtures("short_pieces")
-def test_bytes_that_come_late() -> None:
+def test_late_bytes() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         threading.Timer(LATE / 2, lambda: theirs.sendall(b"late")).start()

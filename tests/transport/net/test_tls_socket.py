@@ -81,13 +81,13 @@ class TestSocket:
                 while True:
                     ours.send(b"body")
 
-    @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+    @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
     @pytest.mark.parametrize("end", ["client", "server"])
     def test_what_is_lost_before_tls_begins_is_a_lost_connection(
-        self, end: str, said: bytes
+        self, end: str, sent: bytes
     ) -> None:
         with sockets() as (ours, theirs):
-            theirs.sendall(said)
+            theirs.sendall(sent)
             reset(theirs)
             await_end(ours)
             with getattr(tls_of_the_tests(), end)(ours) as sock:

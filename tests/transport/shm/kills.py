@@ -98,8 +98,8 @@ def kill_one(seed: int) -> list[float]:
             took: list[float] = []
             for rank, (read, _) in enumerate(pipes):
                 if rank != victim:
-                    known, said = read_within(read, 4096, 60).decode().split(" ", 1)
-                    assert f"rank {victim}" in said, f"seed {seed}: rank {rank} said {said}"
+                    known, report = read_within(read, 4096, 60).decode().split(" ", 1)
+                    assert f"rank {victim}" in report, f"seed {seed}: rank {rank} reported {report}"
                     took.append(float(known) - killed)
             return took
         finally:

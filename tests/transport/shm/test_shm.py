@@ -52,7 +52,7 @@ def test_the_registry_knows_it() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 3000])
-def test_members_that_disagree_about_the_root_learn_it_by_the_next_barrier(count: int) -> None:
+def test_members_that_disagree_about_the_root_raise_by_the_next_barrier(count: int) -> None:
     """Two roots that wait for nobody: each believes that its broadcast has been received."""
     gate = threading.Barrier(3, timeout=LONG)
     roots = (2, 1, 2)
@@ -73,7 +73,7 @@ def test_members_that_disagree_about_the_root_learn_it_by_the_next_barrier(count
     run_group(SHM, 3, body)
 
 
-def test_roots_that_disagree_learn_it_although_they_never_meet() -> None:
+def test_roots_that_disagree_raise_although_they_never_meet() -> None:
     """Calls in which a root waits for nobody cannot go on for ever without a comparison."""
 
     def body(member: Member) -> None:

@@ -167,7 +167,7 @@ def test_sizes_around_pieces_and_ends_whoever_is_late(late: str) -> None:
     run_group(SHM, 2, body)
 
 
-def test_who_stops_in_the_middle_is_named_and_what_came_before_is_received(
+def test_a_sender_that_stops_in_the_middle_is_named_after_its_earlier_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sender is interrupted while it waits for room."""

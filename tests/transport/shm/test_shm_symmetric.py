@@ -225,7 +225,7 @@ def test_odd_sizes_and_dtypes() -> None:
     run_group(SHM, 2, body)
 
 
-def test_members_that_ask_for_different_memory_all_learn_it() -> None:
+def test_different_sizes_of_memory_are_a_mismatch_on_all_members() -> None:
     def body(member: Member) -> None:
         with pytest.raises(HeaderMismatchError, match=r"count=10.*count=11|count=11.*count=10"):
             allocate(member, 10 + member.rank)
