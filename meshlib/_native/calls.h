@@ -32,7 +32,7 @@ typedef struct {
     char numbering; /* a thread is about to number and queue a call in Python */
 } Order;
 
-uint16_t history_after(const Header *header); /* transport/_header.py */
+uint16_t history_after(const Header *header); /* transport/_calls/header.py */
 
 /* All of a header but its number and history, from elements, root, kind, dtype, op, extra, of which all
  * but the kind may be NULL: -1 with an exception. */

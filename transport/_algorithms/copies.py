@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Request, exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import TOTAL, store

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Link, wait_all
 from transport._operands.flat import as_bytes
 from transport._operands.operand import ARRIVING, TOTAL, pack, store

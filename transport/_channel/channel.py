@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import ChannelConnection, Receiver
 from transport._channel.frames import FIRST_KIND, ChannelFrame, Control
 from transport._channel.greeting import Greeting
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorTimeoutError,
@@ -33,12 +33,12 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._interrupts import sliced
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, publish
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import sliced
 
 GREETING_SECONDS = 10.0
 """The deadline of one attempt to connect; callers with later deadlines start another."""

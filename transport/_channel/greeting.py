@@ -15,11 +15,11 @@ import numpy as np
 
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import ChannelFrame, Control
-from transport._deadline import Deadline
 from transport._errors import DistNetworkError
 from transport._operands.flat import address
 from transport._place import this_machine
 from transport._shm.process_memory import ProcessMemory, is_possible
+from transport._waiting.deadline import Deadline
 
 # The flags of the three frames.
 _FIRST, _READABLE, _NOT_READABLE = 0, 1, 2

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transport._calls.header import Kind
 from transport._choosing.blocks import blocks_of, halving_steps
 from transport._choosing.choice import ROUND_BYTES, Algorithm, Thresholds, levels_of
-from transport._header import Kind
 from transport._operands.flat import segments_of
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorAbortedError
 from transport._operands.flat import Scratch, part_bounds

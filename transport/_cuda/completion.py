@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from transport._calls.header import CallHeader
 from transport._cuda.driver import Driver
-from transport._deadline import Deadline
-from transport._header import CallHeader
-from transport._interrupts import next_slice
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice
+from transport._waiting.spinning import Pauses
 
 _PAUSES = 20e-6, 1e-3
 

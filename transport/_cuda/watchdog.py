@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader
 from transport._cuda.completion import Completion
 from transport._errors import (
     CommunicatorAbortedError,
@@ -18,8 +19,7 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
-from transport._header import CallHeader
-from transport._interrupts import Condition
+from transport._waiting.interrupts import Condition
 
 _SECONDS = 0.02
 _IDLE_SECONDS = 5.0

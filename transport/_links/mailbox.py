@@ -18,21 +18,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from transport._call import Call
-from transport._codes import dtype_code, dtype_name
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code, dtype_name
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._interrupts import Condition
 from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
 
 DEFAULT_LIMIT = 8 << 20
 

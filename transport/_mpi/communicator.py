@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, DistStoreError, PeerLostError

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from transport._calls.header import CallHeader
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
-from transport._header import CallHeader
-from transport._interrupts import Condition
 from transport._links.mailbox import Mailbox
 from transport._mpi.library import MpiProcess, wait
 from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
+from transport._waiting.spinning import Pauses
 
 _PAUSES = 50e-6, 1e-3
 

@@ -11,8 +11,8 @@ import struct
 from collections import deque
 from typing import Any
 
-from transport._call import Call
-from transport._header import HEADER_BYTES, CallHeader
+from transport._calls.call import Call
+from transport._calls.header import HEADER_BYTES, CallHeader
 from transport._link import Link, OnPiece, Request, waited_for, wrong_frame
 from transport._links.communicator import LinkCommunicator
 from transport._mpi.library import MpiProcess, wait

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._cuda.driver import Driver

@@ -16,12 +16,11 @@ import threading
 from functools import partial
 from typing import Any
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._interrupts import is_held, look, sliced
 from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.flat import as_bytes
@@ -31,6 +30,7 @@ from transport._shm.rings import RingReader, RingWriter
 from transport._shm.segment import OwnedSegment, no_memory
 from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
+from transport._waiting.interrupts import is_held, look, sliced
 
 INBOX = "inbox"
 

@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Self, TypeVar
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError, DistStoreError, QueueEmptyError, StoreTimeoutError
 from transport._store.arguments import (
     Value,
@@ -28,6 +27,7 @@ from transport._store.arguments import (
 )
 from transport._store.commands import Fields, Op, wanted
 from transport._store.fields import pack_number
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 DEFAULT_STORE_TIMEOUT = 300.0
 T = TypeVar("T")

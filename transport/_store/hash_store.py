@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistError, DistStoreError
-from transport._interrupts import sliced
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import Commands, Fields, Op
 from transport._store.table import Waiter
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import sliced
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from transport._deadline import Timeout
 from transport._errors import DistError
 from transport._store.arguments import from_key, to_key
 from transport._store.base import Store
 from transport._store.commands import Fields, Op
+from transport._waiting.deadline import Timeout
 
 T = TypeVar("T")
 

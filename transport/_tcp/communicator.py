@@ -9,11 +9,10 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys, has_not_entered
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
@@ -22,7 +21,6 @@ from transport._errors import (
     DistStoreError,
     PeerLostError,
 )
-from transport._interrupts import Condition, next_slice
 from transport._links.communicator import LinkCommunicator
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
@@ -34,6 +32,8 @@ from transport._tcp.meeting.dial import Dial, address_key, publish
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 from transport._tcp.messages import MessageLink
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition, next_slice
 
 # After this time without the peer's connection, this rank checks that the peer lives.
 _FIRST_WAIT_SECONDS = 0.2

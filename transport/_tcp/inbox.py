@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._links.incoming import PendingReceive
 from transport._links.mailbox import Mailbox
-from transport._polling import (
+from transport._tcp.messages import MessageLink
+from transport._tcp.worker import LinkWorker, Sockets
+from transport._waiting.polling import (
     PEER_CLOSED,
     READABLE,
     WRITABLE,
@@ -29,9 +31,7 @@ from transport._polling import (
     can_be_polled,
     new_poller,
 )
-from transport._tcp.messages import MessageLink
-from transport._tcp.worker import LinkWorker, Sockets
-from transport._waiting import SpinWait
+from transport._waiting.spinning import SpinWait
 
 # The pause of the endpoint's thread after a waiting thread has read the connections.
 _AWAY_SECONDS = 0.01

@@ -17,11 +17,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport._interrupts import SLICE_SECONDS, look
 from transport._link import Link, OnPiece, Request, wrong_frame
-from transport._polling import PEER_CLOSED
 from transport._tcp.connection import HALF_A_FRAME, TcpConnection
 from transport._tcp.far import Distance
 from transport._tcp.frame import (
@@ -36,7 +34,9 @@ from transport._tcp.frame import (
 )
 from transport._tcp.stripes import Stripes
 from transport._tcp.worker import LinkWorker
-from transport._waiting import SpinWait
+from transport._waiting.interrupts import SLICE_SECONDS, look
+from transport._waiting.polling import PEER_CLOSED
+from transport._waiting.spinning import SpinWait
 
 
 class TcpLink(TcpConnection, Link):

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._errors import CommunicatorAbortedError, PeerLostError
-from transport._header import Kind
 from transport._link import OnPiece
 from transport._links.incoming import IncomingMessage
 from transport._links.mailbox import Mailbox

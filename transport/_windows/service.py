@@ -15,16 +15,16 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import FIRST_KIND, ChannelFrame
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, DistError, PeerLostError
-from transport._interrupts import next_slice
 from transport._operands.reduce_op import Flat
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.interrupts import next_slice
 from transport._windows.memory import SLICE_SECONDS, Late, MappedMemory
 
 _LOGGER = logging.getLogger("meshlib.transport")

@@ -16,7 +16,8 @@ from meshlib._calls.state import GroupState, Lifecycle
 from meshlib._events.events import Abort, Departures, Refused
 from meshlib._events.log import STORE_SECONDS, publish
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import ONE_SIDED, CallHeader, Kind
 from transport._communicators.base import Communicator
 from transport._errors import (
     CollectiveMismatchError,
@@ -30,7 +31,6 @@ from transport._errors import (
     PeerLostError,
     RankFailedError,
 )
-from transport._header import ONE_SIDED, CallHeader, Kind
 
 # Errors about other ranks: they do not tell why those ranks have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)

@@ -36,13 +36,13 @@ from meshlib._launcher.nodes.records import (
     parse,
 )
 from meshlib._launcher.options.launch import LaunchOptions, NodeOptions
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError, DistError, DistNetworkError, StoreSilentError
 from transport._net.auth import HANDSHAKE_SECONDS
 from transport._net.sockets import format_address, is_local, resolves
 from transport._store.base import Store
 from transport._store.tcp.server import TCPStoreServer
 from transport._store.tcp.store import TCPStore
+from transport._waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from meshlib._launcher.nodes.etcd_log import Succession

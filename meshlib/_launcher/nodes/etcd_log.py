@@ -27,12 +27,12 @@ from meshlib._launcher.nodes.records import (
     is_decision,
 )
 from meshlib._launcher.options.launch import LaunchOptions
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.base import Store
 from transport._store.etcd.client import RefusedError
 from transport._store.etcd.store import EtcdStore
 from transport._store.tcp.server import TCPStoreServer
+from transport._waiting.deadline import Deadline
 
 _JOB = "job"
 _LEADER = "meshrun/leader"

@@ -17,9 +17,9 @@ import meshlib as dist
 from meshlib._job.current import current_world
 from meshlib.testing import RankError, run_ranks
 from transport import _native
-from transport._auto import choose
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
+from transport._hierarchical.auto import choose
 from transport._place import Place
 
 DEADLINE = 100.0

@@ -16,8 +16,8 @@ from meshlib._job.leaving import find_mismatch
 from meshlib._job.world import World
 from meshlib._recording.recorder import COLLECTIVE, FlightRecorder
 from meshlib.testing import RankError, run_ranks
+from transport._calls.header import Kind
 from transport._communicators.runtime import Runtime
-from transport._header import Kind
 from transport._store.hash_store import HashStore
 
 WAIT = 60.0

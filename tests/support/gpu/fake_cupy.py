@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.gpu.host_driver import HostDriver, HostMachine
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 _own: ContextVar[HostDriver] = ContextVar("driver")
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport._choosing.cost import CollectiveCost, Cost, work_of
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)

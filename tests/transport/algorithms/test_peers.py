@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Algorithm, Thresholds
 from transport._choosing.peers import peers_of
-from transport._header import Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp
 
 LARGE = Thresholds(

@@ -24,7 +24,7 @@ from transport._choosing.tuning import (
     shipped,
 )
 from transport._communicators.runtime import Membership, Runtime
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.transport.collective_oracle import reduced
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
-from transport._header import Kind
+from transport._calls.header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 GROUP_SIZES = (1, 2, 3, 4, 5, 7)

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader, Kind
 from transport._choosing.choice import DEFAULT
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import CallHeader, Kind
 from transport._links.communicator import LinkCommunicator
 from transport._net.sockets import recv_exact_into
 from transport._operands.flat import part_bounds, segments_of
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp.link import TcpLink
+from transport._waiting.deadline import Deadline
 
 SOON = LONG / 3
 """A wake-up that takes longer than this was a deadline, not a wake-up."""

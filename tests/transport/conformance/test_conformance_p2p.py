@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._deadline import Deadline
+from transport._calls.header import Kind
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Deadline
 
 
 def number(value: float) -> np.ndarray:

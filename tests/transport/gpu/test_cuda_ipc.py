@@ -30,14 +30,14 @@ from tests.transport.conformance.test_conformance_p2p import (  # noqa: F401
     test_any_source_returns_the_sender_and_keeps_each_ones_order,
     test_messages_match_by_tag_and_never_overtake,
 )
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._cuda_ipc import CudaIpcCommunicator
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistBackendError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
+from transport._waiting.deadline import Deadline
 
 
 def make(membership: Membership, table: Thresholds) -> OnDevice:

@@ -23,20 +23,20 @@ from tests.transport.conformance.test_conformance_p2p import (  # noqa: F401
     test_any_source_returns_the_sender_and_keeps_each_ones_order,
     test_messages_match_by_tag_and_never_overtake,
 )
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._cuda import DeviceFlat
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
 )
-from transport._header import Kind
 from transport._nccl import NcclCommunicator, library
 from transport._nccl.library import check_version, has_provider, load_nccl, version_text
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Deadline
 
 NCCL = Transport("nccl", make_nccl, has_links=False, shows_links=False, on_device=True)
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.transport.pretended import pretended
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._auto import choose
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._header import Kind
 from transport._hierarchical import HierarchicalCommunicator
+from transport._hierarchical.auto import choose
 from transport._operands.reduce_op import ReduceOp
 from transport._place import Place
 from transport._shm import ShmCommunicator

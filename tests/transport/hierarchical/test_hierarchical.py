@@ -20,6 +20,7 @@ from tests.support.transport.counting import Count, counting
 from tests.support.transport.growing import with_growing_deadlines
 from tests.support.transport.pretended import Across, pretended
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -29,9 +30,8 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import Kind
 from transport._hierarchical import HierarchicalCommunicator
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.flat import part_bounds
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 

@@ -16,11 +16,11 @@ import pytest
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.pretended import Across, pretended
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._errors import PeerLostError
-from transport._header import Kind
 from transport._hierarchical.hosts import MembersByHost
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place, this_place
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.backends import BackendEntry, lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -25,12 +25,12 @@ from transport._errors import (
     DistStoreError,
     HeaderMismatchError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport._store import FileStore, HashStore, Store
 from transport._tcp import TcpCommunicator
+from transport._waiting.deadline import Deadline
 
 ON_HOST = ["auto", "inproc", "shm", "tcp"]
 

@@ -14,16 +14,15 @@ import pytest
 
 from tests.support.net.tcp_pairs import sockets
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport._header import CallHeader, Kind
 from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
@@ -32,6 +31,7 @@ from transport._store.hash_store import HashStore
 from transport._tcp.frame import pack_prefix
 from transport._tcp.inbox import MessageWorker
 from transport._tcp.messages import MessageLink
+from transport._waiting.deadline import Deadline
 
 HEADER = CallHeader(0, 3, -1, Kind.RECV, dtype_code(np.dtype(np.float64)), 0)
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._mpi import communicator
 from transport._mpi.communicator import MpiCommunicator
 from transport._store.hash_store import HashStore
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 

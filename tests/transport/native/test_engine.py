@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport._call import Call
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._native import core
+from transport._waiting.deadline import Deadline
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")
 SUM, MIN, MAX = 1, 4, 5

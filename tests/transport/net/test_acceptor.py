@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net import acceptor as acceptor_module
 from transport._net.acceptor import Acceptor
 from transport._net.auth import Handshake, authenticate
 from transport._net.sockets import listen, recv_exact
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.auth import (
     MAX_UNPROVEN_BYTES,
@@ -24,6 +23,7 @@ from transport._net.auth import (
 )
 from transport._net.secret_file import secret_from_environment
 from transport._net.sockets import recv_exact
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 Outcome = str | None

@@ -16,7 +16,6 @@ import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     DistBackendError,
     DistError,
@@ -29,6 +28,7 @@ from transport._shm.meeting.endpoint import DIED, ShmEndpoint
 from transport._shm.meeting.peer_connection import Packet, PeerConnection
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
 
 SECRET = b"secret of the tests"
 SOON = LONG / 3

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from transport._deadline import Deadline
 from transport._errors import DistNetworkError
 from transport._net.sockets import (
     connect,
@@ -19,6 +18,7 @@ from transport._net.sockets import (
     recv_exact,
     send_all,
 )
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 

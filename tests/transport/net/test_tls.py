@@ -19,7 +19,6 @@ import pytest
 from tests.support.net.certificates import LONG_AGO, Authority, Files, tls_of_the_tests
 from tests.support.net.tcp_pairs import LONG, sockets
 from tests.support.transport.rank_threads import Member, Transport, run_group, run_threads
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorTimeoutError,
@@ -35,6 +34,7 @@ from transport._store import TCPStore, TCPStoreServer
 from transport._tcp import TcpCommunicator
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 SECRET = b"the secret of the job"
 

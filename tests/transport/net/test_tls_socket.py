@@ -20,18 +20,18 @@ from tests.support.net.certificates import tls_of_the_tests
 from tests.support.net.resets import await_end, reset
 from tests.support.net.tcp_pairs import LONG, call, linked, sockets
 from tests.support.transport.rank_threads import run_threads
-from transport._deadline import Deadline
+from transport._calls.header import Kind
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport._header import Kind
 from transport._link import exchange
 from transport._net.reach import is_out_of_reach
 from transport._net.sockets import recv_exact
 from transport._net.tls import TlsSocket
 from transport._tcp.link import TcpLink
+from transport._waiting.deadline import Deadline
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader, Kind
 from transport._choosing.choice import DEFAULT
 from transport._communicators.backends import lookup
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
@@ -25,7 +25,6 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import CallHeader, Kind
 from transport._net.auth import authenticate
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place
@@ -35,6 +34,7 @@ from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
 
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10)
 

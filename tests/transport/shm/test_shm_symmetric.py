@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.transport.collective_oracle import reduced
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._communicators.runtime import Membership
 from transport._errors import HeaderMismatchError
-from transport._header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport._shm import ShmCommunicator
 from transport._shm.sizes import Sizes

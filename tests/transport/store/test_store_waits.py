@@ -11,11 +11,11 @@ import pytest
 
 from transport._communicators.runtime import Membership, Runtime
 from transport._communicators.store_waits import PeerKeys
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError
 from transport._net.auth import authenticate
 from transport._net.sockets import listen
 from transport._store import Store, TCPStore
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 WAITS = 3

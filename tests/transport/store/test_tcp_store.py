@@ -18,7 +18,6 @@ import pytest
 from tests.support.net.certificates import tls_of_the_tests
 from tests.support.net.resets import await_end, reset
 from tests.support.transport.growing import with_growing_deadlines
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     DistNetworkError,
@@ -30,6 +29,7 @@ from transport._net.sockets import listen, recv_exact
 from transport._net.tls import Tls, TlsSocket
 from transport._store import TCPStore, TCPStoreServer
 from transport._store.tcp.serving import listen_host
+from transport._waiting.deadline import Deadline
 
 Connect = Callable[[], TCPStore]
 SOON = 30.0

@@ -13,11 +13,11 @@ import pytest
 
 import transport._tcp.meeting.dial as dialling
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._errors import AuthenticationError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._store import PrefixStore, Store
 from transport._store.commands import Fields, Op

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.auth import Handshake, authenticate
 from transport._tcp.meeting import endpoint as endpoint_module
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import HELLO_BYTES, WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 LONG = 60.0
 SECRET = b"the secret of the job"

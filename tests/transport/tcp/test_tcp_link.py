@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.support.net.tcp_pairs import LONG, call, links, sockets
 from tests.support.transport.rank_threads import run_threads
+from transport._calls.header import CallHeader
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import CallHeader
 from transport._link import exchange
 from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, pack_prefix, parse_prefix
 from transport._tcp.link import FrameWorker, TcpLink

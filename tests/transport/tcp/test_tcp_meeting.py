@@ -23,7 +23,6 @@ from tests.support.net.tcp_members import (
     ones,
 )
 from tests.support.transport.rank_threads import LONG, Member, run_threads
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
@@ -36,6 +35,7 @@ from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import TrafficKind
+from transport._waiting.deadline import Deadline
 
 # Where ranks find each other.
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._errors import CommunicatorAbortedError, PeerLostError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp import TcpCommunicator
 from transport._tcp import communicator as module

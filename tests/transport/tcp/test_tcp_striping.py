@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.support.net.tcp_pairs import call, linked, sockets
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -29,6 +28,7 @@ from transport._tcp.far import Distance, connections_from_environment, connectio
 from transport._tcp.frame import STEP_BYTES, pack_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
+from transport._waiting.deadline import Deadline
 
 SIZES = (0, 5, STRIPED_BYTES - 1, STRIPED_BYTES, 3 * STRIPED_BYTES + 77, 4_000_001)
 

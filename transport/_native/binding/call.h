@@ -2,7 +2,7 @@
 #pragma once
 #include "core.h"
 
-/* transport/_call.py */
+/* transport/_calls/call.py */
 typedef struct {
     PyObject_HEAD
     PyObject *packed; /* the header as bytes, made at the first use; before it NULL */

@@ -28,11 +28,11 @@ typedef enum {
     DAMAGED      /* a member, named in `problem`, wrote impossible values or has no memory left */
 } Status;
 
-/* The kinds of calls: transport/_header.py. */
+/* The kinds of calls: transport/_calls/header.py. */
 enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL, SEND, RECV };
 
 #pragma pack(push, 1)
-/* The fields that must be equal on all members: transport/_header.py. */
+/* The fields that must be equal on all members: transport/_calls/header.py. */
 typedef struct {
     uint64_t sequence, elements;
     int32_t root;

@@ -1,5 +1,5 @@
 /* To sleep and be woken takes longer than most small calls, so a member spins for a moment before it sleeps;
- * transport/_waiting.py has the figures. Yielding the processor between looks serves ranks that share one. Another
+ * transport/_waiting/spinning.py has the figures. Yielding the processor between looks serves ranks that share one. Another
  * program keeps it for milliseconds, while the kernel wakes a sleeper in time. So a wait that saw this happen sleeps
  * at once, and so do the next ones.
  */
@@ -26,7 +26,7 @@
 #define GLANCE_SPINS 200
 #define FEWEST_SPINS 50
 #define FEW_YIELDS 2           /* an event after so few yields is the work of a rank that waited for this core */
-#define YIELD_SECONDS 500e-6   /* as in transport/_waiting.py */
+#define YIELD_SECONDS 500e-6   /* as in transport/_waiting/spinning.py */
 #define SLOW_YIELD_SECONDS 1e-3 /* a waiting rank gives the core back sooner */
 #define WAITS_WITHOUT_YIELD 64
 

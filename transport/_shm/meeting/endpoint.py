@@ -29,12 +29,12 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
-from transport._interrupts import sliced
 from transport._net.acceptor import Acceptor
 from transport._net.event_loop import EventLoop, sooner
 from transport._net.limits import explain
 from transport._net.sockets import close_in_forked_children
 from transport._shm.meeting.peer_connection import Operation, Packet, PeerConnection, same_user
+from transport._waiting.interrupts import sliced
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _BACKLOG = 4096

@@ -31,7 +31,7 @@ class Operation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One packet. ``rank`` is the sender's in ``group``; ``text`` names the memory, or the reason."""
+    """One packet. ``rank`` is the sender's in ``group``; ``text`` names the memory or a reason."""
 
     operation: Operation
     group: str

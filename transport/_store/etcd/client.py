@@ -13,12 +13,12 @@ from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreSilentError
-from transport._interrupts import SLICE_SECONDS, next_slice
 from transport._net.fork import refusal
 from transport._net.sockets import format_address
 from transport._store.etcd.address import EtcdAddress
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import SLICE_SECONDS, next_slice
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls

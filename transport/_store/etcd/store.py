@@ -22,9 +22,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
-from transport._interrupts import next_slice
 from transport._net.tls_choice import tls_from_environment
 from transport._store.arguments import key_name
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
@@ -33,6 +31,8 @@ from transport._store.etcd.address import EtcdAddress
 from transport._store.etcd.client import Body, EtcdClient
 from transport._store.fields import unpack_number
 from transport._store.table import StoreTable, Waiter
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import next_slice
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls

@@ -25,12 +25,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from transport._errors import DistStoreError, StoreSilentError
-from transport._interrupts import SLICE_SECONDS, next_slice, sliced
 from transport._net.fork import refusal
 from transport._net.reach import is_out_of_reach
 from transport._store.commands import Op
 from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
 from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
+from transport._waiting.interrupts import SLICE_SECONDS, next_slice, sliced
 
 # The delay allowed for the server's answer at a wait's end.
 GRACE_SECONDS = 5.0

@@ -12,14 +12,12 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline, Timeout
 from transport._errors import (
     AuthenticationError,
     DistError,
     DistStoreError,
     StoreTimeoutError,
 )
-from transport._interrupts import next_slice
 from transport._net.auth import (
     HANDSHAKE_SECONDS,
     HandshakeInterruptedError,
@@ -34,6 +32,8 @@ from transport._store.fields import pack_number
 from transport._store.tcp.client import Breaker, StoreConnection
 from transport._store.tcp.serving import ServerLease, lease_server
 from transport._store.tcp.wire import Status
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import next_slice
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls

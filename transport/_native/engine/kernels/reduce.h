@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SUM = 1, AVG, PRODUCT, MIN, MAX }; /* transport/_codes.py */
+enum { SUM = 1, AVG, PRODUCT, MIN, MAX }; /* transport/_calls/codes.py */
 
 typedef void (*Loop)(void *out, const void *left, const void *right, size_t n);
 typedef void (*BothLoop)(void *left, void *right, size_t n);

@@ -2,7 +2,7 @@
 #pragma once
 #include "engine/words.h"
 
-/* The ops of transport/_codes.py that an update takes, and two of its own. */
+/* The ops of transport/_calls/codes.py that an update takes, and two of its own. */
 enum { REPLACE = 0, UPDATE_SUM = 1, UPDATE_PRODUCT = 3, UPDATE_MIN, UPDATE_MAX, BITS_AND, BITS_OR, BITS_XOR, REPLACE_IF = 16 };
 
 /* Combine `count` elements at `at` with as many `values`, one after the other; `before` (may be NULL) gets those that

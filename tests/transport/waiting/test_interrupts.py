@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 
 from tests.support.transport.interrupts import deferred, in_thread
-from transport._deadline import Deadline
-from transport._interrupts import Condition, InterruptHandler, look, next_slice, run_outside, sliced
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import (
+    Condition,
+    InterruptHandler,
+    look,
+    next_slice,
+    run_outside,
+    sliced,
+)
 
 PROGRAMS = Path(__file__).parent / "programs"
 

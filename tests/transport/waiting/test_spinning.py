@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transport import _waiting as waiting
-from transport._waiting import Pauses, SpinWait
+from transport._waiting import spinning
+from transport._waiting.spinning import Pauses, SpinWait
 
 
 class CountedCondition:
@@ -25,17 +25,17 @@ class CountedCondition:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A clock that goes on by what it is told, and by a fiftieth of a look when it is read."""
+    """A clock that goes on by what it is given, and by a fiftieth of a look when it is read."""
     now = [1000.0]
 
     def read() -> float:
-        now[0] += waiting.LOOK_SECONDS / 50
+        now[0] += spinning.LOOK_SECONDS / 50
         return now[0]
 
     def go_on(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(waiting.time, "perf_counter", read)
+    monkeypatch.setattr(spinning.time, "perf_counter", read)
     return go_on
 
 
@@ -81,7 +81,7 @@ def test_it_spins_for_the_given_seconds(passes: Callable[[float], None]) -> None
     looked = []
     for part in (1.0, 0.5):
         condition = CountedCondition()
-        assert not SpinWait(seconds=part * waiting.LOOK_SECONDS).until(condition)
+        assert not SpinWait(seconds=part * spinning.LOOK_SECONDS).until(condition)
         looked.append(condition.looks)
     assert 1.5 * looked[1] < looked[0] < 2.5 * looked[1]
 

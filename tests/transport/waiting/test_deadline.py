@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import Member, Transport, run_group
-from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
-from transport._inproc import InprocCommunicator
+from transport._hierarchical.auto import choose
+from transport._inproc.communicator import InprocCommunicator
 from transport._net.sockets import recv_exact, send_all
 from transport._operands.reduce_op import ReduceOp
 from transport._place import Place
 from transport._shm import ShmCommunicator
 from transport._tcp import TcpCommunicator
+from transport._waiting.deadline import Deadline
 
 PIECE, LATE = 0.02, 0.4
 
@@ -38,7 +38,7 @@ def _shm(membership: Membership, _table: Thresholds) -> Communicator:
 
 @pytest.fixture
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport._deadline.LONGEST_WAIT", PIECE)
+    monkeypatch.setattr("transport._waiting.deadline.LONGEST_WAIT", PIECE)
 
 
 @pytest.mark.parametrize("make", [InprocCommunicator, TcpCommunicator, _shm, _two_hosts])
