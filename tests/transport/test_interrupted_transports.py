@@ -36,8 +36,8 @@ from transport._store.hash_store import HashStore
 from transport._tcp import TcpCommunicator, connection, link, worker
 from transport._tcp import communicator as tcp
 from transport._tcp.link import TcpLink
-from transport._waiting import interrupts
 from transport._waiting.deadline import Deadline
+from transport._waiting.spinning import interrupts
 
 SHM = Transport(
     "shm", lambda membership, _: ShmCommunicator(membership, Sizes(ring=1 << 10)), has_links=False
@@ -198,7 +198,7 @@ def test_an_interrupt_ends_the_comparison_of_nccl_calls() -> None:
 
     def all_gather(*_: object) -> None:
         ending.wait(12 * SOON)
-        raise CommunicatorAbortedError("the test is over")  # what it gathers are no headers
+        raise CommunicatorAbortedError("the test is over")  # what it gathers are not headers
 
     channel = SimpleNamespace(
         size=2,

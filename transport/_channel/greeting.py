@@ -26,7 +26,7 @@ _FIRST, _READABLE, _NOT_READABLE = 0, 1, 2
 
 
 class Greeting:
-    """Greets the peers of one member. Any thread."""
+    """Greets the peers of one member. Thread-safe."""
 
     def __init__(self) -> None:
         # A peer that can read these bytes here has found the right process.

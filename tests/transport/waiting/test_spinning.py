@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from transport._waiting import spinning
-from transport._waiting.spinning import Pauses, SpinWait
+from transport._waiting.spinning import Pauses, SpinWait, spinning
 
 
 class CountedCondition:

@@ -16,7 +16,7 @@ typedef enum {
 /* How long a member spins before it sleeps; adapted by its earlier waits. */
 typedef struct {
     int spins, max_spins;    /* looks before the first yield of the processor */
-    int waits_without_yield; /* so many waits sleep without a yield: another process would keep the processor */
+    int waits_without_yield; /* waits left that sleep without a yield, because another process would keep the processor */
 } SpinBudget;
 
 void init_spin_budget(SpinBudget *p, int may_spin);
@@ -26,7 +26,7 @@ typedef int (*Ready)(const void *what);
 /* True if it is ready, or becomes so before this member would sleep. */
 int spin_until(SpinBudget *p, Mode mode, Ready ready, const void *what);
 
-/* Sleep while the lower half of *word is that of `seen`, for so many seconds at most; it may be shorter. */
+/* Sleep while the lower half of *word is that of `seen`, at most `seconds`; it may be shorter. */
 void sleep_on(Word *word, uint64_t seen, double seconds);
 
 /* Wake all that sleep on it. */
