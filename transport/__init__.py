@@ -51,6 +51,7 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
 
 _HOMES = {
     "transport._calls.call": "Call",
+    "transport._calls.header": "CallHeader Kind",
     "transport._communicators.base": "Communicator",
     "transport._communicators.runtime": "Membership Runtime",
     "transport._communicators.store_waits": "PeerKeys",
@@ -58,13 +59,10 @@ _HOMES = {
     "transport._cuda.device_state": "DeviceStream",
     "transport._cuda.driver": "Driver driver_of",
     "transport._cuda.flat": "DeviceFlat StreamOrder",
-    "transport._waiting.deadline": "Deadline Timeout",
     "transport._errors": (
         "CommunicatorAbortedError CommunicatorTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError HeaderMismatchError PeerLostError"
     ),
-    "transport._calls.header": "CallHeader Kind",
-    "transport._waiting.interrupts": "Condition",
     "transport._link": "Link OnPiece Request waited_for wrong_frame",
     "transport._links.communicator": "LinkCommunicator",
     "transport._links.mailbox": "Mailbox",
@@ -72,6 +70,8 @@ _HOMES = {
     "transport._operands.order": "add_all",
     "transport._operands.reduce_op": "Flat ReduceOp",
     "transport._store": "FileStore HashStore PrefixStore Store TCPStore",
+    "transport._waiting.deadline": "Deadline Timeout",
+    "transport._waiting.interrupts": "Condition",
 }
 """The public names, by the module that defines them."""
 

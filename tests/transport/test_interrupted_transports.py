@@ -37,7 +37,7 @@ from transport._tcp import TcpCommunicator, connection, link, worker
 from transport._tcp import communicator as tcp
 from transport._tcp.link import TcpLink
 from transport._waiting.deadline import Deadline
-from transport._waiting.spinning import interrupts
+from transport._waiting import interrupts
 
 SHM = Transport(
     "shm", lambda membership, _: ShmCommunicator(membership, Sizes(ring=1 << 10)), has_links=False

@@ -17,14 +17,14 @@ from transport._calls.codes import dtype_code
 from transport._calls.header import CallHeader, Kind
 from transport._communicators.runtime import Membership, Runtime
 from transport._errors import CommunicatorTimeoutError
-from transport._inproc.communicator import frame_queue
+from transport._inproc import frame_queue
 from transport._inproc.frame_queue import FrameQueue
 from transport._links import incoming
 from transport._links import mailbox as mailboxes
 from transport._links.mailbox import Mailbox
 from transport._store.hash_store import HashStore
 from transport._waiting.deadline import Deadline
-from transport._waiting.spinning import interrupts
+from transport._waiting import interrupts
 
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data
