@@ -36,8 +36,8 @@ from transport._store.hash_store import HashStore
 from transport._tcp import TcpCommunicator, connection, link, worker
 from transport._tcp import communicator as tcp
 from transport._tcp.link import TcpLink
-from transport._waiting.deadline import Deadline
 from transport._waiting import interrupts
+from transport._waiting.deadline import Deadline
 
 SHM = Transport(
     "shm", lambda membership, _: ShmCommunicator(membership, Sizes(ring=1 << 10)), has_links=False

@@ -23,8 +23,8 @@ from transport._links import incoming
 from transport._links import mailbox as mailboxes
 from transport._links.mailbox import Mailbox
 from transport._store.hash_store import HashStore
-from transport._waiting.deadline import Deadline
 from transport._waiting import interrupts
+from transport._waiting.deadline import Deadline
 
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data

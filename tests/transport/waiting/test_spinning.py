@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transport._waiting.spinning import Pauses, SpinWait, spinning
+from transport._waiting import spinning
+from transport._waiting.spinning import Pauses, SpinWait
 
 
 class CountedCondition:
