@@ -55,9 +55,9 @@ class Request(ABC):
 
     @abstractmethod
     def wait(self, on_piece: OnPiece | None = None) -> None:
-        """Make progress until the request is done; raises as ``Link`` says.
+        """Make progress until the request is done; raises the errors of ``Link``.
 
-        ``on_piece`` is told of a received frame's pieces from now on.
+        From now on ``on_piece`` is called for each piece of a received frame.
         """
 
 

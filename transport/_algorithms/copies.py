@@ -9,8 +9,8 @@
   (1997).
 - A **ring** takes n - 1 steps, each to the next rank and from the one before. It is for copies
   alone: a sum would add its numbers in the order of the ring.
-- The **dissemination** barrier: in step k each rank tells rank + 2^k what it has heard. After
-  Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988).
+- The **dissemination** barrier: in step k each rank notifies rank + 2^k of all arrivals that it
+  knows. After Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988).
 
 Sizes may differ by member.
 """

@@ -89,7 +89,7 @@ def foreign_rendezvous(
             wait_for_workers=False,
             secret=mine,
         )
-        # A secret that all ranks have from elsewhere is told to nobody.
+        # A secret that all ranks have from elsewhere is not published.
         token = made if mine is not known else os.urandom(16).hex()
         foreign.set(key, Address(store.host, store.port, token, this_machine()).encode().decode())
     else:

@@ -42,7 +42,7 @@ class _Allocation:
 class Arena:
     """One member's view of the group's symmetric memory. One thread at a time.
 
-    ``follow`` is told, whenever it changes, where segments are mapped: number, address, bytes a
+    ``follow`` is called with the mapped segments whenever they change: number, address, bytes a
     member.
     """
 

@@ -120,7 +120,7 @@ class Calls:
         try:
             self._check(call, peer)
         except PeerLostError:
-            # Its last step may have become visible just before the news that it left.
+            # Its last step may have become visible just before the event that it left.
             status = native.go_on()
             if status == self._core.AGAIN and native.waits_for == number:
                 raise

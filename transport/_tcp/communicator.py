@@ -179,7 +179,7 @@ class TcpCommunicator(LinkCommunicator):
             thread.join(deadline.remaining())
 
     def _shut(self, reason: str) -> list[TcpLink | MessageLink]:
-        """Wake those who wait for a connection, and refuse those who are still to come.
+        """Wake the threads that wait for a connection, and refuse later ones.
 
         ``abort_reason`` is set. Returns the connections that there are.
         """
@@ -288,10 +288,10 @@ class TcpCommunicator(LinkCommunicator):
                     return None
 
     def _notice_end(self, peer: int, call: Call) -> None:
-        """See to it that this rank learns when ``peer``, for which it waits, is gone."""
+        """Watch ``peer``, for which this rank waits, so that its end is noticed."""
         try:
             self._message_link(peer, call)
-        except PeerLostError:  # of which those who wait for it were told
+        except PeerLostError:  # the waiting threads have this error
             pass
         except (DistError, OSError) as error:
             with self._lock:
@@ -367,9 +367,9 @@ class TcpCommunicator(LinkCommunicator):
         self._miss_if_silent(peer)
 
     def _miss_if_silent(self, peer: int) -> None:
-        """Tell those who wait for ``peer`` that nothing more comes from it, if that is so.
+        """End the waits for ``peer`` if nothing more can arrive from it.
 
-        Something may come as long as there is a connection, or one is being opened: if the peer
+        Something may arrive while there is a connection, or one is being opened: if the peer
         has accepted that already, it may have sent, and left.
         """
         with self._lock:

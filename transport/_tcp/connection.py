@@ -174,7 +174,7 @@ class TcpConnection(ABC):
 
     @abstractmethod
     def _note_left(self, outgoing: FrameSend) -> None:
-        """Be told of a frame that has left."""
+        """Note that a frame has left."""
 
     @abstractmethod
     def _ahead(self) -> int:

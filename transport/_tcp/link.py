@@ -316,7 +316,7 @@ class FrameWorker(LinkWorker):
         links: dict[int, TcpLink] = {}
         for link in self.leaving:
             for sock in link.leaving[0].waits_on:
-                # If somebody hangs up who sends, reading finds out, behind what was still sent.
+                # If a sending peer hangs up, reading finds the end behind its last bytes.
                 hangs_up = 0 if link.receives else PEER_CLOSED
                 wanted[sock.fileno()] = select.POLLOUT | hangs_up
                 links[sock.fileno()] = link

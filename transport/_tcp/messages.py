@@ -103,8 +103,8 @@ class MessageLink(TcpConnection):
         return self._pending is not None and self._pending() > 0
 
     def fail(self, reason: BaseException) -> PeerLostError:
-        """End the connection, because the peer has left or has sent nonsense; return what those
-        who wait for it are told.
+        """End the connection, because the peer has left or has sent nonsense; return the error for
+        waiting threads.
         """
         aborted = isinstance(reason, CommunicatorAbortedError)
         bare = "this rank aborted" if aborted else str(reason.__cause__ or reason)

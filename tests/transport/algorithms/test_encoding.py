@@ -1,4 +1,4 @@
-"""What compressed reductions send: how far numbers are moved, and by whom they are told."""
+"""Compressed reductions: how far their encodings change numbers, and how NaN is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom an algorithm is said to need links to is whom it uses."""
+"""Each algorithm uses links to exactly the peers that it declares."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ uint64_t inbox_wakeup(const char *memory);
 
 /* ------------------------------------------------------------------ pages.c */
 
-/* Have the pages of a part of shared memory allocated, so that nobody gets a signal there: 0, or the errno with which
+/* Have the pages of a part of shared memory allocated, so that no access there raises a signal: 0, or the errno with which
  * the kernel refuses. */
 int allocate_pages(char *at, uint64_t nbytes);
 int allocate_blocks(Group *g, uint64_t nbytes); /* that many bytes of each of this member's blocks: 1, or 0 */
