@@ -18,7 +18,6 @@ from meshlib._launcher.ranks.failure import Blame, RaisedError, first_failure
 from transport._checks import to_whole_number
 from transport._communicators import backends
 from transport._communicators.runtime import Runtime
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -27,6 +26,7 @@ from transport._errors import (
 )
 from transport._platform import available_cores, thread_names
 from transport._store.hash_store import HashStore
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0

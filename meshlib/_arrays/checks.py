@@ -12,8 +12,8 @@ import numpy as np
 from meshlib._arrays import adapter as arrays
 from meshlib._arrays.adapted import AdaptedArray, ListOf
 from meshlib._arrays.ignored import warn_if_discarded
+from transport._calls.codes import dtype_code
 from transport._checks import to_whole_numbers
-from transport._codes import dtype_code
 from transport._cuda.flat import DeviceFlat
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from meshlib._bench.run import CaseResult
 from meshlib._bench.sizes import format_size
+from transport._calls.header import Kind
 from transport._choosing.cost import Cost, work_of
 from transport._choosing.tuning import Tuning
-from transport._header import Kind
 from transport._hierarchical.cost import HostsCost, Shape
 
 KINDS = {

@@ -14,8 +14,8 @@ from meshlib._bench.cases import CASES, COPY
 from meshlib._bench.jobs.job import BenchmarkError, LibraryJob, Repetitions, running_job
 from meshlib._bench.libraries import LIBRARIES, OWN
 from meshlib._bench.sizes import format_size
-from transport._deadline import Deadline
 from transport._net.limits import memory_left
+from transport._waiting.deadline import Deadline
 
 MEMORY_BOUND = 1 << 20
 COPY_BYTES = 64 << 20

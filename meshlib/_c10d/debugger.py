@@ -6,7 +6,7 @@ import sys
 
 from meshlib._job.current import current_world
 from transport._checks import to_whole_number
-from transport._deadline import to_seconds
+from transport._waiting.deadline import to_seconds
 
 LONGEST_SESSION = 3600.0
 """The seconds that the other ranks wait by default."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, current_world, resolve_process_group
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 class _WorldGroup:

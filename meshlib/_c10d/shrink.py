@@ -13,8 +13,8 @@ from meshlib._job.current import Group, current_world, resolve_process_group
 from meshlib._job.membership import without
 from meshlib._job.world import World
 from transport._checks import to_whole_number, to_whole_numbers
-from transport._deadline import Timeout, to_seconds
 from transport._errors import RankFailedError
+from transport._waiting.deadline import Timeout, to_seconds
 
 SHRINK_DEFAULT = 0
 """``shrink_flags``: open calls on the group are left to finish."""

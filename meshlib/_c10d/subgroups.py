@@ -14,7 +14,7 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, current_world, resolve_process_group
 from transport import _environment as environment
 from transport._checks import to_whole_number, to_whole_numbers
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 def new_subgroups(

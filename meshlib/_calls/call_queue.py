@@ -24,15 +24,15 @@ from meshlib._calls.work import Work, fail, finish, outcome_of
 from meshlib._native import calls as native
 from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call, Rest
-from transport._codes import OP_CODES
+from transport._calls.call import Call, Rest
+from transport._calls.codes import OP_CODES
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistBackendError
-from transport._header import CallHeader, Kind
-from transport._interrupts import is_held
 from transport._native import core
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
+from transport._waiting.interrupts import is_held
 
 T = TypeVar("T")
 

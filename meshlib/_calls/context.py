@@ -9,9 +9,9 @@ from meshlib._calls.members import Members
 from meshlib._calls.spec import Run
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import FlightRecorder
+from transport._calls.header import CallHeader
 from transport._communicators.base import Communicator
 from transport._errors import DistError
-from transport._header import CallHeader
 from transport._store.base import Store
 
 Observer = Callable[[Members, CallHeader, str, Run], Run]

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from meshlib._calls.spec import CallSpec
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
-from transport._deadline import Timeout
-from transport._header import ONE_SIDED, Kind, history_after, pack_header
+from transport._calls.header import ONE_SIDED, Kind, history_after, pack_header
+from transport._waiting.deadline import Timeout
 
 SHORT = frozenset(
     ()

@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshlib._calls.call_stream import ContinuationStream
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistBackendError
-from transport._interrupts import Condition, run_outside
 from transport._net.fork import own_pid, refusal
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import Condition, run_outside
 
 _LOGGER = logging.getLogger("meshlib")
 

@@ -14,10 +14,10 @@ from meshlib._calls.members import Members
 from meshlib._events.events import Departures, Refused
 from transport._communicators.base import Communicator
 from transport._errors import DistError
-from transport._interrupts import Condition, is_held
 from transport._net.fork import Closable
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.interrupts import Condition, is_held
 
 
 class Lifecycle(enum.IntEnum):

@@ -13,8 +13,8 @@ from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import UntakenResult
 from meshlib._calls.call_stream import ContinuationStream
 from meshlib._calls.future import End, Future, after, at_once, awaited, block, joint
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 

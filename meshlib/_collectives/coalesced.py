@@ -27,11 +27,11 @@ from meshlib._calls.spec import CallSpec
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import GroupOfRanks, spec_of
 from meshlib._collectives.packing import copy_out, fingerprint, finish, gather_device_arrays, unpack
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 

@@ -26,10 +26,10 @@ from meshlib._collectives.group_of_ranks import ARRAYS
 from meshlib._collectives.on_objects import ObjectCollectives
 from meshlib._collectives.symmetric import SymmetricMemory
 from meshlib._collectives.windows.one_sided import OneSided
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
+from transport._waiting.deadline import Timeout
 
 
 def _meet(communicator: Communicator, call: Call) -> None:

@@ -22,10 +22,10 @@ from meshlib._arrays.checks import (
 from meshlib._calls.spec import CallSpec
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 

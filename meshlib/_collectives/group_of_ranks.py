@@ -15,9 +15,9 @@ from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import warn_if_discarded
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.spec import CallSpec, Run
+from transport._calls.header import NO_ROOT, Kind
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
-from transport._header import NO_ROOT, Kind
+from transport._waiting.deadline import Timeout
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from meshlib._collectives.group_of_ranks import NO_MEMBER, resolve_rank
 from meshlib._collectives.on_arrays import ArrayCollectives
 from meshlib._collectives.personalized import PersonalizedCollectives
 from meshlib._collectives.point_to_point import PointToPoint
-from transport._deadline import Deadline, Timeout, to_seconds
-from transport._header import Kind
+from transport._calls.header import Kind
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 _COUNT = struct.Struct("<Q")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from meshlib._arrays.adapted import AdaptedArray
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.flat import DeviceFlat, end_together
 from transport._operands.reduce_op import Flat

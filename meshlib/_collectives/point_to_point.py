@@ -18,11 +18,11 @@ from meshlib._collectives.group_of_ranks import (
     resolve_rank,
 )
 from meshlib._recording.recorder import ANY_SOURCE
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, Kind
 from transport._checks import to_whole_number
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import NO_ROOT, Kind
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 

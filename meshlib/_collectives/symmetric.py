@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import GroupOfRanks
-from transport._call import Call
-from transport._codes import dtype_code, dtype_name
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code, dtype_name
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
 from transport._cuda.device_state import DeviceCommunicator
 from transport._cuda.driver import cuda_driver
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Timeout
 
 _MOST_DIMS = 64
 

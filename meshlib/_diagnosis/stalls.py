@@ -1,8 +1,8 @@
 """Finding ranks that wait for each other in different calls, long before a deadline passes.
 
-Most mismatches show in the first frame that arrives (``transport._call``). Some exchange no frame:
-two ranks in calls of two groups of the same members, say, or in the calls of one group in another
-order. Each waits for a call that the other will never make.
+Most mismatches show in the first frame that arrives (``transport._calls.header``). Some exchange
+no frame: two ranks in calls of two groups of the same members, say, or in the calls of one group in
+another order. Each waits for a call that the other will never make.
 
 A rank whose main thread has been blocked in one call for a while posts its ``CallStatus``. A rank
 *waits for* another one that has not reached its call yet. Blocked ranks that wait for each other
@@ -28,9 +28,9 @@ from meshlib._events.events import Abort
 from meshlib._events.log import publish
 from meshlib._recording.call_report import report_calls
 from meshlib._recording.recorder import COLLECTIVE, FlightRecorder, Record
-from transport._deadline import Deadline
 from transport._errors import CollectiveMismatchError
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3

@@ -10,7 +10,7 @@ from typing import Any
 from meshlib._calls.failures.messages import table
 from meshlib._recording.call_report import CallReport
 from meshlib._records import JsonRecord
-from transport._header import CallHeader
+from transport._calls.header import CallHeader
 
 
 @dataclass(frozen=True, slots=True)

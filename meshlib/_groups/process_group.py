@@ -8,10 +8,10 @@ from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.context import RankContext
 from meshlib._calls.members import Members
 from meshlib._collectives.collectives import Collectives
-from transport._deadline import Timeout
 from transport._errors import DistBackendError
 from transport._operands.compression import Compression
 from transport._store.base import Store
+from transport._waiting.deadline import Timeout
 
 
 class ProcessGroup(Collectives):

@@ -50,7 +50,7 @@ def announce_departure(
         if found.get(group.members.id) and len(group.members.ranks) > 1
     }
     with suppress(DistStoreError):
-        store = store.with_patience(PARTING_SECONDS)
+        store = store.with_grace(PARTING_SECONDS)
         if mine:
             put_last_calls(store, rank, mine, records.records())
         publish(store, Leave(rank, found))
@@ -64,7 +64,7 @@ def count_out(store: Store, size: int, lost: int, linger: float) -> None:
     The rank that serves the store waits for all to be gone, at most ``linger`` seconds.
     """
     with suppress(DistStoreError):
-        store = store.with_patience(PARTING_SECONDS)
+        store = store.with_grace(PARTING_SECONDS)
         if store.add("left", 1) + lost >= size:
             store.set("all-left", b"1")
         elif store.serves and not lost:

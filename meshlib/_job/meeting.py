@@ -10,10 +10,10 @@ from meshlib._events.events import RankEnded
 from meshlib._events.log import ended_ranks, publish, register_log
 from meshlib._plain_text import first_of
 from transport import _environment as environment
-from transport._deadline import Deadline
 from transport._errors import DistStoreError
 from transport._place import Place, this_place
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 _ALL_HERE = "all-here"
 """The key that ends the meeting: ``1``, ``lost``, or why the ranks wait in vain."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from meshlib._events.events import Departures
 from transport._errors import DistError
-from transport._interrupts import Condition
+from transport._waiting.interrupts import Condition
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.membership import JobMembership
 from meshlib._plain_text import first_of
 from transport._checks import to_whole_numbers
-from transport._deadline import Timeout, to_seconds
 from transport._errors import DistBackendError, DistError
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout, to_seconds
 
 
 class GroupRegistry:

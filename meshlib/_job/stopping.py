@@ -14,8 +14,8 @@ from meshlib._events.events import CanStop, StopRequest
 from meshlib._events.log import publish
 from meshlib._job.membership import JobMembership
 from transport._errors import DistBackendError, DistError, DistStoreError
-from transport._interrupts import Condition
 from transport._store.base import Store
+from transport._waiting.interrupts import Condition
 
 _LOGGER = logging.getLogger("meshlib")
 

@@ -38,13 +38,13 @@ from transport import _environment as environment
 from transport._communicators import backends
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import DistBackendError, DistError, DistStoreError
-from transport._interrupts import sliced
 from transport._net.fork import in_forked_children, refusal
 from transport._place import Place
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import sliced
 
 DEFAULT_TIMEOUT = 1800.0
 """The default deadline of calls in seconds, as in c10d."""

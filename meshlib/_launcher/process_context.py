@@ -24,7 +24,7 @@ from meshlib._launcher.spawned_rank import (
     ProcessRaisedException,
     run_rank,
 )
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 _KILL_SECONDS = 10.0
 """The time that the kernel may take to end a killed process."""

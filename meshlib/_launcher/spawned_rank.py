@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib._launcher.ranks.bootstrap import describe_error, die_with_parent
 from transport._errors import DistError
-from transport._interrupts import run_outside
+from transport._waiting.interrupts import run_outside
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

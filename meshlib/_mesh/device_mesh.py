@@ -36,7 +36,7 @@ from meshlib._mesh.spec import (
 from meshlib._mesh.value import check_product, described_ranks
 from meshlib._records import values_of
 from transport._checks import to_whole_numbers
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 if TYPE_CHECKING:
     import jax.sharding

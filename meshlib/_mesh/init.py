@@ -19,7 +19,7 @@ from meshlib._mesh.spec import check_dim_names, check_shape, describe_dims, infe
 from meshlib._mesh.value import check_device_type
 from transport import _environment as environment
 from transport._cuda.driver import Driver, cuda_driver
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 def init_device_mesh(

@@ -18,8 +18,8 @@ from meshlib._mesh.spec import (
     check_timeout,
     integer,
 )
-from transport._deadline import Timeout
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout
 
 if TYPE_CHECKING:
     from meshlib._groups.process_group import ProcessGroup

@@ -15,7 +15,7 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._mesh.names import DimKey
 from meshlib._mesh.value import MeshValue
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 class MeshOfNeighbours(MeshValue, Collectives):

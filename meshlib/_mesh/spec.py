@@ -14,8 +14,8 @@ from operator import index as to_int
 from typing import SupportsIndex, cast
 
 from meshlib._did_you_mean import did_you_mean
-from transport._deadline import read_duration
 from transport._operands.compression import Compression
+from transport._waiting.deadline import read_duration
 
 CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
 """Pipeline, replicated / sharded / plain data, context, tensor and expert parallel."""

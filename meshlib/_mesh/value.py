@@ -23,7 +23,7 @@ from meshlib._mesh.spec import (
     infer_sizes,
 )
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 DEVICE_TYPES = ("cpu", "cuda")
 _MEANT = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}

@@ -40,7 +40,7 @@ class JobWatch:
 
     def __init__(self, store: Store, view: JobView, every: float = SECONDS) -> None:
         self._view = view
-        self._store = store.with_patience(_STORE_SECONDS)
+        self._store = store.with_grace(_STORE_SECONDS)
         self._whole = store
         self._every = every
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class _WatchedLog:
         self.name = name
         prefix = name.removesuffix(EVENTS).removesuffix("/")
         self._client = PrefixStore(prefix, store) if prefix else store
-        self._store = self._client.with_patience(_STORE_SECONDS)
+        self._store = self._client.with_grace(_STORE_SECONDS)
         self._me = secrets.token_hex(4)
         self._events = LogReader(self._store, EVENTS, parse)
         self._sampled = LogReader(self._store, SAMPLED, bytes.decode)

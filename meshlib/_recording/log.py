@@ -18,7 +18,7 @@ from transport import _environment as environment
 
 if TYPE_CHECKING:
     from meshlib._recording.recorder import Record
-    from transport._call import Call
+    from transport._calls.call import Call
     from transport._communicators.base import Communicator
 
 LOGGER = logging.getLogger("meshlib")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
 from transport import _environment as environment
-from transport._call import Call, Rest
-from transport._deadline import Deadline
-from transport._header import Kind
+from transport._calls.call import Call, Rest
+from transport._calls.header import Kind
+from transport._waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from transport._cuda.completion import Completion

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
-from transport._header import Kind
 
 _NEVER, _ALWAYS = -1, 1 << 62
 # With a star for small data, or doubling by the cost of a frame, the others cannot be compared.

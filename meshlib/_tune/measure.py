@@ -20,15 +20,15 @@ from meshlib._records import JsonRecord
 from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib._tune.estimates import best_of, crossover, fit_line
 from meshlib._tune.stopwatch import CallIssuer, interleaved
-from transport._auto import choose
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import Cost
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._header import Kind
+from transport._hierarchical.auto import choose
 from transport._hierarchical.cost import inside_bytes
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._link import exchange as exchange_frames
 from transport._links.communicator import LinkCommunicator
 from transport._operands.flat import as_bytes

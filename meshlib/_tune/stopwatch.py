@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from meshlib._c10d.functions.arrays import all_reduce
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Deadline
 
 _SECONDS = 120.0
 _FEWEST, _MOST = 4, 40

@@ -15,7 +15,7 @@ from meshlib.checkpoint._loading import load_like
 from meshlib.checkpoint._participants import Participants
 from meshlib.checkpoint._pieces import ChunkShares, Room
 from meshlib.checkpoint._saving import Save
-from transport._interrupts import join
+from transport._waiting.interrupts import join
 
 
 def save(

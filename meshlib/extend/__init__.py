@@ -31,12 +31,12 @@ from meshlib.extend._groups import (
     on_failure,
 )
 from meshlib.extend._job import Job
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.codes import dtype_name, op_name
+from transport._calls.header import CallHeader, Kind
 from transport._checks import to_whole_number, to_whole_numbers
-from transport._codes import dtype_name, op_name
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout, to_seconds
-from transport._header import CallHeader, Kind
+from transport._waiting.deadline import Timeout, to_seconds
 
 __all__ = [
     "Call",

@@ -12,8 +12,8 @@ from meshlib._job.continuing.epochs import Change, Choose
 from meshlib._job.current import current_world
 from meshlib._job.membership import Epoch
 from meshlib._recording.log import RankLog
-from transport._deadline import Timeout, to_seconds
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout, to_seconds
 
 
 class Job:

@@ -23,10 +23,10 @@ from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
 from meshlib.jit._xla.direct import DirectCall
 from meshlib.jit._xla.program import HostArray, HostFunction
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, Kind
 from transport._communicators.base import Communicator
-from transport._header import NO_ROOT, Kind
 from transport._operands.reduce_op import RedOpType, ReduceOp
 
 _LINEAR = (RedOpType.SUM, RedOpType.AVG)

@@ -24,8 +24,8 @@ from meshlib.jit._kinds import HostSide, SameShape, flat_of
 from meshlib.jit._xla.direct import DirectCall
 from meshlib.jit._xla.host_calls import host_call, untransformed
 from meshlib.jit._xla.program import HostArray, HostFunction
-from transport._codes import dtype_code
-from transport._header import Kind
+from transport._calls.codes import dtype_code
+from transport._calls.header import Kind
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from meshlib.jit._arguments import in_one_call, is_tree, prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._kinds import Issuing, flat_of
 from meshlib.jit._xla.program import HostArray, HostFunction, Program, state_in_jit
-from transport._header import Kind
+from transport._calls.header import Kind
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from transport._interrupts import Condition
+from transport._waiting.interrupts import Condition
 
 _MARK = "\x1e"
 _MOST_LINES = 10_000

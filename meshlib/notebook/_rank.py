@@ -31,10 +31,10 @@ from meshlib.notebook._functions import (
 from meshlib.notebook._output import mark
 from transport import _environment as environment
 from transport._errors import CollectiveMismatchError, DistError, StoreTimeoutError
-from transport._interrupts import look, run_outside
 from transport._net.secret_file import secret_from_environment
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore, underlying
+from transport._waiting.interrupts import look, run_outside
 
 _LOOK_SECONDS = 600.0
 

@@ -17,9 +17,9 @@ from meshlib.notebook._link import NotebookLink
 from meshlib.notebook._local import LocalLauncher
 from meshlib.notebook._output import EventQueue
 from transport._checks import to_whole_number
-from transport._deadline import Timeout, to_seconds
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Timeout, to_seconds
 
 _KEY_SECONDS = 10.0
 

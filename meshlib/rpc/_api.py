@@ -25,10 +25,10 @@ from meshlib.rpc._references.rref import RRef, create
 from meshlib.rpc._worker import LocalWorker, current_worker, find_worker
 from transport._checks import to_whole_number
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = 60.0

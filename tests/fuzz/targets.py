@@ -15,16 +15,15 @@ from typing import Any, cast
 
 from meshlib._mesh.config import MeshConfig
 from meshlib._trace import dump
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._channel.frames import FrameError, FrameReader, pack
-from transport._deadline import Deadline
 from transport._errors import (
     DistNetworkError,
     DistStoreError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport._rendezvous.announcements import Announcement
 from transport._shm.meeting.peer_connection import Packet
@@ -35,6 +34,7 @@ from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, parse_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import HELLO_BYTES, Hello
+from transport._waiting.deadline import Deadline
 
 
 def handshake(data: bytes) -> None:

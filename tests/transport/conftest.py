@@ -11,13 +11,13 @@ from tests.support.gpu.host_driver import HostDriver, HostMachine
 from tests.support.gpu.on_device import OnDevice
 from tests.support.net.far_links import FarTcpCommunicator
 from tests.support.transport.rank_threads import TINY, Transport
-from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._cuda.staged import StagedCommunicator
-from transport._inproc import InprocCommunicator
+from transport._hierarchical.auto import choose
+from transport._inproc.communicator import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._links.communicator import LinkCommunicator
 from transport._place import Place, unsupported_reason

@@ -58,7 +58,7 @@ def test_the_examples_of_the_docs() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_contributions_that_come_nearest_first_are_added_by_the_tree(size: int) -> None:
+def test_contributions_that_arrive_nearest_first_are_added_by_the_tree(size: int) -> None:
     for rank in range(size):
         peers, merges = arrivals(rank, size)
         assert sorted([rank, *peers]) == list(range(size))

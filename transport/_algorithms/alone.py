@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import BufferCollectives
 from transport._operands.flat import Scratch, copy, part_bounds, segments_of
 from transport._operands.operand import Operand, store

@@ -24,7 +24,7 @@ import numpy as np
 
 from transport._algorithms.pairwise import Chunks, Places, cut
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Request, wait_all
 from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.blocks import ChunkRange, blocks_of, halving_schedule, reverse_bits
 from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all

@@ -90,7 +90,7 @@ def halving_steps(size: int, *, apart: bool = True) -> int:
 
 
 def _owner(span: ChunkRange, block: tuple[int, int], chunks: int) -> int:
-    """Return who of a block owns a span: the bits of its place are those of the rank, reversed."""
+    """Return the rank of a block that owns a span: its place has the rank's bits, reversed."""
     first, level = block
     return first + reverse_bits(span.first >> (chunks - level), level)
 

@@ -131,8 +131,8 @@ def from_environment() -> Tuning:
 
 
 def agree(tuning: Tuning, store: Store, rank: int) -> None:
-    """Raise ValueError when this rank would choose algorithms otherwise than others do, who would
-    then wait for each other in vain.
+    """Raise ValueError when this rank would choose other algorithms than the others: the ranks
+    would then wait for each other in vain.
     """
     own = f"{tuning.fingerprint} {rank} {tuning.source}".encode()
     first, _, text = store.compare_set("tuning", b"", own).decode().partition(" ")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorAbortedError
 from transport._operands.flat import Scratch, part_bounds
@@ -229,7 +229,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return False
 
     def left_over(self) -> list[str]:
-        """Say which messages have arrived that nobody received: "2 from rank 1 under tag 7"."""
+        """Name the messages that lie here unreceived: "2 from rank 1 under tag 7"."""
         return []
 
     @abstractmethod

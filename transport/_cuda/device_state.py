@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.completion import Completion
 from transport._cuda.driver import CudaEvent, DeviceMemory, Driver

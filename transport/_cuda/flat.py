@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._cuda.completion import Completion
 from transport._cuda.driver import CudaEvent, Driver
 

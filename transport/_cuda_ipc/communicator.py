@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.driver import Driver
 from transport._cuda.flat import DeviceFlat

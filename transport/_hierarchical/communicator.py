@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

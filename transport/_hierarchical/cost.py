@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transport._calls.header import Kind
 from transport._choosing.choice import Algorithm, Thresholds
 from transport._choosing.cost import Cost, work_of
-from transport._header import Kind
 
 _STEPS_INSIDE = 2
 """A collective in shared memory waits twice: all are there; all have what they need."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from transport._algorithms.alone import Alone
 from transport._algorithms.collectives import LinkCollectives
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import BufferCollectives
 from transport._hierarchical.hosts import MembersByHost

@@ -51,10 +51,10 @@ def _why_not_built(name: str, package: str) -> str:
     if others:
         return f"it was built for another Python ({', '.join(others)}); {_AGAIN} for this one"
     try:
-        told = pkgutil.get_data(__name__, "_core.txt")
+        recorded = pkgutil.get_data(__name__, "_core.txt")
     except OSError:
         return f"it was never built; {_AGAIN}, with a C compiler and Python's headers"
-    reason = (told or b"").decode(errors="replace").strip()
+    reason = (recorded or b"").decode(errors="replace").strip()
     mend = "without that"
     if not reason.startswith(environment.NATIVE):
         mend = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"

@@ -21,19 +21,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import HEADER_BYTES, NO_ROOT, CallHeader, Kind
 from transport._communicators.base import Communicator
 from transport._cuda.completion import Completion
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistError,
     HeaderMismatchError,
 )
-from transport._header import HEADER_BYTES, NO_ROOT, CallHeader, Kind
-from transport._interrupts import Condition
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
 
 _BATCH = 16
 _BLOCK_BYTES = 8 + _BATCH * HEADER_BYTES

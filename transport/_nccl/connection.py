@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._cuda.device_state import DeviceStream, check_device_of_group
@@ -25,9 +25,9 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
-from transport._interrupts import next_slice
 from transport._nccl.library import NcclComm, NcclLibrary
 from transport._nccl.meeting import meet
+from transport._waiting.interrupts import next_slice
 
 _SLICE_SECONDS = 0.05
 _IN_USE_SECONDS = 1.0

@@ -25,12 +25,12 @@ import os
 import socket
 
 from transport import _environment as environment
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.reach import is_out_of_reach
 from transport._net.secret_file import SECRET_BYTES
 from transport._net.sockets import recv_exact, send_all
 from transport._net.tls_choice import is_tls
+from transport._waiting.deadline import Deadline
 
 HANDSHAKE_SECONDS = 20.0
 """The time that an acceptor grants a connection to authenticate."""

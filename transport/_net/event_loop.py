@@ -8,7 +8,7 @@ import selectors
 import threading
 from collections.abc import Callable
 
-from transport._polling import Wakeup
+from transport._waiting.polling import Wakeup
 
 _LOGGER = logging.getLogger("meshlib.transport")
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transport import _environment as environment
-from transport._deadline import Deadline
 from transport._net.fork import close_in_forked_children
 from transport._net.reach import is_out_of_reach
+from transport._waiting.deadline import Deadline
 
 _RECORD_BYTES = 16 << 10
 _WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED

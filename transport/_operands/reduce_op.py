@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from transport._codes import OP_CODES, dtype_code
+from transport._calls.codes import OP_CODES, dtype_code
 
 Flat = npt.NDArray[Any]
 """A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array, mostly over other memory."""

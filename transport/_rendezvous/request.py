@@ -7,8 +7,8 @@ from types import EllipsisType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline
 from transport._net.secret_file import secret_from_environment
+from transport._waiting.deadline import Deadline
 
 Secret = bytes | EllipsisType | None
 """The job's secret, None for none, ``...`` for the environment's."""

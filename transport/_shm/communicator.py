@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.runtime import Membership
 from transport._errors import (
     CommunicatorAbortedError,
@@ -18,7 +19,6 @@ from transport._errors import (
     DistBackendError,
     PeerLostError,
 )
-from transport._header import Kind
 from transport._links.messaging import MessagingCommunicator
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat, ReduceOp

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistError, DistStoreError
-from transport._interrupts import sliced
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import Commands, Fields, Op
 from transport._store.table import Waiter
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import sliced
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class HashStore(Store):
         self._closed = False
         self._waits: dict[Waiter, threading.Event] = {}
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         self._refuse_in_a_fork()
         with self._lock:
             self._check_open()

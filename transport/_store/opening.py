@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from transport._deadline import Timeout
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
+from transport._waiting.deadline import Timeout
 
 
 def open_store(host: str, port: int, url: str, *, timeout: Timeout, secret: bytes | None) -> Store:

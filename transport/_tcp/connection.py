@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._errors import CommunicatorAbortedError, PeerLostError
 from transport._link import OnPiece, Request
 from transport._net.reach import is_out_of_reach
@@ -174,7 +174,7 @@ class TcpConnection(ABC):
 
     @abstractmethod
     def _note_left(self, outgoing: FrameSend) -> None:
-        """Be told of a frame that has left."""
+        """Note that a frame has left."""
 
     @abstractmethod
     def _ahead(self) -> int:

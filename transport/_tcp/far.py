@@ -31,13 +31,13 @@ def connections_from_environment() -> int:
 
     Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is not a number from 1 to 16.
     """
-    said = os.environ.get(environment.TCP_CONNECTIONS, "").strip() or str(_CONNECTIONS)
-    if not said.isdecimal() or not 1 <= int(said) <= _MOST_CONNECTIONS:
+    value = os.environ.get(environment.TCP_CONNECTIONS, "").strip() or str(_CONNECTIONS)
+    if not value.isdecimal() or not 1 <= int(value) <= _MOST_CONNECTIONS:
         raise ValueError(
-            f"{environment.TCP_CONNECTIONS} is {said!r}; expected a number of connections from 1"
+            f"{environment.TCP_CONNECTIONS} is {value!r}; expected a number of connections from 1"
             f" to {_MOST_CONNECTIONS}"
         )
-    return int(said)
+    return int(value)
 
 
 def connections_to(sock: socket.socket, far: int) -> int:
@@ -57,7 +57,7 @@ class Distance:
     ``name`` is the peer's name in messages.
     """
 
-    _said = False
+    _warned = False
 
     def __init__(self, sock: socket.socket, name: str, connections: int) -> None:
         self._name = name
@@ -68,14 +68,14 @@ class Distance:
         """The bytes to keep in flight on the link; 0: no more than one frame."""
 
     def note_sent(self, nbytes: int, seconds: float) -> None:
-        """Be told how long a payload took to leave; say once in a process which settings of the
-        kernel would let links such as this one move more.
+        """Note how long a payload took to leave. Warn once in a process if the kernel's settings
+        limit links such as this one.
         """
-        if Distance._said or nbytes < self.window or not seconds:
+        if Distance._warned or nbytes < self.window or not seconds:
             return
         under_way = nbytes / seconds * self._round_trip
         if under_way >= _HELD_BACK * self.window:
-            Distance._said = True
+            Distance._warned = True
             _LOGGER.warning(
                 "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, which"
                 " is what %d connections may have under way; sysctl net.ipv4.tcp_wmem and"

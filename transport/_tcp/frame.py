@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from transport._call import Call
-from transport._header import HEADER_BYTES, CallHeader
+from transport._calls.call import Call
+from transport._calls.header import HEADER_BYTES, CallHeader
 from transport._link import OnPiece, Request
 from transport._platform import SEND_NOW as NOW
 from transport._tcp.stripes import Stripes

@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._links.incoming import PendingReceive
 from transport._links.mailbox import Mailbox
-from transport._polling import (
+from transport._tcp.messages import MessageLink
+from transport._tcp.worker import LinkWorker, RetiredConnection
+from transport._waiting.polling import (
     PEER_CLOSED,
     READABLE,
     WRITABLE,
@@ -29,9 +31,7 @@ from transport._polling import (
     can_be_polled,
     new_poller,
 )
-from transport._tcp.messages import MessageLink
-from transport._tcp.worker import LinkWorker, RetiredConnection
-from transport._waiting import SpinWait
+from transport._waiting.spinning import SpinWait
 
 # The pause of the endpoint's thread after a waiting thread has read the connections.
 _AWAY_SECONDS = 0.01
@@ -42,10 +42,10 @@ OnEnd = Callable[[int, PeerLostError], None]
 
 
 class MessageWorker(LinkWorker):
-    """Reads the messages of one communicator. ``on_end`` is told when a connection has ended.
+    """Reads the messages of one communicator. ``on_end`` is called when a connection has ended.
 
-    The thread with the ``turn`` may sleep until something comes. Another thread can go on where it
-    left off, also in the middle of a message. A poller knows the connections.
+    The thread with the ``turn`` may sleep until something arrives. Another thread can go on where
+    it left off, also in the middle of a message. A poller knows the connections.
     ``attend`` has the endpoint's thread call ``due``, and ``wake_endpoint`` wakes that.
     """
 
@@ -135,7 +135,7 @@ class MessageWorker(LinkWorker):
         return self._turn.acquire(blocking=False)
 
     def resume(self) -> None:
-        """Have the endpoint's thread read again: somebody waits for what nobody else reads."""
+        """Have the endpoint's thread read again, because no waiting thread reads."""
         self._attended = False
         self._look_at = 0.0
         self._wake_endpoint()
@@ -143,7 +143,7 @@ class MessageWorker(LinkWorker):
     def carry(self, link: MessageLink | None, settled: Callable[[], bool], call: Call) -> None:
         """Read messages until ``settled()`` or the deadline; the most likely one comes on ``link``.
 
-        For those who took the turn; it is over then.
+        The caller has taken the turn; this ends it.
         """
         deadline = call.deadline
         try:

@@ -17,11 +17,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport._interrupts import SLICE_SECONDS, look
 from transport._link import Link, OnPiece, Request, wrong_frame
-from transport._polling import PEER_CLOSED
 from transport._tcp.connection import HALF_A_FRAME, TcpConnection
 from transport._tcp.far import Distance
 from transport._tcp.frame import (
@@ -36,7 +34,9 @@ from transport._tcp.frame import (
 )
 from transport._tcp.stripes import Stripes
 from transport._tcp.worker import LinkWorker
-from transport._waiting import SpinWait
+from transport._waiting.interrupts import SLICE_SECONDS, look
+from transport._waiting.polling import PEER_CLOSED
+from transport._waiting.spinning import SpinWait
 
 
 class TcpLink(TcpConnection, Link):
@@ -52,7 +52,7 @@ class TcpLink(TcpConnection, Link):
         worker: FrameWorker | None = None,
     ) -> None:
         super().__init__(sockets, peer, name, FrameWorker() if worker is None else worker)
-        self.coming: deque[FrameReceive] = deque()
+        self.receives: deque[FrameReceive] = deque()
         self._stripes: Stripes | None = None
         self._spin = SpinWait(pauses=True, main_only=True)
         self.distance: Distance = Distance(self.first, name, len(sockets))
@@ -81,8 +81,8 @@ class TcpLink(TcpConnection, Link):
         if self.ended is not None:
             raise self.lost(self.ended)
         incoming = FrameReceive(self, call, into, tag)
-        self.coming.append(incoming)
-        worker.coming[self] = None
+        self.receives.append(incoming)
+        worker.receiving[self] = None
         return incoming
 
     def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
@@ -143,9 +143,9 @@ class TcpLink(TcpConnection, Link):
 
     def withdraw(self) -> None:
         super().withdraw()
-        if self.coming and (self._target is not None or self._begin < self._end):
+        if self.receives and (self._target is not None or self._begin < self._end):
             self.ended = self.ended or HALF_A_FRAME
-        self.coming.clear()
+        self.receives.clear()
         self._target = self._stripes = None
 
     def _note_left(self, outgoing: FrameSend) -> None:
@@ -155,11 +155,11 @@ class TcpLink(TcpConnection, Link):
             self.distance.note_sent(outgoing.nbytes, outgoing.took)
 
     def _ahead(self) -> int:
-        size = len(self.coming[0].into)
+        size = len(self.receives[0].into)
         return PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES
 
     def _begin_frame(self) -> bool:
-        begin, incoming = self._begin, self.coming[0]
+        begin, incoming = self._begin, self.receives[0]
         if bytes(self._staging[begin : begin + PREFIX_BYTES]) != incoming.prefix:
             prefix = self._prefix()
             found = self._find(prefix)
@@ -168,8 +168,8 @@ class TcpLink(TcpConnection, Link):
                     self.check_awaited(incoming)
                 return False
             if found is not incoming:
-                self.coming.remove(found)
-                self.coming.appendleft(found)
+                self.receives.remove(found)
+                self.receives.appendleft(found)
                 incoming = found
             size = incoming.into.nbytes
             if prefix.size != size:
@@ -189,7 +189,7 @@ class TcpLink(TcpConnection, Link):
 
     def _find(self, prefix: Prefix) -> FrameReceive | None:
         """Return the posted receive of a frame."""
-        for incoming in self.coming:
+        for incoming in self.receives:
             if incoming.tag == prefix.tag and incoming.call.packed == prefix.packed:
                 return incoming
         return None
@@ -208,12 +208,12 @@ class TcpLink(TcpConnection, Link):
     def _complete(self, incoming: FrameReceive) -> None:
         incoming.done = True
         self._target = self._stripes = None
-        self.coming.popleft()
-        if not self.coming:
-            del self.worker.coming[self]
+        self.receives.popleft()
+        if not self.receives:
+            del self.worker.receiving[self]
 
     def _stripe_over(self, count: int) -> Sequence[socket.socket]:
-        """Return the connections over which the peer says that a payload comes."""
+        """Return the connections over which the peer sends a payload."""
         if count != len(self.sockets):
             raise ConnectionAbortedError(
                 errno.ECONNABORTED,
@@ -225,13 +225,13 @@ class TcpLink(TcpConnection, Link):
 class FrameWorker(LinkWorker):
     """Moves the frames that the calls of one communicator post, one call at a time.
 
-    ``leaving`` and ``coming`` are the links with frames that are to leave, or are awaited.
+    ``leaving`` are the links with frames to send, ``receiving`` those with posted receives.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.leaving: dict[TcpLink, None] = {}
-        self.coming: dict[TcpLink, None] = {}
+        self.receiving: dict[TcpLink, None] = {}
         self._call: Call | None = None
 
     def begin(self, call: Call) -> None:
@@ -239,17 +239,17 @@ class FrameWorker(LinkWorker):
         lock."""
         if call is not self._call:
             overlaps = call.rest is not None and call.rest.overlaps
-            if (self.leaving or self.coming) and not overlaps:
+            if (self.leaving or self.receiving) and not overlaps:
                 self.withdraw()
             self._call = call
 
     def withdraw(self) -> None:
         """Forget all frames. A link that is in the middle of one ends. The caller holds the
         lock."""
-        for link in {**self.leaving, **self.coming}:
+        for link in {**self.leaving, **self.receiving}:
             link.withdraw()
         self.leaving.clear()
-        self.coming.clear()
+        self.receiving.clear()
 
     def wait(
         self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
@@ -268,7 +268,7 @@ class FrameWorker(LinkWorker):
         self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
     ) -> None:
         awaited = request if isinstance(request, FrameReceive) else None
-        if not request.done and link not in (self.leaving if awaited is None else self.coming):
+        if not request.done and link not in (self.leaving if awaited is None else self.receiving):
             raise CommunicatorAbortedError("a call that overlaps with this one has failed")
         ready: dict[TcpLink, None] | None = None
         while True:
@@ -276,7 +276,7 @@ class FrameWorker(LinkWorker):
                 link.receive(awaited, on_piece)
                 return
             if ready is None:
-                ready = {**self.leaving, **self.coming}
+                ready = {**self.leaving, **self.receiving}
             moved = self._serve(ready)
             if awaited is not None:
                 if on_piece is not None and awaited.received:
@@ -289,8 +289,9 @@ class FrameWorker(LinkWorker):
 
     def _need_read_no_other(self, link: TcpLink) -> bool:
         """True if the kernel has room for whatever comes on other links meanwhile."""
-        return len(self.coming) == 1 or all(
-            other is link or other.coming[0].into.nbytes <= SMALL_BYTES for other in self.coming
+        return len(self.receiving) == 1 or all(
+            other is link or other.receives[0].into.nbytes <= SMALL_BYTES
+            for other in self.receiving
         )
 
     def _serve(self, ready: dict[TcpLink, None]) -> dict[TcpLink, None]:
@@ -299,7 +300,7 @@ class FrameWorker(LinkWorker):
         for link in ready:
             if link.leaving and link.push():
                 moved[link] = None
-            if link.coming and link.pull():
+            if link.receives and link.pull():
                 moved[link] = None
         return moved
 
@@ -315,11 +316,11 @@ class FrameWorker(LinkWorker):
         links: dict[int, TcpLink] = {}
         for link in self.leaving:
             for sock in link.leaving[0].waits_on:
-                # If somebody hangs up who sends, reading finds out, behind what was still sent.
-                hangs_up = 0 if link.coming else PEER_CLOSED
+                # If a sending peer hangs up, reading finds the end behind its last bytes.
+                hangs_up = 0 if link.receives else PEER_CLOSED
                 wanted[sock.fileno()] = select.POLLOUT | hangs_up
                 links[sock.fileno()] = link
-        for link in self.coming:
+        for link in self.receiving:
             for sock in link.brings_on:
                 wanted[sock.fileno()] = wanted.get(sock.fileno(), 0) | select.POLLIN
                 links[sock.fileno()] = link
@@ -333,7 +334,7 @@ class FrameWorker(LinkWorker):
                 break
         for descriptor, events in ready:
             link = links[descriptor]
-            if not link.coming and not events & select.POLLOUT:
+            if not link.receives and not events & select.POLLOUT:
                 raise link.lost("it hung up before it had received everything")
         if not ready:
             parts = [f"{link.name} took nothing" for link in self.leaving]

@@ -11,7 +11,7 @@ import socket
 import threading
 from typing import Protocol
 
-from transport._interrupts import is_held
+from transport._waiting.interrupts import is_held
 
 
 class RetiredConnection(Protocol):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
 from transport._errors import CommunicatorTimeoutError
 from transport._operands.reduce_op import ReduceOp
-from transport._waiting import Pauses
+from transport._waiting.spinning import Pauses
 from transport._windows.memory import REPLACE_IF, WORD, MappedMemory, Target
 
 LOCK = 0

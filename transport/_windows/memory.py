@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
 from transport._native import core
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 

@@ -15,16 +15,16 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import FIRST_KIND, ChannelFrame
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, DistError, PeerLostError
-from transport._interrupts import next_slice
 from transport._operands.reduce_op import Flat
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.interrupts import next_slice
 from transport._windows.memory import SLICE_SECONDS, Late, MappedMemory
 
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -123,7 +123,7 @@ class WindowService:
             raise self._lost_error(rank) from error
         return True
 
-    def ask(
+    def request(
         self, call: Call, rank: int, kind: int, head: bytes, *values: Any, late: Late | None = None
     ) -> bytes | memoryview:
         """Send a frame and return the bytes of its reply.
@@ -274,7 +274,7 @@ class RemoteMemory:
         return self._service.post(call, self._rank, _WindowOp.PUT, head, values.data)
 
     def get(self, call: Call | None, offset: int, nbytes: int) -> memoryview:
-        return self._ask(call, _WindowOp.GET, self._head(offset, nbytes))
+        return self._request(call, _WindowOp.GET, self._head(offset, nbytes))
 
     def combine(
         self, call: Call | None, offset: int, code: int, op: int, values: Any, wakes: bool = False
@@ -293,7 +293,7 @@ class RemoteMemory:
         late: Late | None = None,
     ) -> bytes:
         head = self._head(offset, len(values), code, op, bool(expected), False)
-        return bytes(self._ask(call, _WindowOp.UPDATE, head, values, expected, late=late))
+        return bytes(self._request(call, _WindowOp.UPDATE, head, values, expected, late=late))
 
     def flush(self, call: Call | None) -> None:
         self.get(call, 0, 0)  # whose reply comes when all before it is done
@@ -301,11 +301,11 @@ class RemoteMemory:
     def check(self, call: Call) -> None:
         self._service.connect(call, self._rank)
 
-    def _ask(
+    def _request(
         self, call: Call | None, kind: int, head: bytes, *values: Any, late: Late | None = None
     ) -> memoryview:
         assert call is not None  # a target by messages has one for all that waits
-        return memoryview(self._service.ask(call, self._rank, kind, head, *values, late=late))
+        return memoryview(self._service.request(call, self._rank, kind, head, *values, late=late))
 
     def _head(self, offset: int, nbytes: int, *update: int) -> bytes:
         return _HEAD.pack(self._number, offset, nbytes, *(update or (0, 0, 0, 0)))

@@ -18,7 +18,7 @@ from typing import Any
 
 import meshlib
 from meshlib._bench.libraries import LIBRARIES
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 _START_SECONDS = 120.0
 _MEASURE_SECONDS = 300.0

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 

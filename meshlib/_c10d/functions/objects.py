@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 def broadcast_object_list(

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 from meshlib._arrays.adapted import ListOf
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 

@@ -16,7 +16,8 @@ from meshlib._calls.state import GroupState, Lifecycle
 from meshlib._events.events import Abort, Departures, Refused
 from meshlib._events.log import STORE_SECONDS, publish
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import ONE_SIDED, CallHeader, Kind
 from transport._communicators.base import Communicator
 from transport._errors import (
     CollectiveMismatchError,
@@ -30,7 +31,6 @@ from transport._errors import (
     PeerLostError,
     RankFailedError,
 )
-from transport._header import ONE_SIDED, CallHeader, Kind
 
 # Errors about other ranks: they do not explain why those ranks have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
@@ -78,9 +78,7 @@ class Failure:
             context = self._context
             with suppress(DistStoreError):
                 # The others learn the reason before they see this rank's channels close.
-                publish(
-                    context.store.with_patience(STORE_SECONDS), Abort.of(self._members.id, error)
-                )
+                publish(context.store.with_grace(STORE_SECONDS), Abort.of(self._members.id, error))
             self.fail(error)
 
     def mark_reported(self) -> None:
@@ -160,7 +158,7 @@ class Failure:
             f" {members}, {record.site}: {what}"
         )
         with suppress(DistStoreError):
-            store = context.store.with_patience(STORE_SECONDS)
+            store = context.store.with_grace(STORE_SECONDS)
             publish(store, Refused(members.id, number, message))
 
     def on_refusal(self, refusal: Refused) -> None:

@@ -9,8 +9,8 @@ from meshlib._calls.failures.statements import CALLS_BEFORE, Statement
 from meshlib._calls.members import Members
 from meshlib._plain_text import columns, have, named
 from meshlib._recording.recorder import ANY_SOURCE, Record
+from transport._calls.header import CallHeader
 from transport._errors import DistError, HeaderMismatchError, PeerLostError, StoreSilentError
-from transport._header import CallHeader
 from transport._net.reach import is_out_of_reach
 
 ANSWER_SECONDS = 0.5

@@ -33,7 +33,6 @@ from meshlib._calls.state import GroupState
 from meshlib._events.events import Abort, Query
 from meshlib._events.log import STORE_SECONDS, answer_key, publish
 from meshlib._recording.recorder import Record
-from transport._deadline import Deadline
 from transport._errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -47,6 +46,7 @@ from transport._errors import (
     StoreTimeoutError,
 )
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 DOUBTFUL_SECONDS = 0.15
 # A connection can break a moment before the reason arrives.
@@ -64,7 +64,7 @@ class Reporter:
     def __init__(self, state: GroupState, store: Store) -> None:
         self._state = state
         self._group = state.members
-        self._store = store.with_patience(STORE_SECONDS)
+        self._store = store.with_grace(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from meshlib._arrays.adapter import source
+from transport._calls.codes import dtype_code
 from transport._checks import to_whole_number
-from transport._codes import dtype_code
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._windows.memory import DTYPES, OPS, WORD
 

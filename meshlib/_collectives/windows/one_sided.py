@@ -10,12 +10,12 @@ from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import GroupOfRanks
 from meshlib._collectives.windows.layout import WindowLayout, on_cpu
 from meshlib._collectives.windows.window import Window
-from transport._call import Call
-from transport._codes import dtype_code, dtype_name
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code, dtype_name
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Timeout
 from transport._windows.memory import MappedMemory, Target
 from transport._windows.service import RemoteMemory, WindowService
 

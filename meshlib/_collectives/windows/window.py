@@ -13,14 +13,14 @@ import numpy.typing as npt
 from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import GroupOfRanks, call_queue_of, resolve_rank
 from meshlib._collectives.windows.layout import WindowLayout, signals_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._checks import to_whole_number
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._header import Kind
-from transport._interrupts import look
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Timeout
+from transport._waiting.interrupts import look
 from transport._windows.locks import SUM, WORD_CODE, acquire, release, word
 from transport._windows.memory import REPLACE, REPLACE_IF, MappedMemory, Target
 from transport._windows.service import WindowService

@@ -30,9 +30,9 @@ from meshlib._events.events import Agreed, Query
 from meshlib._events.log import STORE_SECONDS, answer_key, publish
 from meshlib._job.membership import JobMembership
 from meshlib._plain_text import first_of
-from transport._deadline import Deadline
 from transport._errors import CollectiveTimeoutError, StoreTimeoutError
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 PROBE_AFTER_SECONDS = 0.5
 """The delay after which a rank that others wait for is asked for a sign of life."""
@@ -65,7 +65,7 @@ class Agreement:
         members: Sequence[int],
         excluded: Collection[int] = (),
     ) -> None:
-        self._store = store.with_patience(STORE_SECONDS)
+        self._store = store.with_grace(STORE_SECONDS)
         self._membership = membership
         self._name = name
         self._members = tuple(members)

@@ -22,10 +22,10 @@ from meshlib._job.thread_rank import thread_rank
 from meshlib._job.world import DEFAULT_TIMEOUT, World
 from meshlib._recording.log import set_debug_level_from_env
 from transport import _environment as environment
-from transport._deadline import Timeout, to_seconds
 from transport._errors import CollectiveMismatchError
 from transport._rendezvous import ForeignStore
 from transport._store.base import Store
+from transport._waiting.deadline import Timeout, to_seconds
 
 EXIT_DRAIN_SECONDS = 1.0
 FAILED_LINGER_SECONDS = 2.0

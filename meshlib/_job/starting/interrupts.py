@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from transport._interrupts import InterruptHandler
+from transport._waiting.interrupts import InterruptHandler
 
 
 def defer_interrupts() -> Callable[[], None]:

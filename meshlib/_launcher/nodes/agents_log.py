@@ -32,13 +32,13 @@ from meshlib._launcher.nodes.records import (
     alive_key,
 )
 from meshlib._launcher.options.launch import LaunchOptions, NodeOptions
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError, DistError, DistNetworkError, StoreSilentError
 from transport._net.auth import HANDSHAKE_SECONDS
 from transport._net.sockets import format_address, is_local, resolves
 from transport._store.base import Store
 from transport._store.tcp.server import TCPStoreServer
 from transport._store.tcp.store import TCPStore
+from transport._waiting.deadline import Deadline
 
 _CONNECT_SECONDS = 2.0
 _MOMENT_SECONDS = 0.3
@@ -139,7 +139,7 @@ class SharedLog(AgentLog):
         """Append heartbeats and queued records until this node leaves."""
         farewell = AgentLeft(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
-        follower, store = store.clone(), store.with_patience(self._silence)
+        follower, store = store.clone(), store.with_grace(self._silence)
         key = alive_key(self._agent)
         store.set(key, "0")
         self._follow(follower)

@@ -28,12 +28,12 @@ from meshlib._launcher.nodes.records import (
     is_decision,
 )
 from meshlib._launcher.options.launch import LaunchOptions
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.base import Store
 from transport._store.etcd.client import RefusedError
 from transport._store.etcd.store import EtcdStore
 from transport._store.tcp.server import TCPStoreServer
+from transport._waiting.deadline import Deadline
 
 _JOB = "job"
 _LEADER = "meshrun/leader"
@@ -55,7 +55,7 @@ class EtcdLog(SharedLog):
         with EtcdStore(self._nodes.etcd, self._silence) as root:
             while not self._closing.is_set():
                 try:
-                    job = self._enter(root.with_patience(self._beat))
+                    job = self._enter(root.with_grace(self._beat))
                 except DistStoreError as error:
                     if deadline.expired or isinstance(error, RefusedError):
                         raise

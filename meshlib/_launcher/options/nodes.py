@@ -14,7 +14,6 @@ from pathlib import Path
 
 from meshlib._launcher.options.launch import NodeOptions
 from transport import _environment as environment
-from transport._deadline import read_duration
 from transport._launch_environments import (
     DEFAULT_PORT,
     LaunchEnvironmentError,
@@ -26,6 +25,7 @@ from transport._launch_environments import (
 )
 from transport._net.secret_file import read_secret, secret_from_environment
 from transport._store.etcd.address import EtcdAddress
+from transport._waiting.deadline import read_duration
 
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")

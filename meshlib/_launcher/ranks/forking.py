@@ -30,7 +30,7 @@ PRELOADED = (
     "meshlib._c10d.groups",
     "meshlib._job.starting.init",
     "meshlib._mesh.init",
-    "transport._auto",
+    "transport._hierarchical.auto",
     "ctypes",
     "faulthandler",
     "traceback",

@@ -54,8 +54,8 @@ static int call_python(const ProgramCall *call, const Memory *buffers, const Hea
     return result ? 0 : -1;
 }
 
-/* The interpreter makes a state for a thread that comes for the first time, and frees it when that leaves: XLA's
- * threads come again, so the state is kept. */
+/* The interpreter makes a thread state at a thread's first call, and frees it after that. XLA's threads call again, so
+ * the state is kept. */
 static PyGILState_STATE enter_python(void) {
     static _Thread_local char known;
     PyGILState_STATE state = PyGILState_Ensure();

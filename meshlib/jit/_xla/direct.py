@@ -24,12 +24,12 @@ from meshlib._native import calls as native
 from meshlib._recording.recorder import CAPACITY, COLLECTIVE, Record
 from meshlib.jit._xla.call_site import CallSite
 from meshlib.jit._xla.program import HostArray, HostFunction, Program, state_in_jit
-from transport._call import Call
-from transport._deadline import Deadline
-from transport._header import Kind
-from transport._interrupts import next_slice
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._shm.communicator import ShmCommunicator
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice
 
 MOMENT = 0.05
 """Seconds for which compiled code may make calls before Python checks again. The engine itself

@@ -28,7 +28,6 @@ from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._references.references import References
 from transport._channel.channel import GREETING_SECONDS, Channel
 from transport._channel.frames import ChannelFrame
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -36,6 +35,7 @@ from transport._errors import (
     DistError,
     DistNetworkError,
 )
+from transport._waiting.deadline import Deadline
 
 LOSS_SECONDS = 0.6
 """The wait for the news of how a worker ended whose connection broke."""

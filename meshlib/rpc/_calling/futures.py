@@ -14,7 +14,7 @@ from meshlib._recording.recorder import Record
 from meshlib.rpc._calling.execution import CallId, Execution
 from meshlib.rpc._calling.loopback import AnyConnection
 from meshlib.rpc._errors import describe, safely
-from transport._deadline import Deadline, Timeout, to_seconds
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 UNSET_TIMEOUT = -1.0
 """c10d's ``UNSET_RPC_TIMEOUT``: the worker's default."""

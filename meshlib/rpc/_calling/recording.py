@@ -15,7 +15,7 @@ from meshlib._recording.recorder import FlightRecorder, Record
 from meshlib.rpc._calling.execution import CallId, ServedCall
 from meshlib.rpc._calling.futures import name_of
 from meshlib.rpc._errors import safely
-from transport._header import NO_ROOT, Kind, pack_header
+from transport._calls.header import NO_ROOT, Kind, pack_header
 
 _NOWHERE = -1
 """The instruction of a record whose function is not Python, or not known yet."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshlib.rpc._errors import WorkerLostError
 from transport._checks import to_whole_number
-from transport._interrupts import Condition, sliced
+from transport._waiting.interrupts import Condition, sliced
 
 
 class WorkerInfo(NamedTuple):

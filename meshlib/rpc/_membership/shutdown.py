@@ -20,9 +20,9 @@ from meshlib.rpc._calling.futures import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread
-from transport._deadline import Deadline
 from transport._errors import DistError
-from transport._interrupts import Condition, next_slice
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition, next_slice
 
 _PAUSE_SECONDS = 0.01
 Answer = Callable[[object], None]

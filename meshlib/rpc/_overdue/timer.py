@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from transport._deadline import LONGEST_WAIT
-from transport._polling import Wakeup
+from transport._waiting.deadline import LONGEST_WAIT
+from transport._waiting.polling import Wakeup
 
 
 class TimerThread:

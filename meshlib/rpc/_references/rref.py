@@ -13,7 +13,7 @@ from meshlib.rpc._membership.directory import WorkerInfo
 from meshlib.rpc._references.counting import ObjectId
 from meshlib.rpc._worker import LocalWorker, current_worker
 from meshlib.rpc.functions import future_of, is_async
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 T = TypeVar("T")
 

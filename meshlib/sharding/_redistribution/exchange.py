@@ -27,7 +27,7 @@ from meshlib.sharding._local import (
     shape_of,
 )
 from meshlib.sharding._redistribution.steps import ALL_GATHER, PlanStep
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat, ReduceOp
 

@@ -52,10 +52,10 @@ from meshlib.sharding._redistribution.steps import (
 )
 from meshlib.sharding._sharding_value import ShardingValue
 from meshlib.sharding._spec import REDUCTIONS
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 Value = Callable[[], Array | None]

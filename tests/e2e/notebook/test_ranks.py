@@ -17,7 +17,7 @@ from meshlib.notebook._link import NotebookLink
 from meshlib.rpc import RpcTimeoutError
 from meshlib.testing import RankError
 from tests.support.meshlib.cells import Cells
-from transport._interrupts import InterruptHandler
+from transport._waiting.interrupts import InterruptHandler
 
 pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

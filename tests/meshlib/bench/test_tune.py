@@ -17,10 +17,10 @@ from meshlib._tune.contests import CONTESTS
 from meshlib._tune.estimates import best_of, crossover, fit_line
 from meshlib._tune.measure import TransportBenchmark, TuningResults
 from meshlib.testing import run_ranks
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport._choosing.cost import Cost
 from transport._choosing.tuning import TransportTuning, Tuning
-from transport._header import Kind
 from transport._hierarchical.cost import Shape
 
 SIZES = [1 << exponent for exponent in range(10, 20)]

@@ -12,8 +12,8 @@ from meshlib._diagnosis.tangles import CallStatus, find_tangle, tangle_message
 from meshlib._recording.call_report import CallReport
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.testing import run_ranks
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
+from transport._calls.header import NO_ROOT, CallHeader, Kind
+from transport._waiting.deadline import Deadline
 
 
 def stand(rank, group, sequence, ranks, reached, root=NO_ROOT):

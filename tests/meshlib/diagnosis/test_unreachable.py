@@ -18,12 +18,12 @@ from meshlib._diagnosis.shared_thread import SharedThread
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import COLLECTIVE, Record
 from meshlib.testing import run_ranks
-from transport._call import Call
-from transport._deadline import Deadline
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._errors import DistError, DistStoreError, PeerLostError, StoreSilentError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._store import HashStore, TCPStore, TCPStoreServer
 from transport._tcp.link import TcpLink
+from transport._waiting.deadline import Deadline
 
 LONG = 60.0
 CUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))

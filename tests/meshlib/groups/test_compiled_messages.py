@@ -15,7 +15,7 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib._native import calls as native
 from meshlib.testing import run_ranks
-from transport._header import Kind
+from transport._calls.header import Kind
 
 NEEDS_CORE = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 

@@ -10,9 +10,9 @@ from meshlib._calls import call_queue, call_stream, call_streams, state
 from meshlib._calls.failures import failure, reporter
 from meshlib.testing import run_ranks
 from tests.support.transport.interrupts import SOON, Interrupter, in_thread
-from transport import _interrupts
+from transport._waiting import interrupts
 
-CALLS = {module.__file__ for module in (_interrupts, call_queue, call_stream, call_streams, state)}
+CALLS = {module.__file__ for module in (interrupts, call_queue, call_stream, call_streams, state)}
 FAILING = CALLS | {module.__file__ for module in (failure, reporter)}
 
 

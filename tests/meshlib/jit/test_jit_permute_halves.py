@@ -12,7 +12,7 @@ import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world, derived_group
 from meshlib.testing import run_ranks
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 

@@ -16,8 +16,8 @@ from meshlib._job.leaving import find_mismatch
 from meshlib._job.world import World
 from meshlib._recording.recorder import COLLECTIVE, FlightRecorder
 from meshlib.testing import RankError, run_ranks
+from transport._calls.header import Kind
 from transport._communicators.runtime import Runtime
-from transport._header import Kind
 from transport._store.hash_store import HashStore
 
 WAIT = 60.0
@@ -172,9 +172,9 @@ def test_leaving_costs_one_message_more_than_its_news():
         def clone(self):
             return HashStore(_shared=self._shared)
 
-        def _ask(self, op, fields):
+        def _request(self, op, fields):
             requests.append(op.name)
-            return super()._ask(op, fields)
+            return super()._request(op, fields)
 
         def _await(self, op, fields, timeout):
             requests.append(op.name)

@@ -13,7 +13,7 @@ from meshlib._diagnosis.sampling.sampler import RankStatus, Sampler, covered, pe
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import FlightRecorder
 from meshlib.testing import run_ranks
-from transport._header import CallHeader
+from transport._calls.header import CallHeader
 
 
 class Alone:

@@ -17,7 +17,7 @@ from meshlib._native import calls as native
 from meshlib._recording import recorder
 from meshlib._recording.call_report import report_calls
 from meshlib._recording.recorder import Record
-from transport._header import CallHeader, history_after
+from transport._calls.header import CallHeader, history_after
 from transport._native import core
 
 RINGS = [recorder._CallRing] + ([] if native is None else [native.Ring])

@@ -22,12 +22,12 @@ from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import HEADER_BYTES, Control, pack
 from transport._channel.threads import ThreadPool
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError, DistError
 from transport._net.auth import Handshake, authenticate
 from transport._net.sockets import recv_exact
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 SECRET = b"the job's own"
 LONG = 30.0

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from tests.support.gpu.host_driver import HostDriver, HostMemory
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda import DeviceFlat, StreamOrder
-from transport._deadline import Deadline
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Deadline
 
 
 class OnDevice(Communicator):

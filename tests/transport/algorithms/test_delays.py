@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.net.clocked_links import KINDS, Clocked, Clocks, delays_of
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import work_of
-from transport._header import Kind
 
 
 def delays(kind: Kind, nbytes: int, size: int, table: Thresholds) -> int:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.transport.collective_oracle import reduced
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
-from transport._header import Kind
+from transport._calls.header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 GROUP_SIZES = (1, 2, 3, 4, 5, 7)
@@ -431,7 +431,9 @@ def test_default_thresholds_on_large_arrays(transport: Transport, n: int) -> Non
 
 
 @pytest.mark.parametrize("n", GROUP_SIZES)
-def test_no_member_leaves_a_barrier_before_the_last_has_come(transport: Transport, n: int) -> None:
+def test_no_member_leaves_a_barrier_before_the_last_has_entered(
+    transport: Transport, n: int
+) -> None:
     arrived = [0] * n
 
     def body(member: Member) -> None:

@@ -84,7 +84,7 @@ int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Size
         group_close(g);
         return -2;
     }
-    be_patient(&g->patience, may_spin);
+    init_spin_budget(&g->spin_budget, may_spin);
     return 0;
 }
 
@@ -116,7 +116,7 @@ void publish(Group *g, uint64_t step) {
 }
 
 void group_wake(Group *g) {
-    g->news = 1;
+    g->wake_requested = 1;
     for (int member = 0; member < g->size; member++) wake(counter_of(g, member));
 }
 
@@ -127,24 +127,24 @@ typedef struct {
 } Awaited;
 
 /* A counter too far ahead is damaged, and does not count as arrived. */
-static inline int has_come(const Group *g, int member, uint64_t turn) {
+static inline int has_arrived(const Group *g, int member, uint64_t turn) {
     return look_at(counter_of(g, member)) - turn < AHEAD;
 }
 
-static int have_come(const void *what) {
+static int have_arrived(const void *what) {
     const Awaited *a = what;
     const Group *g = a->group;
-    if (g->news) return 1;
-    if (a->peer != ALL) return has_come(g, a->peer, a->turn);
+    if (g->wake_requested) return 1;
+    if (a->peer != ALL) return has_arrived(g, a->peer, a->turn);
     for (int member = 0; member < g->size; member++)
-        if (member != g->rank && !has_come(g, member, a->turn)) return 0;
+        if (member != g->rank && !has_arrived(g, member, a->turn)) return 0;
     return 1;
 }
 
 static int first_missing(const Group *g, const Awaited *a) {
-    if (a->peer != ALL) return has_come(g, a->peer, a->turn) ? ALL : a->peer;
+    if (a->peer != ALL) return has_arrived(g, a->peer, a->turn) ? ALL : a->peer;
     for (int member = 0; member < g->size; member++)
-        if (member != g->rank && !has_come(g, member, a->turn)) return member;
+        if (member != g->rank && !has_arrived(g, member, a->turn)) return member;
     return ALL;
 }
 
@@ -153,12 +153,12 @@ static int sleep_until(Group *g, const Awaited *a) {
     Word *flags = word_at(g, g->sleepers_at) + g->rank / 64;
     uint64_t bit = UINT64_C(1) << g->rank % 64;
     double end = now() + SLICE_SECONDS, left = SLICE_SECONDS;
-    int come = 0;
+    int arrived = 0;
     add_sleeper(flags, bit);
-    while (left > 0 && !g->news) {
+    while (left > 0 && !g->wake_requested) {
         g->waits_for = first_missing(g, a);
         if (g->waits_for == ALL) {
-            come = 1;
+            arrived = 1;
             break;
         }
         Word *counter = counter_of(g, g->waits_for);
@@ -169,15 +169,15 @@ static int sleep_until(Group *g, const Awaited *a) {
         left = end - now();
     }
     remove_sleeper(flags, bit);
-    return come;
+    return arrived;
 }
 
 static int await(Group *g, int peer, uint64_t turn) {
     Awaited awaited = {g, turn, peer};
-    int come = await_awake(&g->patience, g->mode, have_come, &awaited) ||
-               (g->mode >= SLEEP && sleep_until(g, &awaited));
-    if (g->news) return 0; /* the caller decides whether the call goes on, even if all have arrived */
-    if (come) return 1;
+    int arrived = spin_until(&g->spin_budget, g->mode, have_arrived, &awaited) ||
+                  (g->mode >= SLEEP && sleep_until(g, &awaited));
+    if (g->wake_requested) return 0; /* the caller decides whether the call goes on, even if all have arrived by now */
+    if (arrived) return 1;
     int missing = first_missing(g, &awaited);
     g->waits_for = missing;
     if (missing == ALL) return 1;

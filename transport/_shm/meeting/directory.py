@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._errors import CommunicatorTimeoutError, DistNetworkError
@@ -67,7 +67,7 @@ class HostPeers(PeerKeys):
         """
         address, membership = self._address(peer, call), self._membership
         name = membership.describe(peer)
-        number, request = self._endpoint.ask(
+        number, request = self._endpoint.request(
             address, membership.group, membership.rank, peer, what, name
         )
         call.waiting_for = peer

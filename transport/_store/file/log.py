@@ -14,13 +14,13 @@ import os
 import struct
 from collections.abc import Generator, Sequence
 
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StorePlaceError
 from transport._net.fork import close_in_forked_children
 from transport._platform import same_file
 from transport._store.commands import CHANGES, Commands, Fields, Op
 from transport._store.fields import pack_fields, unpack_fields
 from transport._store.file import lock
+from transport._waiting.deadline import Deadline
 
 _MAGIC = b"meshlib FileStore 2\n"
 _HEAD = struct.Struct("<IB")

@@ -10,15 +10,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
-from transport._interrupts import next_slice
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import CHANGES, Fields, Op
 from transport._store.file.log import FileLog
 from transport._store.table import Waiter
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import next_slice
+from transport._waiting.spinning import Pauses
 
 # Pauses between two looks at the file's size. A network file system may show an old size to a
 # process without the lock, so every now and then a look takes the lock.
@@ -120,7 +120,7 @@ class FileStore(Store):
         with self._open(), self._log.locked(Deadline.after(self._timeout), shared=shared):
             yield self._log
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         with self._held(shared=op not in CHANGES) as log:
             answer = log.run(op, fields)
         assert answer is not None, op

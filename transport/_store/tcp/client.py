@@ -25,12 +25,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from transport._errors import DistStoreError, StoreSilentError
-from transport._interrupts import SLICE_SECONDS, next_slice, sliced
 from transport._net.fork import refusal
 from transport._net.reach import is_out_of_reach
 from transport._store.commands import Op
 from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
 from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
+from transport._waiting.interrupts import SLICE_SECONDS, next_slice, sliced
 
 # How late the server may answer after a wait's end.
 GRACE_SECONDS = 5.0
@@ -49,13 +49,13 @@ Reply = tuple[Status, list[bytes]]
 
 
 class _StoreRequest:
-    """A request under way. ``news`` wakes its thread; ``breaker`` can end its wait."""
+    """A request under way. ``wakeups`` wakes its thread; ``breaker`` can end its wait."""
 
-    __slots__ = ("breaker", "news", "reply")
+    __slots__ = ("breaker", "reply", "wakeups")
 
     def __init__(self, breaker: Breaker | None = None) -> None:
         self.breaker = breaker
-        self.news: SimpleQueue[None] = SimpleQueue()
+        self.wakeups: SimpleQueue[None] = SimpleQueue()
         self.reply: Reply | None = None
 
 
@@ -109,12 +109,12 @@ class StoreConnection:
         op: Op,
         fields: Sequence[bytes],
         seconds: float,
-        patience: float | None = None,
+        grace: float | None = None,
         breaker: Breaker | None = None,
     ) -> Reply:
         """Send a request and return its reply.
 
-        The server must reply within ``seconds``, and may be late by ``patience`` (default:
+        The server must reply within ``seconds``, and may be late by ``grace`` (default:
         ``GRACE_SECONDS``).
 
         Raises DistStoreError if the connection is closed or lost, the server is silent, ``breaker``
@@ -127,8 +127,8 @@ class StoreConnection:
         try:
             if breaker is not None:
                 breaker.numbers.add(number)
-            self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
-            within = seconds + (GRACE_SECONDS if patience is None else patience)
+            self._send(number, request, data, _SEND_SECONDS if grace is None else grace)
+            within = seconds + (GRACE_SECONDS if grace is None else grace)
             status, answer = self._receive(request, within)
         finally:
             if request.reply is None:
@@ -141,7 +141,7 @@ class StoreConnection:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
 
-    def tell(self, op: Op, fields: Sequence[bytes]) -> None:
+    def post(self, op: Op, fields: Sequence[bytes]) -> None:
         """Send a request without waiting for its reply, which a later request reads and drops.
 
         Raises DistStoreError if the connection is closed or lost, or in a forked child.
@@ -164,7 +164,7 @@ class StoreConnection:
             self._send_queue.append(_cancel(number))
             request = self._expected.get(number)
             if request is not None:
-                request.news.put(None)
+                request.wakeups.put(None)
         if self._failure is None:
             with contextlib.suppress(DistStoreError):
                 self._flush_if_free()
@@ -219,7 +219,7 @@ class StoreConnection:
         # If a thread is stuck in sending to a server that does not read, skip the goodbye.
         if goodbye and not lost and self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
-                self._say_goodbye()
+                self._send_goodbye()
             finally:
                 self._send_lock.release()
         with contextlib.suppress(OSError):
@@ -229,7 +229,7 @@ class StoreConnection:
             self._turn.release()
         self._sock.close()
 
-    def _say_goodbye(self) -> None:
+    def _send_goodbye(self) -> None:
         """Withdraw the will, and wait until the server hangs up. The caller holds the send lock.
 
         Closing earlier, with unread answers, would discard the goodbye.
@@ -338,7 +338,7 @@ class StoreConnection:
                         self._wake()
             else:
                 with contextlib.suppress(Empty):
-                    request.news.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
+                    request.wakeups.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
         return request.reply
 
     def _read_for(self, request: _StoreRequest, until: float) -> None:
@@ -398,7 +398,7 @@ class StoreConnection:
             request = self._expected.get(replied)
             if request is not None:
                 request.reply = reply
-                request.news.put(None)
+                request.wakeups.put(None)
             begin += size
         return begin, LENGTH_BYTES
 
@@ -415,7 +415,7 @@ class StoreConnection:
     def _wake(self) -> None:
         """Wake all waiting threads: one of them has to read."""
         for request in list(self._expected.values()):
-            request.news.put(None)
+            request.wakeups.put(None)
 
     def _check(self) -> None:
         if self._failure:

@@ -111,7 +111,7 @@ class TcpEndpoint:
         self._loop.wake()
 
     def close(self) -> None:
-        """Stop listening, and drop what nobody has been given. Idempotent."""
+        """Stop listening, and drop connections that were not handed out. Idempotent."""
         self._loop.stop()
 
     def __repr__(self) -> str:

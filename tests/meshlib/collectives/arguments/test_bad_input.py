@@ -9,7 +9,7 @@ import pytest
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
-from transport._header import Kind
+from transport._calls.header import Kind
 
 READ_ONLY = np.broadcast_to(1.0, 2)
 

@@ -1,6 +1,6 @@
 /* Reductions. */
-#include "engine/reduce.h"
-#include "engine/copy.h"
+#include "engine/kernels/reduce.h"
+#include "engine/kernels/copy.h"
 #include "engine/words.h"
 
 #if defined(__clang__)

@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 
 from tests.support.transport.interrupts import deferred, in_thread
-from transport._deadline import Deadline
-from transport._interrupts import Condition, InterruptHandler, look, next_slice, run_outside, sliced
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import (
+    Condition,
+    InterruptHandler,
+    look,
+    next_slice,
+    run_outside,
+    sliced,
+)
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -154,22 +161,22 @@ def test_a_handler_of_the_programs_own_stays() -> None:
 
 
 def test_conditions_that_are_notified() -> None:
-    condition, told = Condition(), list[int]()
+    condition, notified = Condition(), list[int]()
 
-    def tell() -> None:
+    def notify() -> None:
         with condition:
-            told.append(1)
+            notified.append(1)
             condition.notify_all()
 
     with condition:
-        teller = in_thread(tell)
-        assert condition.wait_for(lambda: told, SOON)
+        notifier = in_thread(notify)
+        assert condition.wait_for(lambda: notified, SOON)
         assert not condition.wait(0)
-    teller.result(SOON)
+    notifier.result(SOON)
 
 
 @pytest.mark.parametrize("how", ["notify", "notify_all"])
-def test_a_notification_as_a_slice_ends_is_heard(how: str) -> None:
+def test_a_notification_as_a_slice_ends_ends_the_wait(how: str) -> None:
     """It comes when the waiting thread has given up the slice, and has not got the lock yet."""
     condition: Any = Condition()
     take_back = condition._acquire_restore

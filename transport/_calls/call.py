@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from transport._deadline import Deadline
-from transport._header import CallHeader
+from transport._calls.header import CallHeader
 from transport._native import core
+from transport._waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from transport._cuda.completion import Completion

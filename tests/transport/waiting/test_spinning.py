@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from transport import _waiting as waiting
-from transport._waiting import Pauses, SpinWait
+from transport._waiting import spinning
+from transport._waiting.spinning import Pauses, SpinWait
 
 
-class Asked:
+class CountedCondition:
     """Becomes true at look number ``at``; counts the looks."""
 
     def __init__(self, at: float = float("inf")) -> None:
@@ -25,36 +25,36 @@ class Asked:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A clock that goes on by what it is told, and by a fiftieth of a look when it is read."""
+    """A clock that goes on by what it is given, and by a fiftieth of a look when it is read."""
     now = [1000.0]
 
     def read() -> float:
-        now[0] += waiting.LOOK_SECONDS / 50
+        now[0] += spinning.LOOK_SECONDS / 50
         return now[0]
 
     def go_on(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(waiting.time, "perf_counter", read)
+    monkeypatch.setattr(spinning.time, "perf_counter", read)
     return go_on
 
 
 @pytest.mark.parametrize("at", [1, 2, 40])
 @pytest.mark.usefixtures("passes")
-def test_what_comes_while_it_looks_is_seen_at_once(at: int) -> None:
-    asked = Asked(at)
-    assert SpinWait().until(asked)
-    assert asked.looks == at
+def test_an_event_during_the_spin_is_seen_at_once(at: int) -> None:
+    condition = CountedCondition(at)
+    assert SpinWait().until(condition)
+    assert condition.looks == at
 
 
 def test_looking_in_vain_is_done_less_and_less_often(passes: Callable[[float], None]) -> None:
     spin, pauses = SpinWait(pauses=True), list[float]()
     for _ in range(9):
         assert spin.looks
-        assert not spin.until(Asked())
-        asked, waited = Asked(), 0.0
-        assert not spin.until(asked)  # which goes to sleep at once
-        assert asked.looks == 1
+        assert not spin.until(CountedCondition())
+        condition, waited = CountedCondition(), 0.0
+        assert not spin.until(condition)  # which goes to sleep at once
+        assert condition.looks == 1
         while not spin.looks:
             passes(0.0005)
             waited += 0.0005
@@ -67,41 +67,41 @@ def test_looking_in_vain_is_done_less_and_less_often(passes: Callable[[float], N
 def test_one_success_forgets_what_was_in_vain(passes: Callable[[float], None]) -> None:
     spin = SpinWait(pauses=True)
     for _ in range(3):
-        assert not spin.until(Asked())
+        assert not spin.until(CountedCondition())
         passes(1.0)
-    assert spin.until(Asked(2))
+    assert spin.until(CountedCondition(2))
     assert spin.looks
-    assert not spin.until(Asked())
+    assert not spin.until(CountedCondition())
     passes(0.002)  # the first pause again
     assert spin.looks
 
 
-def test_it_looks_as_long_as_it_is_told(passes: Callable[[float], None]) -> None:
+def test_it_spins_for_the_given_seconds(passes: Callable[[float], None]) -> None:
     del passes
     looked = []
     for part in (1.0, 0.5):
-        asked = Asked()
-        assert not SpinWait(seconds=part * waiting.LOOK_SECONDS).until(asked)
-        looked.append(asked.looks)
+        condition = CountedCondition()
+        assert not SpinWait(seconds=part * spinning.LOOK_SECONDS).until(condition)
+        looked.append(condition.looks)
     assert 1.5 * looked[1] < looked[0] < 2.5 * looked[1]
 
 
 def test_one_that_never_misses_looks_each_time() -> None:
     spin = SpinWait()
     for _ in range(3):
-        asked = Asked()
-        assert not spin.until(asked)
-        assert asked.looks > 1
+        condition = CountedCondition()
+        assert not spin.until(condition)
+        assert condition.looks > 1
 
 
 def test_only_the_main_thread_looks_where_others_would_starve_it() -> None:
-    spin, asked = SpinWait(main_only=True), Asked(2)
+    spin, condition = SpinWait(main_only=True), CountedCondition(2)
     seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(spin.until(asked)))
+    thread = threading.Thread(target=lambda: seen.append(spin.until(condition)))
     thread.start()
     thread.join(30)
-    assert (seen, asked.looks) == ([False], 1)
-    assert spin.until(asked)
+    assert (seen, condition.looks) == ([False], 1)
+    assert spin.until(condition)
 
 
 def test_pauses_grow_up_to_the_longest_and_begin_again() -> None:

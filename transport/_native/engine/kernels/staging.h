@@ -1,11 +1,11 @@
 /* Writing past the caches, where that is faster. */
 #pragma once
-#include "engine/copy.h"
+#include "engine/kernels/copy.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* copy_bytes past the caches. Who sees a later store of this thread sees what was written. */
+/* copy_bytes past the caches. A thread that sees a later store of this thread sees the copied bytes. */
 void stream_bytes(void *into, const void *from, size_t size);
 
 /* The same without that: until `end_stream` nobody but this thread can count on it. */

@@ -1,5 +1,5 @@
 /* Updates of one-sided windows. Hardware has them for few ops and dtypes, so all are made of compare-and-swap. */
-#include "engine/update.h"
+#include "engine/kernels/update.h"
 
 #include <string.h>
 
@@ -47,7 +47,7 @@ UPDATE(f4, float, uint32_t, float, )
 UPDATE(f8, double, uint64_t, double, )
 
 int update(int dtype, int op, char *at, const char *values, const char *expected, char *before, uint64_t count) {
-    /* By the codes of transport/_codes.py. */
+    /* By the codes of transport/_calls/codes.py. */
     static int (*const known[])(int, char *, const char *, const char *, char *, uint64_t) = {
         [2] = update_i1, [3] = update_u1, [4] = update_i2, [5] = update_u2,  [6] = update_i4,
         [7] = update_u4, [8] = update_i8, [9] = update_u8, [11] = update_f4, [12] = update_f8,

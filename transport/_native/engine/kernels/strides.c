@@ -1,11 +1,11 @@
 /* Copying to and from arrays that do not lie in one piece. */
-#include "engine/strides.h"
+#include "engine/kernels/strides.h"
 #include "engine/words.h"
 
 #include <string.h>
 
 #define SHORT_RUN 256
-#define ASKED_FOR 8192
+#define PREFETCH_BYTES 8192
 
 Cursor cursor_at(void *array, const Strides *strides, uint64_t start) {
     Cursor c; /* not all zeros: it is large, and mostly unused */
@@ -59,12 +59,12 @@ static inline void copy_short(char *to, const char *from, uint64_t size) {
     }
 }
 
-/* Have the processor bring the next run near (to the second cache: the first is for what is copied now). By
- * itself it foresees what lies in one piece only. */
-static inline void ask_for_next(const Cursor *c) {
+/* Prefetch the next run into the second cache: the first is for the bytes being copied now. The processor's own
+ * prefetcher foresees contiguous memory only. */
+static inline void prefetch_next_run(const Cursor *c) {
     const Strides *g = c->strides;
     const char *next = c->at + c->left - g->run + g->strides[g->dims - 1];
-    for (uint64_t line = 0; line < least(g->run, ASKED_FOR); line += LINE) __builtin_prefetch(next + line, 0, 2);
+    for (uint64_t line = 0; line < least(g->run, PREFETCH_BYTES); line += LINE) __builtin_prefetch(next + line, 0, 2);
 }
 
 void move_bytes(Copy way, Cursor *to, Cursor *from, uint64_t size) {
@@ -73,7 +73,7 @@ void move_bytes(Copy way, Cursor *to, Cursor *from, uint64_t size) {
         if (part <= SHORT_RUN)
             copy_short(to->at, from->at, part);
         else {
-            if (from->strides && part == from->left) ask_for_next(from);
+            if (from->strides && part == from->left) prefetch_next_run(from);
             way(to->at, from->at, part);
         }
         advance(to, part);

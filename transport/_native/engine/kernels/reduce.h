@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SUM = 1, AVG, PRODUCT, MIN, MAX }; /* transport/_codes.py */
+enum { SUM = 1, AVG, PRODUCT, MIN, MAX }; /* transport/_calls/codes.py */
 
 typedef void (*Loop)(void *out, const void *left, const void *right, size_t n);
 typedef void (*BothLoop)(void *left, void *right, size_t n);
@@ -13,7 +13,7 @@ typedef struct {
     uint16_t dtype;
     uint8_t op, itemsize;
     Loop combine;
-    BothLoop both; /* of two members, with what comes after: into both of their parts */
+    BothLoop both; /* of two members, with the operands after them: into both of their parts */
 } Loops;
 
 /* NULL: there are none. */

@@ -1,5 +1,5 @@
 /* Copying long pieces of memory. */
-#include "engine/copy.h"
+#include "engine/kernels/copy.h"
 
 #include <string.h>
 

@@ -112,7 +112,7 @@ def look() -> None:
 
 
 def next_slice(seconds: float = math.inf) -> float:
-    """Return the seconds, at most ``seconds``, to wait before asking again; ``look`` first."""
+    """Return the seconds, at most ``seconds``, to wait before the next check; ``look`` first."""
     if _in_main():
         look()
         return min(seconds, SLICE_SECONDS)
@@ -152,14 +152,14 @@ class Condition(threading.Condition):
         """Wait for a notification; return False if ``timeout`` seconds pass first."""
 
         def woken(seconds: float) -> bool:
-            # A notification may come between a slice's end and the lock: no later slice hears it.
+            # A notification may come between a slice's end and the lock: no later slice sees it.
             before = self._notified
             return threading.Condition.wait(self, seconds) or self._notified != before
 
         return sliced(woken, timeout)
 
     def notify(self, n: int = 1) -> None:
-        """Wake ``n`` of those who wait; ``notify_all`` calls this, too. The lock is held."""
+        """Wake ``n`` waiting threads; ``notify_all`` calls this, too. The lock is held."""
         self._notified += 1
         super().notify(n)
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from transport._interrupts import next_slice
+from transport._waiting.interrupts import next_slice
 
 # The kernel counts the milliseconds of a poll in an int: longer ones are cut into such pieces.
 LONGEST_WAIT = 3600.0
@@ -47,7 +47,7 @@ class Deadline:
     def piece(self) -> float:
         """Return for how many seconds to wait in ``poll`` and the like, at most an hour.
 
-        Only ``expired`` tells whether the deadline has passed then. In the main thread the piece
+        Check ``expired`` after that wait. In the main thread the piece
         is short, and KeyboardInterrupt is raised after Ctrl-C: see ``next_slice``.
         """
         return next_slice(min(self.remaining(), LONGEST_WAIT))

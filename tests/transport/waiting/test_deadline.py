@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import Member, Transport, run_group
-from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
-from transport._inproc import InprocCommunicator
+from transport._hierarchical.auto import choose
+from transport._inproc.communicator import InprocCommunicator
 from transport._net.sockets import recv_exact, send_all
 from transport._operands.reduce_op import ReduceOp
 from transport._place import Place
 from transport._shm import ShmCommunicator
 from transport._tcp import TcpCommunicator
+from transport._waiting.deadline import Deadline
 
 PIECE, LATE = 0.02, 0.4
 
@@ -38,12 +38,12 @@ def _shm(membership: Membership, _table: Thresholds) -> Communicator:
 
 @pytest.fixture
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport._deadline.LONGEST_WAIT", PIECE)
+    monkeypatch.setattr("transport._waiting.deadline.LONGEST_WAIT", PIECE)
 
 
 @pytest.mark.parametrize("make", [InprocCommunicator, TcpCommunicator, _shm, _two_hosts])
 @pytest.mark.usefixtures("short_pieces")
-def test_a_member_that_comes_late_to_the_group(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_late_member_of_the_group(make) -> None:  # type: ignore[no-untyped-def]
     """The others wait for it in the group's store, then at its endpoint, then in their call."""
 
     def late(membership: Membership, table: Thresholds) -> Communicator:
@@ -73,7 +73,7 @@ def test_what_is_left_is_all_that_is_left() -> None:
 
 
 @pytest.mark.usefixtures("short_pieces")
-def test_bytes_that_come_late() -> None:
+def test_late_bytes() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         threading.Timer(LATE / 2, lambda: theirs.sendall(b"late")).start()

@@ -1,14 +1,14 @@
 /* Writing past the caches, where that is faster.
  *
- * Memory that another core has read (a block, a stretch of a ring) lies in that one's cache. Where both
- * share a cache, plain stores take it back at little cost, and the next reader finds it there. Where they
- * do not, each line must be asked for, which takes three to five times as long as to write to the memory
- * without asking. The host of a virtual machine decides where it runs the cores, and changes its mind. Nothing
- * tells which of the two it is; so now and then two parts of a piece are written either way, against the
- * clock. All that write for other cores do it by this file.
+ * Memory that another core has read (a block, a stretch of a ring) lies in that core's cache. Where both cores share
+ * a cache, plain stores take it back at little cost, and the next reader finds it there. Where they do not, a plain
+ * store first fetches each line, which takes three to five times as long as a store past the caches. The host of a
+ * virtual machine decides where it runs the cores, and may move them; nothing shows where they are. So now and then
+ * two parts of a piece are written either way, against the clock. Everything written for other cores goes through
+ * this file.
  */
-#include "engine/staging.h"
-#include "engine/strides.h"
+#include "engine/kernels/staging.h"
+#include "engine/kernels/strides.h"
 #include "engine/waiting.h"
 
 #include <string.h>

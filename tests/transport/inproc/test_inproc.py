@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.backends import lookup
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistStoreError
-from transport._header import CallHeader, Kind
-from transport._inproc import HIGH_WATER, InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
+from transport._inproc.frame_queue import HIGH_WATER
 from transport._link import exchange
 from transport._operands.reduce_op import ReduceOp
 from transport._store.file.store import FileStore
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
 
 INPROC = Transport("inproc", InprocCommunicator)
 
@@ -133,7 +134,7 @@ def test_a_frame_that_timed_out_is_taken_back() -> None:
     run_group(INPROC, 2, body)
 
 
-def test_a_lent_frame_outlives_an_abort_that_comes_while_it_is_copied() -> None:
+def test_a_lent_frame_outlives_an_abort_during_its_copy() -> None:
     """The sender returns only after the receiver has released its memory."""
     copying, aborted = threading.Event(), threading.Event()
     released: list[str] = []

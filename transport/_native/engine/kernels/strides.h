@@ -1,6 +1,6 @@
 /* Arrays that do not lie in one piece: runs of bytes, at regular distances in each dim. */
 #pragma once
-#include "engine/copy.h"
+#include "engine/kernels/copy.h"
 
 #include <stdint.h>
 

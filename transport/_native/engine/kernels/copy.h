@@ -1,7 +1,7 @@
 /* Copying long pieces of memory. */
 #pragma once
 #include <stddef.h>
-#include <stdint.h> /* says which C library this is */
+#include <stdint.h> /* defines __GLIBC__ */
 
 /* Loops over long arrays, for wider registers as well: which ones is decided where it is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(NO_CLONES)

@@ -11,7 +11,7 @@ import enum
 import struct
 from typing import NamedTuple
 
-from transport._codes import dtype_name, op_name
+from transport._calls.codes import dtype_name, op_name
 
 _LAYOUT = struct.Struct("<QQiHHBBHI")
 HEADER_BYTES = _LAYOUT.size
