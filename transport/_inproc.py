@@ -127,7 +127,7 @@ class _FrameQueue:
             self._changed.notify_all()
 
     def leave(self, as_sender: bool) -> None:
-        """Let one end go; what it sent before still arrives."""
+        """Close one end; messages that it sent before still arrive."""
         with self._lock:
             if as_sender:
                 self._sender_left = True

@@ -1,4 +1,4 @@
-"""Checks of what users pass to collectives: each failure names the argument and both values."""
+"""Checks of the arguments of collectives: each failure names the argument and both values."""
 
 from __future__ import annotations
 

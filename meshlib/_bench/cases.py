@@ -143,7 +143,7 @@ class Case(ABC):
         self._fill_input()
 
     def reset(self) -> None:
-        """Bring the input back to what it was, if a call changes it."""
+        """Restore the input, if a call changes it."""
         if not self.has_output:
             self._fill_input()
 
@@ -160,7 +160,7 @@ class Case(ABC):
         """Return the expected result; None if this rank gets no result."""
 
     def is_right(self, result: Floats) -> bool:
-        """Return whether ``result`` is what a call must give on this rank."""
+        """Return whether ``result`` is the right result of a call on this rank."""
         expected = self.expected()
         return expected is None or all(
             np.array_equal(piece, values) for piece, values in _pieces(result, expected)

@@ -29,7 +29,7 @@ _BACKENDS = {"auto": "meshlib", "shm": "meshlib-shm", "tcp": "meshlib-tcp"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what ``argv`` says, print a table, and return an exit code."""
+    """Run the measurement of ``argv``, print a table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
     measure = run_between if args.between else _measure_here
     try:
@@ -157,7 +157,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what is called: collectives, sizes, ranks, and our backends."""
+    """Add the arguments for the calls: collectives, sizes, ranks, and our backends."""
     parser.add_argument(
         "--collectives",
         type=_collectives,
@@ -196,7 +196,7 @@ def own_libraries(backends: Sequence[str], symmetric: bool) -> list[str]:
 
 
 def _tuning() -> Tuning:
-    """Return the tuning in use, which must say what messages cost."""
+    """Return the tuning in use, which must have the costs of messages."""
     tuning = from_environment()
     for transport in ("tcp", "shm"):
         cost_of(tuning, transport)

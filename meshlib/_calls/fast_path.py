@@ -27,7 +27,7 @@ class FastPath(Protocol):
     """
 
     checked: bool
-    """Set to False to measure what recording and comparing cost. For nothing else."""
+    """Set to False only to measure the cost of recording and comparing."""
     met: bool
     """True if it takes collectives: those before the members have met are left to Python."""
 

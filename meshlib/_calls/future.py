@@ -29,7 +29,7 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 
 
 class End(Protocol):
-    """The end of what a device still has to do: a ``Completion``, or several."""
+    """The end of work that a device still has to do: a ``Completion``, or several."""
 
     def done(self) -> bool:
         """True if it has come."""

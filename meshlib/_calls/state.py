@@ -48,7 +48,7 @@ class GroupState:
         self.error: DistError | None = None
         """The error that broke the group. Copies are raised: each thread adds its traceback."""
         self.failure_listeners: list[Callable[[DistError], object]] = []
-        """Called with what broke the group, whenever it is said."""
+        """Called with the error whenever the group is reported broken."""
         self.departures: tuple[Departures, ...] = ()
         """The ranks that have left the job in good order: members, and others."""
         self.absent: tuple[int, ...] = ()

@@ -34,7 +34,7 @@ _ERRORS: dict[str, type[DistError]] = {
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of a log; ``kind`` tells what it is."""
+    """One line of a log; ``kind`` is its kind."""
 
     kind: ClassVar[str]
 

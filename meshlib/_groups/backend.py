@@ -1,4 +1,4 @@
-"""Backend names: what ``init_process_group(backend=…)`` accepts, and what each device gets."""
+"""Backend names: the values of ``init_process_group(backend=…)``, and each device's backend."""
 
 from __future__ import annotations
 

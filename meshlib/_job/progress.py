@@ -1,4 +1,4 @@
-"""``ProgressReporter``: what this rank shows to monitors of the job, when they ask."""
+"""``ProgressReporter``: answers monitors of the job on this rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProgressReporter:
         self._lock = threading.Lock()
 
     def hear(self, wish: Watched | StackAsked) -> None:
-        """Do what a monitor asks for."""
+        """Answer a monitor's request."""
         if isinstance(wish, Watched):
             with self._lock:
                 if not self._closed:

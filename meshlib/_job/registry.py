@@ -1,4 +1,4 @@
-"""``GroupRegistry``: the groups that one rank has made, by their ids, and what ended them."""
+"""``GroupRegistry``: the groups that one rank has made, by their ids, and how they ended."""
 
 from __future__ import annotations
 

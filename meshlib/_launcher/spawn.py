@@ -66,7 +66,7 @@ def spawn(
 
 
 def _check_importable(value: object) -> None:
-    """Refuse what the new processes would look for in a ``__main__`` that they do not have."""
+    """Refuse objects of a ``__main__`` that the new processes cannot import."""
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) or getattr(main, "__spec__", None):
         return  # which multiprocessing imports there under another name

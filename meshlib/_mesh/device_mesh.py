@@ -422,7 +422,7 @@ class DeviceMesh(MeshOfNeighbours):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Make what was the thread's ``current_mesh()`` before the block be it again."""
+        """Restore the thread's ``current_mesh()`` from before the block."""
         world = find_world()
         # The job may have ended inside the block, and its meshes with it.
         entered = [] if world is None else world.entered.meshes

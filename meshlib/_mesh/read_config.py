@@ -40,7 +40,7 @@ def _parse_json(text: str) -> object:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that comes twice; JSON leaves open what it means."""
+    """Refuse a key that occurs twice; JSON does not define its meaning."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:

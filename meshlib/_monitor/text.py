@@ -146,7 +146,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def stack_lines(said: dict[str, Any]) -> Sequence[str]:
-    """Return the lines of what ``JobWatch.stacks`` has returned."""
+    """Return the lines for the result of ``JobWatch.stacks``."""
     found = [f"rank {said['rank']} on {said['host']}, process {said['pid']}:", ""]
     found += ["main thread, in the program:", *said["main"]]
     for name, stack in said["threads"].items():

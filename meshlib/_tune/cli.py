@@ -34,7 +34,7 @@ Measure = Callable[[str, int], TuningResults]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what ``argv`` says, write the table, and return an exit code."""
+    """Run the measurement of ``argv``, write the table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
     try:
         with args.output.open("a"):  # before minutes are spent on what cannot be written

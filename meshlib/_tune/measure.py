@@ -89,7 +89,7 @@ class TransportBenchmark:
         return crossover(contest.sizes, below, above)
 
     def _decide_large(self, table: Thresholds) -> Thresholds:
-        """Choose what matters for large data alone."""
+        """Choose the thresholds for large data only."""
         pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
         halving = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
@@ -172,7 +172,7 @@ def measure(transport: str) -> TuningResults:
 
 
 def run(rank: int, transport: str, path: str) -> None:
-    """Be a rank that ``meshlib.spawn`` started; rank 0 writes what was found to ``path``."""
+    """Run as a rank that ``meshlib.spawn`` started; rank 0 writes the results to ``path``."""
     init_process_group("tcp")
     found = measure(transport)
     if rank == 0:

@@ -169,7 +169,7 @@ class Checkpointer:
         return self._begin(state, step, metric, detached=False).write(self._keeping)
 
     def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
-        """Copy what this rank writes of ``state``, and write it while the program goes on.
+        """Copy this rank's part of ``state``, and write it while the program goes on.
 
         ``state``, ``step`` and ``metric`` are as for ``save``. At most one is under way: this waits
         for the one before. The ranks tell each other what they save in the background, too. So what

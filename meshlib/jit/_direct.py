@@ -42,7 +42,7 @@ Spec = Callable[[HostArray, HostArray], CallSpec]
 
 
 class _EngineCallCapture(ShmCommunicator):
-    """Stands in for a communicator: keeps what a call would hand to the engine."""
+    """A stand-in for a communicator that records the arguments of a call to the engine."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

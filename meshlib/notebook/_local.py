@@ -17,7 +17,7 @@ _END_SECONDS = 5.0
 
 
 class LocalLauncher:
-    """A meshrun that has started ``ranks``, a number or a mesh; ``news`` gets what they print."""
+    """A meshrun that has started ``ranks``, a number or a mesh; ``news`` gets their output."""
 
     def __init__(self, ranks: int | str, news: EventQueue) -> None:
         require_cloudpickle()

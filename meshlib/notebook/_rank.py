@@ -125,7 +125,7 @@ class RankServer:
             self._end_task()
 
     def _end_task(self) -> None:
-        """Let no interrupt of the task that ran reach what comes next."""
+        """Keep interrupts of the finished task from reaching later code."""
         with self._lock:
             self._running = None
         with suppress(KeyboardInterrupt):

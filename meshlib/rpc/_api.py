@@ -298,7 +298,7 @@ def cancelled() -> bool:
 
 
 def add_carrier(name: str, carrier: Carrier) -> None:
-    """Have every call take along what ``carrier`` sends; see ``Carrier``.
+    """Let every call carry the values of ``carrier``; see ``Carrier``.
 
     Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
     name that there is.

@@ -38,7 +38,7 @@ class Carrier(Protocol):
         ...
 
     def receive(self, sent: Any, back: Any, callee: int) -> None:
-        """Take what came ``back`` from a call that took ``sent`` along.
+        """Take the value that came ``back`` from a call that carried ``sent``.
 
         Called before the call's future is done, in the thread that reads the reply: it must
         neither wait nor raise.
@@ -47,7 +47,7 @@ class Carrier(Protocol):
 
 
 class Differentiating(Carrier, Protocol):
-    """A carrier that knows of gradients: what calls, RRefs and news of ends ask it beside."""
+    """A carrier of gradients, which calls, RRefs and ends of workers also use."""
 
     def replace(
         self,
@@ -93,7 +93,7 @@ class Carriers:
         return bool(self._by_name)
 
     def add(self, name: str, carrier: Carrier) -> None:
-        """Have every call take along what ``carrier`` sends. Raises ValueError for a name twice."""
+        """Let every call carry the values of ``carrier``. Raises ValueError for a name twice."""
         with self._adding:
             if name in self._by_name:
                 raise ValueError(f"there is a carrier {name!r} already")
@@ -131,7 +131,7 @@ class Carriers:
         return self.gradients.answering(sent[GRADIENTS])
 
     def receive(self, sent: dict[str, Any], back: dict[str, Any], callee: int) -> None:
-        """Give each carrier what came back."""
+        """Give each carrier its value that came back."""
         for name, it in back.items():
             if name in self._by_name:
                 self._by_name[name].receive(sent.get(name), it, callee)

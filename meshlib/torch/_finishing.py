@@ -18,7 +18,7 @@ Finish = Callable[[], object]
 def average_of_integers(
     op: ReduceOp, inputs: Sequence[Array], outputs: Sequence[Array], size: int
 ) -> tuple[ReduceOp, Finish | None]:
-    """Return the op for ``inputs`` and what follows: torch's backends average integers, too.
+    """Return the op for ``inputs`` and the last step: torch's backends average integers, too.
 
     Their average of integers is the sum divided by ``size``, rounded towards zero.
     """

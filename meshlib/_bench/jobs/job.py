@@ -40,7 +40,7 @@ _ENVIRONMENT = {
 
 
 class BenchmarkError(RuntimeError):
-    """A job that could not be started, or failed; the message ends with what it printed."""
+    """A job that could not be started, or failed; the message ends with its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class LibraryJob:
 
 
 def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
-    """Return for each call what the ranks say of it, by rank."""
+    """Return for each call the ranks' results, by rank."""
     return [list(values) for values in zip(*(answer[name] for answer in answers), strict=True)]
 
 

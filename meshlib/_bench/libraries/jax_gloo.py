@@ -60,7 +60,7 @@ class JaxGloo(Library):
         self._one = self._put(np.ones(1, np.float32))
 
     def _bodies(self) -> dict[str, Callable[[Any], Any]]:
-        """Return by case what each rank makes of its part."""
+        """Return each rank's computation on its part, by case."""
         lax, jnp = self._jax.lax, self._jax.numpy
 
         def all_to_all(x: Any) -> Any:

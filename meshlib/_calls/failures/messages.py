@@ -25,7 +25,7 @@ def mismatch_message(
     error: HeaderMismatchError,
     statements: Mapping[int, Statement],
 ) -> str:
-    """Return the table of what each member called."""
+    """Return the table of the members' calls."""
     sequence = _first_difference(statements.values(), record.header.sequence)
     received = error.received
     noticed = f"noticed by rank {group.global_rank}: {error}"
@@ -82,7 +82,7 @@ def lost_message(
     statements: Mapping[int, Statement],
     departed: Sequence[int],
 ) -> str:
-    """Return that a rank is gone (or has closed its end), and during what."""
+    """Return the message that a rank is gone (or has closed its end), and during which call."""
     lost = group.ranks[error.peer]
     said = statements.get(lost)
     if record.peer == ANY_SOURCE:

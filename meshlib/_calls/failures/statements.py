@@ -97,7 +97,7 @@ def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:
 def put_last_calls(
     store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
 ) -> None:
-    """Leave behind what ``rank``, which goes, would say about each of its groups when asked.
+    """Publish the statements of ``rank``, which is leaving, about each of its groups.
 
     ``reached`` has the number of the last collective by group.
     """

@@ -171,7 +171,7 @@ class SharedLog(AgentLog):
                 self._waiting.tick(time.monotonic())
 
     def _keep(self, store: Store) -> None:
-        """Keep what the job has in ``store``, if that takes more than a server."""
+        """Keep the job's data in ``store`` alive, if a server alone does not."""
 
     def _leave(self, store: Store) -> None:
         """Leave ``store``, where this node has said that it leaves the job."""

@@ -55,7 +55,7 @@ class ContinuingLeader(Leader):
         self._last_members = last_members
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
-        """Return the ranks that are lost by what ``record`` tells: also those of a node that was
+        """Return the ranks that are lost according to ``record``: also those of a node that was
         told to end, alone.
         """
         if (

@@ -150,7 +150,7 @@ class StopAll(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult(AgentRecord):
-    """The leader's decision what follows an attempt that has ended everywhere.
+    """The leader's decision about the next step after an attempt has ended everywhere.
 
     ``error`` is why it ended, where that was not a rank's failure.
     """

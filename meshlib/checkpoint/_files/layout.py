@@ -23,10 +23,10 @@ from meshlib.sharding._blocks import blocks
 from meshlib.sharding._sharding import Sharding
 
 MOST_BYTES = 16 << 20
-"""A chunk has no more, where it can be cut: what is read to check a part of it is bounded."""
+"""The most bytes of a chunk that can be cut. It bounds the reads for a check of a part."""
 
 LEAST_BYTES = 1 << 20
-"""Replicas do not share what is smaller."""
+"""Replicas do not share the writing of smaller arrays."""
 
 Index = tuple[int, ...]
 

@@ -209,14 +209,14 @@ class References:
             return self._objects.find(oid).value
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Act on what the connection's peer tells about references."""
+        """Handle a message about references from the connection's peer."""
         notice = pickling.load(data)
         if notice[0] == "lost":
             self._channel.end_earlier(connection)
         self.hear(connection.peer, notice)
 
     def hear(self, rank: int, notice: Any) -> None:
-        """Act on what a worker tells about references."""
+        """Handle a message about references from a worker."""
         freed: list[object] = []  # their finalizers run without the lock
         match notice:
             case ("grant", oid, to):
