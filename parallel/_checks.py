@@ -75,11 +75,6 @@ def check_array(value: object, name: str) -> None:
         raise TypeError(f"{name} must be an array, got {describe(value)}")
 
 
-def check_generator(rng: object) -> None:
-    """Raise TypeError unless ``rng`` is one of NumPy's generators."""
-    check_instance(rng, np.random.Generator, "rng", "numpy.random.default_rng(0)")
-
-
 def to_generator(rng: np.random.Generator | None) -> np.random.Generator:
     """Return ``rng``; for None a new generator, seeded from NumPy's global random state.
 
@@ -87,7 +82,7 @@ def to_generator(rng: np.random.Generator | None) -> np.random.Generator:
     """
     if rng is None:
         return np.random.default_rng(np.random.randint(0, 2**32, 4, np.uint32))
-    check_generator(rng)
+    check_instance(rng, np.random.Generator, "rng", "numpy.random.default_rng(0)")
     return rng
 
 

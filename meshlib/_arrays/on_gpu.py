@@ -1,6 +1,6 @@
 """Arrays in a GPU's memory, as flat device buffers without a copy.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Takes arrays of any library with ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The
 interface names the array's current stream in the calling thread. That suffices to order a call

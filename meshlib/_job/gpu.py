@@ -1,6 +1,6 @@
 """The choice of this rank's GPU, and of the backend for its arrays.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations

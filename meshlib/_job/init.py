@@ -55,8 +55,8 @@ def init_process_group(
     default deadline of all others. ``group_name`` keeps jobs apart that share a store.
 
     With ``backend="fake"`` this process is ``rank`` of ``world_size`` ranks, the others do not
-    exist, and calls return at once (docs/fake.md). It takes neither ``init_method`` nor ``store``;
-    in place of an argument, the environment's RANK or WORLD_SIZE counts.
+    exist, and calls return at once (docs/run/fake.md). It takes neither ``init_method`` nor
+    ``store``; in place of an argument, the environment's RANK or WORLD_SIZE counts.
 
     With ``backend="inproc"`` the calling thread alone becomes the rank. In
     ``meshlib.testing.run_ranks`` a thread has its rank from the run, as a process has it from a

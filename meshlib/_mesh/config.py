@@ -1,4 +1,4 @@
-"""The mesh as people write it in training configs; docs/mesh.md has the schema.
+"""The mesh as people write it in training configs; docs/program/mesh.md has the schema.
 
 Everything is checked when a config is read, and the world size when it is known: before a process
 or a connection is started. Reading takes no array library: the launcher does it, once for all.

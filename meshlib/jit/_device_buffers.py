@@ -1,6 +1,6 @@
 """XLA's buffers on a GPU, as arrays in order with the program's stream.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 On a GPU a compiled program is a sequence of work that a host thread puts on a stream. That thread
 makes the program's calls too. It makes each one after it has queued the earlier work, and before it

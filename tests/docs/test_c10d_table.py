@@ -1,4 +1,4 @@
-"""The tables of docs/c10d.md: what they say is here is here, and what is not has a reason.
+"""The tables of docs/reference/c10d.md: each name exists, or the table says why it does not.
 
 ``tests/pytorch/test_names.py`` compares them with the names of PyTorch.
 """
@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "c10d.md").read_text().splitlines()
+    for line in (ROOT / "docs/reference/c10d.md").read_text().splitlines()
     if line.startswith("| `")
 ]
 COMPARED = [row for row in ROWS if len(row) == 3]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import meshlib
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import ROOT
 
 DOCS = ROOT / "docs"
 PACKAGES = [
@@ -32,14 +32,14 @@ OTHERS = ["meshlib.extend", "meshlib.extend.jit", "meshlib.jit", "meshlib.checkp
 OTHERS += ["meshlib.rpc", "parallel.rpc", "parallel.rpc.dist_autograd"]
 ENTRIES = [
     entry
-    for page in sorted((DOCS / "reference").glob("*.md"))
+    for page in sorted((DOCS / "reference").rglob("*.md"))
     for entry in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
 ]
 IMPORTS = {
     module: re.findall(r"`(\w+)`", names)
     for module, names in re.findall(
         r"^\| `(parallel[\w.]*)` \| (`.*) \|$",
-        (DOCS / "data_parallel.md").read_text(),
+        (DOCS / "parallelism/data-parallel.md").read_text(),
         re.MULTILINE,
     )
 }
@@ -80,11 +80,28 @@ def test_the_page_says_where_each_name_is_imported_from(package):
     assert not missing
 
 
+def pages_of(entry):
+    """Return the paths in a part of the site's contents, which may have parts of its own."""
+    if isinstance(entry, str):
+        return [entry]
+    return [
+        page
+        for value in entry.values()
+        for one in (value if isinstance(value, list) else [value])
+        for page in pages_of(one)
+    ]
+
+
 def test_the_contents_have_each_page():
     nav = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text())["nav"]
-    listed = {
-        page for part in nav for pages in part.values() for one in pages for page in one.values()
-    }
-    pages = {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)}
-    pages |= {f"reference/{page.name}" for page in (DOCS / "reference").glob("*.md")}
-    assert listed == pages | {"index.md"}
+    listed = [page for part in nav for page in pages_of(part)]
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert sorted(listed) == sorted(pages | {"index.md"})
+
+
+def test_the_parts_of_the_contents_are_the_folders():
+    nav = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text())["nav"]
+    folders = [{page.partition("/")[0] for page in pages_of(part)} - {"index.md"} for part in nav]
+    assert all(len(found) == 1 for found in folders)
+    assert len(set().union(*folders)) == len(nav)
+    assert folders[1:] == [{name.lower()} for part in nav[1:] for name in part]

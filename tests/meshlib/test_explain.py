@@ -191,7 +191,7 @@ def test_a_terminal_without_the_signs_is_no_error():
 
 
 def test_the_documentation_shows_what_is_printed(tmp_path, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/program/mesh.md").read_text()
     session = re.search(r"```console\n\$ meshlib (.*?)```", text, re.DOTALL)[1]
     command, _, shown = session.partition("\n")
     assert cli.main(command.split()) == 0

@@ -11,7 +11,7 @@ from meshlib import _cli as cli
 from meshlib._explain.estimate import estimate
 from meshlib.testing import run_ranks
 
-PAGE = Path(__file__).parents[2] / "docs" / "estimate.md"
+PAGE = Path(__file__).parents[2] / "docs/train/estimate.md"
 
 PROGRAM = """
 import numpy as np

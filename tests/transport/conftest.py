@@ -32,7 +32,7 @@ def _lending(membership: Membership, table: Thresholds) -> LinkCommunicator:
 
 
 def _queues(membership: Membership, table: Thresholds) -> LinkCommunicator:
-    """The example of docs/adding-a-transport.md, made of public names alone."""
+    """The example of docs/inside/adding-a-transport.md, made of public names alone."""
     if membership.size == 1:
         return AloneCommunicator(membership)
     made = QueueCommunicator(membership)

@@ -1,6 +1,6 @@
 """The operations of a GPU that the transports of device memory need, as one narrow interface.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 ``CupyDriver`` implements it for CUDA. The tests have another driver: its device memory is the
 host's, and its streams are threads that can be delayed. The same protocol code runs over both.

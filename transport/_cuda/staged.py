@@ -1,6 +1,6 @@
 """Calls on device memory through the host: pinned buffers and a transport for the CPU.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 This works whatever the GPUs and their drivers can do among themselves. Large calls are cut into
 chunks. While the transport works on one chunk, the next one comes from the device and the last one

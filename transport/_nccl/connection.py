@@ -1,6 +1,6 @@
 """One member's NCCL communicator: connecting, using, aborting.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL lets one thread at a time use a communicator. Another thread may abort it at any moment, and
 the abort frees its memory. So each use holds a lock, for which an abort waits. It does not wait for

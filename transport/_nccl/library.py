@@ -1,6 +1,6 @@
 """The few functions of NCCL that are used, and who provides them.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 ``nccl4py`` (NVIDIA's own) is preferred where it is installed; CuPy's ``cupy.cuda.nccl``, which its
 maintainers want to give up, is the other one. Both take plain addresses, counts, NCCL's codes and

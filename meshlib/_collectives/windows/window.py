@@ -40,8 +40,8 @@ class Window:
     - ``timeout``: the deadline of what waits; by default the group's.
 
     ``put``, ``accumulate`` and ``signal`` return when the values may be changed; ``flush`` waits
-    for their effect. All other methods return when they are done. ``docs/windows.md`` has the order
-    in which others see them. Any thread may call them.
+    for their effect. All other methods return when they are done. ``docs/program/windows.md`` has
+    the order in which others see them. Any thread may call them.
 
     Raises TypeError for another dtype than the window's, ValueError for elements that the array
     does not have, a stranger, or a closed window. ``CollectiveTimeoutError`` past the deadline
