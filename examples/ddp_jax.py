@@ -1,9 +1,9 @@
-"""Data parallel training with JAX in one page: the step is jitted, communication and all.
+"""Data parallel training with JAX in one page: the whole step is jitted, with communication.
 
     meshrun --mesh dp=2 examples/ddp_jax.py
 
-On any mesh: each rank has all parameters and its share of the data. Inside the jitted step the
-gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
+It runs on any mesh. Each rank has all parameters and its share of the data. Inside the jitted step
+the gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     args = parser.parse_args()
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])

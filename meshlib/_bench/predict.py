@@ -54,7 +54,7 @@ def in_words(cost: Cost) -> str:
 
 
 def comparison(results: Sequence[CaseResult], tuning: Tuning, transport: str) -> str:
-    """Return a table of the model's times beside those that were measured over ``transport``."""
+    """Return a table of the model's times beside the times measured over ``transport``."""
     cost = cost_of(tuning, transport)
     lines = [
         f"Model of {transport}: {in_words(cost)}",
@@ -83,7 +83,8 @@ def extrapolation(
 ) -> str:
     """Return a table of the model's times over ``network``, on one level and on two.
 
-    Inside hosts, shared memory costs what the tuning says; a byte is reduced as fast as there.
+    Shared memory inside hosts has the tuning's costs. Bytes are reduced at the same rate between
+    hosts.
     """
     inside = cost_of(tuning, "shm")
     shape = network.shape

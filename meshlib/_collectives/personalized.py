@@ -91,7 +91,7 @@ class PersonalizedCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
+            The list of gathered arrays on the destination, None elsewhere. With ``async_op``, a
             ``Work`` with that result. None on a rank outside the group.
 
         Raises:
