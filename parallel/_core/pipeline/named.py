@@ -35,8 +35,8 @@ class NamedSchedule(PipelineSchedule):
     Raises:
         TypeError: For arguments of another type.
         ValueError: On all ranks, if the stages do not divide by the ranks, for an impossible
-            number of microbatches, if a rank has the wrong stages for the schedule, or if the
-            ranks' arguments differ.
+            number of microbatches, and if the ranks' arguments differ. Also if a rank has the wrong
+            stages for the schedule.
     """
 
     def __init__(
