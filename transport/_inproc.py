@@ -154,7 +154,7 @@ class _Hub:
         self._mailboxes: dict[int, Mailbox] = {}
         # Lost members with their reasons, and waiting threads: shared by all mailboxes.
         self.lost: dict[int, Exception] = {}
-        """The members of whom all know that nothing more comes from them."""
+        """The lost members, from which nothing more comes."""
         self._waiting: set[Mailbox] = set()
 
     def join(self, membership: Membership) -> Mailbox:
@@ -205,7 +205,7 @@ class _Hub:
         return self._ends.get(rank) or self._ends.setdefault(rank, ([], []))
 
     def leave(self, membership: Membership, aborted: bool) -> None:
-        """Take the member out, waking everybody who waits for it."""
+        """Remove the member, and wake all that wait for it."""
         rank = membership.rank
         how = "aborted" if aborted else "closed its communicator"
         error = PeerLostError(f"{membership.describe(rank)} {how}", rank)
@@ -374,7 +374,7 @@ class InprocCommunicator(LinkCommunicator):
         return link
 
     def channel(self, src: int, dst: int) -> _FrameQueue:
-        """Return the channel from ``src`` to ``dst``, one of which this rank is."""
+        """Return the channel from ``src`` to ``dst``; this rank is one of them."""
         return self._hub.channel(src, dst, self._eager)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:

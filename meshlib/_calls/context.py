@@ -26,7 +26,7 @@ class RankContext(Protocol):
     recorder: FlightRecorder
     log: RankLog
     observers: dict[str, Observer]
-    """By the id of the group on whose behalf they look."""
+    """By the id of the group that they work for."""
 
     def make_communicator(self, members: Members, device: str, /) -> Communicator:
         """Make the communicator of ``members`` for arrays on ``device``."""

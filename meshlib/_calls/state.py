@@ -103,8 +103,8 @@ class GroupState:
     def advance(self, to: Lifecycle, error: DistError | None = None) -> bool:
         """Advance to the phase ``to``, never back; return whether the phase or the error changed.
 
-        With ``lock``. ``error`` is what broke the group: the first one stays, also where it comes
-        after the group was closed.
+        The caller holds ``lock``. ``error`` is the error that broke the group. The first one stays,
+        even if it comes after the group was closed.
         """
         news = to > self.lifecycle or (error is not None and self.error is None)
         self.lifecycle = max(to, self.lifecycle)

@@ -224,7 +224,7 @@ class Departures:
         return self._chains.get(group, {})
 
     def without(self, group: str) -> frozenset[int]:
-        """Return those of them that have made no call on ``group``."""
+        """Return the ranks among them without a call on ``group``."""
         return self._strangers.get(group, self.ranks)
 
 

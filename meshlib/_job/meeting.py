@@ -70,7 +70,7 @@ def join(store: Store, rank: int) -> None:
 
 
 def places_of(store: Store, ranks: Sequence[int]) -> list[Place]:
-    """Return where ``ranks`` run, who have arrived."""
+    """Return the places of ``ranks``, all of which have arrived."""
     return [Place.decode(data) for data in store.multi_get([_place_key(rank) for rank in ranks])]
 
 

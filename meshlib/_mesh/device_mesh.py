@@ -236,7 +236,7 @@ class DeviceMesh(MeshOfNeighbours):
             return None  # of parts of dims, or of others
 
     def __repr__(self) -> str:
-        """Return names, sizes and ranks: those of this rank's slice, or of the first one."""
+        """Return names, sizes and ranks of this rank's slice, or of the first slice."""
         head = f"DeviceMesh({self.device_type}, {self.described()}"
         world = find_world()
         number = None if world is None else self._ranks.number_of(world.rank)

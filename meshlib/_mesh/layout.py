@@ -201,7 +201,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of coordinates, which is that of indices."""
+        """The number of coordinates, and of indices."""
         return math.prod(self.shape)
 
     def index(self, coordinates: Sequence[int]) -> int:

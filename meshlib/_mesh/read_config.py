@@ -28,7 +28,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _parse_toml(text: str) -> object:
-    import tomllib  # who reads no config does not pay for its grammar
+    import tomllib  # slow to import, and only needed for TOML
 
     return tomllib.loads(text)
 

@@ -155,7 +155,7 @@ def _exchange_cost(issuer: CallIssuer, communicator: LinkCommunicator) -> tuple[
 
 
 def _gamma() -> float:
-    """Return the seconds in which a byte of float32 is added to another, out of the caches' way."""
+    """Return the seconds to add a byte of float32 to another, for arrays larger than the caches."""
     lower, upper = np.ones(_GAMMA_BYTES // 4, np.float32), np.ones(_GAMMA_BYTES // 4, np.float32)
     seconds: list[float] = []
     for _ in range(50):
@@ -166,7 +166,7 @@ def _gamma() -> float:
 
 
 def measure(transport: str) -> TuningResults:
-    """Measure among all ranks of the job, of which this is one."""
+    """Measure among all ranks of the job; every rank calls it."""
     bench = TransportBenchmark(transport)
     return TuningResults(bench.cost(), bench.thresholds())
 

@@ -197,7 +197,7 @@ class Checkpointer:
             copied.set()
 
     def _begin(self, state: Any, step: int, metric: float | None, *, detached: bool) -> Save:
-        """Return a save to be written; which chunks are whose is worked out when that changes."""
+        """Return a save to write; the chunks are divided among ranks anew only after a change."""
         storage = self._storage
         begun = Save(
             self._participants,

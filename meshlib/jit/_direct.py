@@ -193,7 +193,7 @@ class DirectCallback:
 
 
 def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, int, int]:
-    """Return in which of ``arrays`` an array lies, at which byte, and how long it is."""
+    """Return the entry of ``arrays`` that contains an array, its offset and its length in bytes."""
     start = array.ctypes.data
     for number, whole in reversed(arrays):
         offset = start - whole.ctypes.data

@@ -33,7 +33,7 @@ class StateInJit:
 
     def __init__(self) -> None:
         self.owner: threading.Thread | None = None
-        """The thread whose calls these are: calls are in order within a thread only."""
+        """The thread that makes these calls: calls are ordered within a thread only."""
         self.calls: Any = None
         """``ProgramCalls``, which make its calls without the interpreter; None before the first."""
         self.under_way: dict[int, Any] = {}

@@ -44,7 +44,7 @@ class CallLink(Protocol):
         ...
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` here in task ``number``."""
         ...
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
@@ -52,7 +52,7 @@ class CallLink(Protocol):
         ...
 
     def lose(self, error: WorkerLostError) -> RankFailedError:
-        """Close the link to ranks of which one is lost; return the error to raise."""
+        """Close the link after the loss of a rank; return the error to raise."""
         ...
 
 

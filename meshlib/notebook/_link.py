@@ -195,7 +195,7 @@ class NotebookLink:
             show(event)
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` here in task ``number``."""
         if self._launcher is None:
             return set()
         return {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks}
@@ -212,7 +212,7 @@ class NotebookLink:
         self._join_anew = False
 
     def lose(self, error: WorkerLostError) -> RankFailedError:
-        """Close the link to ranks of which one is lost; return the error to raise."""
+        """Close the link after the loss of a rank; return the error to raise."""
         said: list[str] = []
         until = time.monotonic() + _LOSS_SECONDS
         while self._launcher is not None:

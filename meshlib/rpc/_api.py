@@ -1,4 +1,4 @@
-"""RPC's functions: to begin and end it, to call, and to ask who is there."""
+"""RPC's functions: start and shutdown, calls, and queries about workers."""
 
 from __future__ import annotations
 

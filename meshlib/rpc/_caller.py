@@ -38,7 +38,7 @@ from transport._errors import (
 )
 
 NEWS_SECONDS = 0.6
-"""The wait for the news of how a worker ended whose connection broke."""
+"""The seconds to wait for the report of a worker's end after its connection broke."""
 
 
 class Caller:

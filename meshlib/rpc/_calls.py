@@ -30,7 +30,7 @@ class RpcFuture(Future[Any]):
         super().__init__(None, execution.callbacks)
         self.execution = execution
         self.object = oid
-        """The object of this worker whose value it is."""
+        """The object of this worker that the future will hold."""
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         if self._done:

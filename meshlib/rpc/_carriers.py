@@ -33,7 +33,7 @@ class Carrier(Protocol):
 
     def serve(self, sent: Any, caller: int) -> AbstractContextManager[Back]:
         """Return the block in which the function of a call that took ``sent`` along runs, by the
-        worker of rank ``caller``. Its value is what tells what goes back.
+        worker of rank ``caller``. Its value determines what goes back.
         """
         ...
 
@@ -68,7 +68,7 @@ class Differentiating(Carrier, Protocol):
         ...
 
     def answering(self, sent: Any) -> AbstractContextManager[None]:
-        """Return the block in which the result is pickled of a call that took ``sent`` along."""
+        """Return the context for pickling the result of a call that carried ``sent``."""
         ...
 
     def current(self) -> int | None:
@@ -125,7 +125,7 @@ class Carriers:
         }
 
     def answering(self, sent: dict[str, Any] | None) -> AbstractContextManager[None]:
-        """Return the block in which a call's result is pickled."""
+        """Return the context for pickling a call's result."""
         if sent is None or self.gradients is None or GRADIENTS not in sent:
             return nullcontext()
         return self.gradients.answering(sent[GRADIENTS])

@@ -1,4 +1,4 @@
-"""meshlib's Works as those of ``torch.distributed``, which C++ may hold and continue."""
+"""meshlib's Works as Works of ``torch.distributed``, which C++ may hold and continue."""
 
 from __future__ import annotations
 

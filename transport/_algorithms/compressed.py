@@ -1,4 +1,4 @@
-"""Reductions whose frames are encoded: fewer bytes for less precision, the same bits everywhere.
+"""Reductions with encoded frames: fewer bytes for less precision, the same bits everywhere.
 
 As in ``pairwise``, each member reduces one part. It receives the others' contributions encoded and
 adds them in float32 to its own, which is not rounded. It encodes the sum once, sends it to all and

@@ -109,7 +109,7 @@ class NcclLibrary(Protocol):
         ...
 
     def unique_id(self) -> bytes:
-        """Return what names a new communicator."""
+        """Return a new communicator's unique id."""
         ...
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
@@ -228,7 +228,7 @@ class Nccl4Py:
         self.errors = (self._bindings.NCCLError,)
 
     def unique_id(self) -> bytes:
-        """Return what names a new communicator."""
+        """Return a new communicator's unique id."""
         return bytes(self._core.get_unique_id())
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:

@@ -28,7 +28,7 @@ _LEAVE_SECONDS = 10.0
 
 
 class RankBenchmark:
-    """A rank's measurement: one case at a time, whose arrays stay until another's come."""
+    """A rank's measurement of one case at a time; it keeps the arrays until the next case."""
 
     def __init__(self, library: Library, rank: int, size: int) -> None:
         self._library = library

@@ -1,4 +1,4 @@
-"""The libraries whose functions are c10d's: this one, and torch.distributed with Gloo."""
+"""The libraries with c10d's functions: this one, and torch.distributed with Gloo."""
 
 from __future__ import annotations
 

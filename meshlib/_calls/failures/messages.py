@@ -53,7 +53,7 @@ def mismatch_message(
 
 
 def timeout_message(group: Members, record: Record, statements: Mapping[int, Statement]) -> str:
-    """Return who has not come to the call, and where each member stands."""
+    """Return the missing members of the call, and the state of each member."""
     sequence = record.header.sequence
     seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
     if record.peer >= 0:

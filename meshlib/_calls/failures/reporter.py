@@ -59,7 +59,7 @@ _ARRIVAL_PAUSE = 0.02
 
 
 class Reporter:
-    """Finds out why a call of a group failed, whose ``state`` that is, and tells everybody."""
+    """Finds out why a call of the group with ``state`` failed, and tells all members."""
 
     def __init__(self, state: GroupState, store: Store) -> None:
         self._state = state

@@ -142,7 +142,7 @@ class Window:
     ) -> Any:
         """Combine an element of ``dst``'s array with ``value`` by ``op``, as one step.
 
-        Returns what was there before, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
+        Returns the old value, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
         those of ``accumulate``.
         """
         how = REPLACE if op is None else self._layout.op(op)
@@ -160,7 +160,7 @@ class Window:
     ) -> Any:
         """Replace an element of ``dst``'s array by ``value`` if it is ``expected``, as one step.
 
-        Returns what was there before, a NumPy scalar: it was replaced if that equals ``expected``.
+        Returns the old value, a NumPy scalar. It was replaced if it equals ``expected``.
         Dtypes are those of ``accumulate``.
         """
         return self._fetch(value, expected, dst, group_dst, offset, REPLACE_IF, timeout)

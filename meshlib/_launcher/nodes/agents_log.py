@@ -262,7 +262,7 @@ class Silence:
         self._heard: dict[str, tuple[bytes, float]] = {}
 
     def of(self, agents: Sequence[str]) -> list[str]:
-        """Return those of ``agents`` that are silent. Ask several times in ``seconds``."""
+        """Return the silent ones of ``agents``. Call it several times in ``seconds``."""
         now = time.monotonic()
         values = self._store.multi_get([alive_key(agent) for agent in agents]) if agents else []
         for agent, value in zip(agents, values, strict=True):

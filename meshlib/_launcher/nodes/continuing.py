@@ -38,7 +38,7 @@ LastMembers = Callable[[int], Sequence[int] | None]
 
 
 def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> Leader:
-    """Return who leads the job that ``options`` describe."""
+    """Return the leader of the job that ``options`` describe."""
     now = time.monotonic()
     if options.continues:
         return ContinuingLeader(options, agent, now, last_members)

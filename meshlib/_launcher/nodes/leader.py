@@ -33,7 +33,7 @@ Outcome = tuple[bool, list[RankExit], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come.
+    """The reason for ending an attempt. An ``echo`` has another cause, which may still be reported.
 
     ``saves``: ranks have time to save.
     """
@@ -361,7 +361,7 @@ class Leader:
         self._expected.discard(agent)
 
     def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
-        """Return the decisions by which waiting nodes come into the places of lost ones."""
+        """Return the decisions that put waiting nodes into the places of lost ones."""
         del attempt
         return []
 

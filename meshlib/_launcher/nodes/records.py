@@ -19,7 +19,7 @@ LOG = "meshrun/agents"
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord(LogEntry):
-    """One line of the log. Its class says of which kind it is."""
+    """One line of the log. Its class is its kind."""
 
     kind: ClassVar[str]
 
@@ -214,7 +214,7 @@ def answer_key(agent: str) -> str:
 
 
 def is_decision(record: AgentRecord) -> bool:
-    """True if ``record`` is of the agent that leads, not of the one that it is about."""
+    """True if the leader wrote ``record``, not the agent that it is about."""
     if isinstance(record, AgentLeft):
         return record.lost is not None
     return isinstance(

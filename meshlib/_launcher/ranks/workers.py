@@ -167,7 +167,7 @@ class Ending:
         return cls(running, settle, grace, signal.SIGTERM)
 
     def hear_cause(self) -> None:
-        """The failure of which others were echoes is known: nobody else has to say anything."""
+        """Note that the cause of the failures is known, so that no other rank need report."""
         if self._first is not None:
             self.due = min(self.due, time.monotonic() + SETTLE_SECONDS)
 

@@ -32,7 +32,7 @@ Index = tuple[int, ...]
 
 
 def aligned(sharding: Sharding, shape: Sequence[int]) -> Sharding:
-    """Return ``sharding``, reduced, or the nearest whose parts make a regular grid of ``shape``."""
+    """Return ``sharding``, reduced, or the nearest sharding with a regular grid of parts."""
     landed = sharding.reduced()
     dims = [
         split if _unit(landed, d, length) else split[:1]

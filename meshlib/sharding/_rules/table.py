@@ -25,7 +25,7 @@ _INSTEAD = (
 
 
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a function of each element, any argument of which may be an array."""
+    """Return the rule of an elementwise function, any argument of which may be an array."""
 
     def rule(out: Any = None, **arguments: Any) -> Any:
         def call(*values: Any, **options: Any) -> Any:
@@ -180,7 +180,7 @@ def _ruled(name: str, rule: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 @cache
 def _parameters(function: Callable[..., Any], rule: Callable[..., Any]) -> Signature:
-    """Return the signature of NumPy's ``function``: that of its ``rule`` where NumPy tells none."""
+    """Return the signature of NumPy's ``function``, or its ``rule``'s if NumPy has none."""
     try:
         return signature(function)
     except ValueError:

@@ -62,7 +62,7 @@ def test_gradients_of_parameters_on_the_cpu_are_refused_in_a_program_for_a_gpu()
 
 
 class Buffer:
-    """What XLA passes: memory that somebody else has, with no stream."""
+    """A buffer as XLA passes it: foreign memory, without a stream."""
 
     def __init__(self, array: fake_gpu.FakeArray, named: bool = True) -> None:
         self.array = array

@@ -1,4 +1,4 @@
-"""What a node says while it waits, and of nodes that it has refused."""
+"""The messages of a node that waits, and about nodes that it has refused."""
 
 from __future__ import annotations
 

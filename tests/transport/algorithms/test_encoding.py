@@ -1,4 +1,4 @@
-"""What compressed reductions send: how far numbers are moved, and by whom they are told."""
+"""The encodings of compressed reductions: rounding errors, and the choice of scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom an algorithm is said to need links to is whom it uses."""
+"""An algorithm uses exactly the links that its list of peers names."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def counting(
 
 @pytest.fixture(autouse=True)
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a connection for long asks the store once more."""
+    """A rank that has waited long for a connection asks the store again."""
     monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", LONG)
     monkeypatch.setattr("transport._communicators.store_waits._PATIENCE_SECONDS", LONG)
 
