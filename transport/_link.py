@@ -55,7 +55,7 @@ class Request(ABC):
 
     @abstractmethod
     def wait(self, on_piece: OnPiece | None = None) -> None:
-        """Make progress until the request is done; raises as ``Link`` says.
+        """Make progress until the request is done; raise the errors described at ``Link``.
 
         ``on_piece`` is told of a received frame's pieces from now on.
         """

@@ -22,8 +22,8 @@ class FastPath(Protocol):
     """Numbers and records the usual calls of a group in compiled code, as ``CallQueue`` would.
     Where the ranks share memory it makes collectives and messages of NumPy arrays, too.
 
-    ``CallQueue`` goes on with a call that has to wait long or goes wrong, and raises as ever.
-    NotImplemented stands for an unusual call: nothing has happened then.
+    ``CallQueue`` continues a call that has to wait long or fails, and raises its errors.
+    NotImplemented means an unusual call, of which nothing has been done.
     """
 
     checked: bool

@@ -195,7 +195,7 @@ class DeviceMesh(MeshOfNeighbours):
         Raises:
             MeshDimError: For a ``dim`` that is not there.
             ValueError: When no coordinate of ``dim`` would be left.
-            TypeError: For ranks that are no whole numbers.
+            TypeError: For ranks that are not integers.
         """
         axis = self._position(dim)
         whole = self.slices()

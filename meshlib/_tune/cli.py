@@ -55,8 +55,8 @@ def tune(
     measure: Measure,
     progress: Callable[[str], None],
 ) -> Tuning:
-    """Return what ``measure(transport, ranks)`` finds for all of them. The cost is that among the
-    fewest ranks, where nobody waits for a processor.
+    """Return the results of ``measure(transport, ranks)`` for all of them. The cost is measured
+    among the fewest ranks, none of which waits for a processor.
     """
     found: dict[str, TransportTuning] = {}
     for transport in transports:

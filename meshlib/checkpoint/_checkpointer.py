@@ -162,8 +162,8 @@ class Checkpointer:
     def save(self, state: Any, *, step: int, metric: float | None = None) -> str:
         """Write a checkpoint and return its path, as ``meshlib.checkpoint.save`` does.
 
-        ``state``, ``step`` and ``metric`` are as there. Waits for one that is under way first, and
-        raises what went wrong with it.
+        It has the same ``state``, ``step`` and ``metric``. It first waits for a running save, and
+        raises the error of that save if it failed.
         """
         self.wait()
         return self._begin(state, step, metric, detached=False).write(self._keeping)
@@ -214,7 +214,7 @@ class Checkpointer:
     def wait(self) -> str | None:
         """Wait for the save under way; return its path, or None if there was none since.
 
-        Raises what went wrong with it.
+        Raises its error if it failed.
         """
         if self._thread is None:
             if self._closed:

@@ -184,9 +184,9 @@ def rpc_sync(
         kwargs: Its keyword arguments
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
-    Raises the errors of ``func`` there, with the traceback of that worker as its cause;
-    ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
-    arguments, and what pickling raises.
+    Raises the exception of ``func``, with the worker's traceback as its cause, or
+    ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``. Raises ValueError and
+    TypeError for wrong arguments, and the errors of pickling.
     """
     request = _request(to, func, args, kwargs, timeout)
     return request[0].caller.call(*request[1:]).wait()
@@ -216,11 +216,11 @@ def rpc_async(
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Returns:
-        The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
-        worker as its cause; ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``.
+        The future. Its ``wait()`` raises the exception of ``func``, with the worker's traceback as
+        its cause, or ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``.
 
-    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
-    worker that is known to be gone.
+    Raises ValueError and TypeError for wrong arguments, the errors of pickling, and
+    ``WorkerLostError`` for a worker that is known to be gone.
     """
     request = _request(to, func, args, kwargs, timeout)
     return polled(request[0].caller.call(*request[1:]))

@@ -414,9 +414,9 @@ class FSDPModule(Module):
             self._fsdp.schedule.forget_passes()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy ``state`` into parameters and buffers, in place; raises as ``Module``'s does.
+        """Copy ``state`` into parameters and buffers, in place; raise the errors of ``Module``'s.
 
-        Its arrays are DArrays in any sharding, when all ranks call, or whole ones.
+        Its arrays are whole, or DArrays in any sharding; with DArrays all ranks must call.
         """
         for own in self.sharded_states():
             for group in own.groups:

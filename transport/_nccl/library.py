@@ -256,7 +256,7 @@ def load_nccl() -> NcclLibrary:
             return library
     raise DistBackendError(
         f"backend 'nccl' found no NCCL that it can use ({'; '.join(reasons)}). Install one with"
-        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel by way of"
+        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel via"
         " the host with backend 'cuda:staged'"
     )
 

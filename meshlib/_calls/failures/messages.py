@@ -103,8 +103,9 @@ def lost_message(
 
 
 def end_of_server(error: DistError | None) -> str:
-    """Return what has become of a rank with whose store the connection ended by ``error``: "rank 0
-    …". How a host ended that is cut off, its peers cannot know.
+    """Return the fate of the rank that served the store, for a message: "rank 0 …".
+
+    ``error`` ended the connection to the store. Peers cannot know how a host ended that is cut off.
     """
     if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
         return f"cannot be reached, nor the store that it serves: {error}"

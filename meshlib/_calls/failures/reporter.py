@@ -69,8 +69,8 @@ class Reporter:
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
-        Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
-        silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
+        Blocks for about ``REPORT_SECONDS`` at most, or for ``STORE_SECONDS`` if the store is
+        silent: a rank that has lost the store raises its own error. Breaks the group.
         """
         group, state = self._group, self._state
         if isinstance(error, PeerLostError) and group.ranks[error.peer] not in state.departed:

@@ -43,8 +43,8 @@ class JoinRequest(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class RankFailed(AgentRecord):
-    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` is of
-    something else that failed, of which the news may be still on its way.
+    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` follows
+    from another failure, whose record may arrive later.
     """
 
     agent: str

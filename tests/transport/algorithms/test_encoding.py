@@ -1,4 +1,4 @@
-"""The encodings of compressed reductions: rounding errors, and the choice of scales."""
+"""The encodings of compressed reductions: rounding errors, NaN and infinity."""
 
 from __future__ import annotations
 
