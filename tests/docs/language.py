@@ -1,4 +1,4 @@
-"""How the project's prose measures up: long sentences, bare relatives, translated idioms, house words.
+"""Finds long sentences, bare relatives, translated idioms and house words in the prose.
 
 ``python -m tests.docs.language`` lists every finding; ``--write`` records their numbers in
 ``language.json``. A file may not gain findings (``test_language.py``).
@@ -33,8 +33,10 @@ BARE_RELATIVE = re.compile(
 )
 # Idioms that English does not have: "for what is no number", "as TCPStore does", "and its like".
 IDIOM = re.compile(
-    r"\b(?:for|of|if) what (?:is|are) (?:no|not|neither)\b|^returns? what\b|\braises? (?:what|as x)\b|"
-    r"\b(?:that|which|it|one|x|rank) is no (?!longer|more|other|different|reason|news|use\b|way)\w+|"
+    r"\b(?:for|of|if) what (?:is|are) (?:no|not|neither)\b|^returns? what\b|"
+    r"\braises? (?:what|as x)\b|"
+    r"\b(?:that|which|it|one|x|rank) is no "
+    r"(?!longer|more|other|different|reason|news|use\b|way)\w+|"
     r"\b(?:that|which) are no (?!longer|more|other)\w+|'s sake\b|\b(?:and|or) (?:its|their) like\b|"
     r"\bby way of\b|\bwho has not come\b|\bthe mend\b",
     re.IGNORECASE,
