@@ -78,7 +78,7 @@ class TestValues:
 
     def test_add_to_what_is_no_number(self, store: Store) -> None:
         store.set("word", "one")
-        with pytest.raises(DistStoreError, match=r"word.*no number"):
+        with pytest.raises(DistStoreError, match=r"word.*not a number"):
             store.add("word", 1)
         assert store.get("word") == b"one"
         assert store.add("n", 1) == 1
