@@ -222,7 +222,7 @@ def main() -> None:
     settings = file.read("train", Training, ["epochs", "batch_size"])
     seed = settings.seed
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     dp, tp = replicas_and_tp(mesh)
     if settings.batch_size % dp.size():
         file.wrong("train", "batch_size", f"which does not divide by {dp.size()} replicas")

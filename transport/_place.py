@@ -53,7 +53,7 @@ class Place:
         return place
 
     def may_share_with(self, other: Place) -> bool:
-        """True if memory can be shared with the rank at ``other``, as far as can be told."""
+        """True if nothing is known that prevents sharing memory with the rank at ``other``."""
         return not self.obstacle and not other.obstacle and self.machine == other.machine
 
 

@@ -229,7 +229,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return False
 
     def left_over(self) -> list[str]:
-        """Say which messages have arrived that nobody received: "2 from rank 1 under tag 7"."""
+        """Describe arrived messages that were not received: "2 from rank 1 under tag 7"."""
         return []
 
     @abstractmethod

@@ -79,7 +79,7 @@ class Mailbox:
         return self._arriving > 0
 
     def left_over(self) -> list[str]:
-        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        """Describe the messages that no rank has received: "2 from rank 1 under tag 7"."""
         with self._lock:
             return [
                 f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
