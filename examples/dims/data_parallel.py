@@ -1,9 +1,9 @@
-"""Data parallel training with JAX in one page: the step is jitted, communication and all.
+"""Data parallel training with JAX in one page: the whole step is jitted, with communication.
 
     meshrun --mesh dp=2 examples/dims/data_parallel.py
 
-On any mesh: each rank has all parameters and its share of the data. Inside the jitted step the
-gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
+It runs on any mesh. Each rank has all parameters and its share of the data. Inside the jitted step
+the gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
 """
 
 from __future__ import annotations
