@@ -89,9 +89,10 @@ def tell(text: str) -> None:
 
 
 def end_quietly(run: Callable[[], int]) -> int:
-    """Return what ``run()`` returns: an exit code.
+    """Return the exit code of ``run()``.
 
-    A reader of its output that has seen enough (``| head``) is no error, and Ctrl-C no news: 130.
+    A reader of its output that has seen enough (``| head``) is not an error, and Ctrl-C no news:
+    130.
     """
     try:
         code = run()
@@ -115,7 +116,7 @@ def reader_is_gone(descriptor: int) -> bool:
 
 
 def told(error: Exception) -> str:
-    """Return what ``error`` says, without the number of an error of the system."""
+    """Return the text of ``error``, without the number of a system error."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -53,7 +53,7 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 test-torch:  ## beside PyTorch: its backend, DTensor, FSDP2, DCP; and who else reads checkpoints
 	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
 		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
+			--editable '.[jax,torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
 	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/checkpoints/test_torch_dcp.py \
 		tests/meshlib/checkpoint/test_files.py
 	.torch/bin/python tests/pytorch/own_tests/distributed_tests.py

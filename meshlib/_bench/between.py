@@ -53,7 +53,7 @@ class Row:
 def run_between(args: argparse.Namespace) -> None:
     """Measure what ``args`` (of ``meshlib bench``) say on the ranks of this job.
 
-    Raises ValueError when this is no rank of a job, or a peer was asked for that is not Gloo,
+    Raises ValueError when this is not a rank of a job, or a peer was asked for that is not Gloo,
     BenchmarkError for a wrong result.
     """
     if environment.RANK not in os.environ:
@@ -129,7 +129,7 @@ class Between:
             print(text, flush=True)
 
     def _of_all(self, value: Any) -> list[Any]:
-        """Return what each rank has given, by rank."""
+        """Return the values of all ranks, by rank."""
         values: list[Any] = [None] * self._size
         self._dist.all_gather_object(values, value)
         return values

@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One case at one size among so many ranks, in each of ``libraries``."""
+    """One case at one size among ``ranks`` ranks, in each of ``libraries``."""
 
     case: str
     nbytes: int
@@ -117,7 +117,7 @@ class CaseResult:
 
     @property
     def median_after_last(self) -> float | None:
-        """The same of ``after_last``; None where that was not measured."""
+        """The same of ``after_last``; None if that was not measured."""
         return _median(self.after_last) if self.after_last else None
 
     def quantile(self, tenth: int) -> float:

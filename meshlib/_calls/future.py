@@ -299,7 +299,7 @@ class Future(Generic[T]):
         callbacks: list[Callable[[Future[T]], object]],
         callback: Callable[[Future[T]], object],
     ) -> bool:
-        """Keep ``callback`` for the end; False if that has come."""
+        """Keep ``callback`` for the end; return False if it has already come."""
         with self._ready:
             if not self._done:
                 callbacks.append(callback)
@@ -384,7 +384,7 @@ def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
 
 
 def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:
-    """Return what calls ``then()`` when it is called for the ``count``-th time, by any thread."""
+    """Return a thread-safe function that calls ``then()`` at its ``count``-th call."""
     numbers = itertools.count(1)
 
     def note(_: object) -> None:

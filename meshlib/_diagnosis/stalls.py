@@ -174,7 +174,7 @@ class _StallThread(SharedThread[StallDetector]):
     ) -> dict[int, CallStatus | None]:
         """Return the statuses of the other members of the tangle's groups that post one soon.
 
-        They may have come a little later than the tangle's ranks, and be about to post.
+        They may have arrived a little later than the tangle's ranks, and be about to post.
         """
         members = {rank for one in _groups(tangle) for rank in one} - set(tangle)
         beside: dict[int, CallStatus | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])

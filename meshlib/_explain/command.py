@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     topics = _topics() if name not in _OWN else _OWN
     if name not in topics:
         hint = did_you_mean(name, topics)
-        say("meshlib explain", f"{name!r} is no topic; expected {', '.join(topics)}{hint}")
+        say("meshlib explain", f"{name!r} is not a topic; expected {', '.join(topics)}{hint}")
         return USAGE_ERROR
     topic = _load(topics[name])
     parser = OneLineParser(prog=f"meshlib explain {name}", description=_words(topic))

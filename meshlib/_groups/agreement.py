@@ -13,10 +13,10 @@ T = TypeVar("T")
 def gather_or_raise(
     group: ProcessGroup | None, make: Callable[[], T], own: type[Exception] = ValueError
 ) -> list[T]:
-    """Return what ``make()`` returns on each rank of ``group``; None is this process alone.
+    """Return the results of ``make()`` on all ranks of ``group``; None is this process alone.
 
-    Where it raises, all ranks raise that, the others with the number of the rank before it, and as
-    ``own`` where it is no usual kind. The types that are an ``own`` take a message alone.
+    If it raises on a rank, all ranks raise the error. On the others the rank's number stands before
+    its text, and its type is ``own`` unless it is a usual one. ``own`` types take only a message.
     """
     error, mine = None, None
     try:

@@ -44,7 +44,7 @@ def find_others(
     """Return the store at which the ranks meet, and this rank's number among them.
 
     ``default`` is the URL without ``init_method`` and ``store``; ``networked``: ranks are
-    processes. Waits up to ``timeout`` seconds. Raises as ``init_process_group`` does.
+    processes. Waits up to ``timeout`` seconds. Raises the errors of ``init_process_group``.
     """
     check_group_name(group_name)
     if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -79,7 +79,8 @@ def find_alone(
 ) -> FoundJob:
     """Return the place of a rank in a job that has no other process, and a store of its own.
 
-    Without ``rank`` or ``world_size`` they are the environment's. Raises as ``init_process_group``.
+    Without ``rank`` or ``world_size`` they are the environment's. Raises the errors of
+    ``init_process_group``.
     """
     check_group_name(group_name)
     for name, value in (("init_method", init_method), ("store", store)):

@@ -27,8 +27,8 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
     """Make this rank's GPU the calling thread's current one; every rank of ``world`` calls it.
 
     Returns the backends for a mesh of GPUs that all ranks agree on: NCCL where each rank has a GPU
-    of its own, None (by way of the host) otherwise. Warns when ranks of this host share a GPU.
-    Raises DistBackendError, on every rank, when one of them has no GPU.
+    of its own, None (via the host) otherwise. Warns when ranks of this host share a GPU. Raises
+    DistBackendError, on every rank, when one of them has no GPU.
     """
     from transport._nccl.library import has_provider  # a job without GPUs does not load it
 
@@ -53,8 +53,8 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
 def bind_cuda_device(world: World, device_id: Any, driver: Driver | None = None) -> None:
     """Make ``device_id`` this rank's GPU, and connect all ranks if the default backend is NCCL.
 
-    Every rank of ``world`` calls. ``"cpu"`` binds nothing. Raises ValueError for what is no
-    device, or none that this process has.
+    Every rank of ``world`` calls. ``"cpu"`` binds nothing. Raises ValueError for a value that is
+    not a device, or none that this process has.
     """
     device = _number_of(device_id)
     if device is None:

@@ -65,7 +65,7 @@ def init_process_group(
     ``device_id`` (a number, ``"cuda:1"``, or an object with ``id`` or ``index``) binds this rank to
     a GPU: it becomes the calling thread's current one. NCCL, if it is a backend, then connects all
     ranks here instead of at the first call. Groups that all ranks make together need no connections
-    of their own. ``pg_options`` is accepted for c10d's sake.
+    of their own. ``pg_options`` is accepted for compatibility with c10d.
 
     Raises ValueError and TypeError for wrong arguments, and ValueError when there is a default
     group already. Raises LaunchEnvironmentError (a ValueError) for missing environment variables,
@@ -135,7 +135,7 @@ def destroy_process_group(group: Any = None) -> None:
     """Leave ``group``, or everything when it is None or the default group.
 
     Calls under way get a few seconds to end. Afterwards ``init_process_group`` may be called
-    again. A group of which this rank is no member is ignored.
+    again. A group of which this rank is not a member is ignored.
 
     Ranks that leave everything compare their calls, because the last call of a job may exchange
     nothing that shows a mismatch. If ranks that left before had made other calls, this raises

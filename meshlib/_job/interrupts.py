@@ -11,7 +11,7 @@ from transport._interrupts import InterruptHandler
 
 
 def defer_interrupts() -> Callable[[], None]:
-    """Have Ctrl-C raised only at waits of the library and in the program; return what ends that.
+    """Raise Ctrl-C only at waits of the library and in the program; return a function to end that.
 
     Nothing changes in another thread than the main one, and where the program handles SIGINT.
     """

@@ -178,7 +178,7 @@ class FailureListener:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Let go of the user's stores: the job has ended here."""
+        """Release the user's stores: the job has ended here."""
         for store in self._users_stores:
             store.end_waits(None, self)
 

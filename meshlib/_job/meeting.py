@@ -1,4 +1,4 @@
-"""The beginning of a job: every rank says where it runs, and waits until all have come."""
+"""The beginning of a job: every rank says where it runs, and waits until all have arrived."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def join(store: Store, rank: int) -> None:
 
 
 def places_of(store: Store, ranks: Sequence[int]) -> list[Place]:
-    """Return where ``ranks`` run, who have come."""
+    """Return where ``ranks`` run, who have arrived."""
     return [Place.decode(data) for data in store.multi_get([_place_key(rank) for rank in ranks])]
 
 

@@ -3,8 +3,8 @@
 A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
 *place* is its index among the members of the present *epoch*. An epoch begins with the job, and
 whenever the members have agreed (``meshlib._job.continuing.agreement``) on other members: some are
-lost, some have come. Groups, meshes and messages name identities, so that a statement about a rank
-stays true. A replacement has an identity of its own.
+lost, some have arrived. Groups, meshes and messages name identities, so that a statement about a
+rank stays true. A replacement has an identity of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class JobMembership:
     def whole(self) -> Sequence[int]:
         """The ranks of a mesh over the whole job: a range if they are all ranks from 0 on.
 
-        For a rank that has come later, they are the ranks that began the job.
+        For a rank that has arrived later, they are the ranks that began the job.
         """
         members = self.epoch.members
         if self.joining or isinstance(members, range):

@@ -45,7 +45,7 @@ def request_stop(reason: str = "request_stop()") -> None:
     """Have the next ``should_stop`` of this rank ask all ranks to stop.
 
     For a program with a signal handler of its own, which may call this, and for other reasons to
-    stop: a time limit, a file. Any thread. Raises TypeError unless ``reason`` is a str.
+    stop: a time limit, a file. Thread-safe. Raises TypeError unless ``reason`` is a str.
     """
     if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"reason must be a str, got {reason!r}")

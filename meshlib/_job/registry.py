@@ -67,7 +67,7 @@ class GroupRegistry:
         the same place, so members agree on the next group without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
-        that are no ranks, appear twice, or do not include this one.
+        that are not ranks, appear twice, or do not include this one.
         """
         members = self.check_ranks(ranks)
         if self._context.rank not in members:
@@ -96,7 +96,7 @@ class GroupRegistry:
         """See ``meshlib.extend.derived_group``."""
         queue = call_queue_of(base)
         if base.rank() < 0:
-            raise ValueError(f"rank {base.global_rank} is no member of {base}")
+            raise ValueError(f"rank {base.global_rank} is not a member of {base}")
         group_id = _group_id(purpose, base.ranks, f"{base.id}{self._epoch}")
         with self._interning:
             if queue.state.destroyed:
@@ -123,7 +123,7 @@ class GroupRegistry:
         """Return a new group of ``ranks`` (all by default), distinct from all others.
 
         Members make their groups of the same ranks in the same order. Nothing else is required. A
-        rank outside need not call; if it does, it gets a group of which it is no member.
+        rank outside need not call; if it does, it gets a group of which it is not a member.
         """
         members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
         if sort:

@@ -160,8 +160,8 @@ class World:
     def join(self) -> Self:
         """Meet the other ranks, make the default group, and return this World.
 
-        Raises ``DistStoreError`` with the ranks that have not come in ``timeout`` seconds, and
-        ``RankFailedError`` for one that was lost before all had come; the World is then closed.
+        Raises ``DistStoreError`` with the ranks that have not arrived in ``timeout`` seconds, and
+        ``RankFailedError`` for one that was lost before all had arrived; the World is then closed.
         """
         with ExitStack() as undo:
             undo.callback(self.store.close)
@@ -222,7 +222,7 @@ class World:
     def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
 
-        Without a backend for that device they travel by way of the host and the CPU's backend.
+        Without a backend for that device they travel via the host and the CPU's backend.
         """
         self._joined.add(group.id)
         name = group.backends.get(device, STAGED)

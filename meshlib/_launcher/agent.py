@@ -29,7 +29,7 @@ _say = partial(say, "meshrun")
 _DRAIN_SECONDS = 2.0
 _SAME_SIGNAL_SECONDS = 0.5
 _CLOCK_STEP = 0.1
-"""By so much a file's time may lag behind the clock."""
+"""The most seconds by which a file's time may lag behind the clock."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,8 +37,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
-    Each attempt has a folder in ``directory``. The ``spare`` children of this process are no ranks.
-    ``show`` is called with each attempt's placement; ranks are forked from ``server``.
+    Each attempt has a folder in ``directory``. The ``spare`` children of this process are not
+    ranks. ``show`` is called with each attempt's placement; ranks are forked from ``server``.
     """
 
     def __init__(

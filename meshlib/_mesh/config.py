@@ -92,7 +92,7 @@ class MeshConfig:
     def from_string(cls, text: str) -> MeshConfig:
         """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``.
 
-        Raises ValueError for another ``text``, TypeError for what is no string.
+        Raises ValueError for another ``text``, TypeError for a value that is not a string.
         """
         return cls(tuple(parse_mesh(text).items()))
 
@@ -270,7 +270,7 @@ def _check_spelling(name: str, where: str) -> None:
     hint = hint or ("" if numbered else did_you_mean(name, _LONG_NAMES, _SLIP))
     if hint:
         raise ValueError(
-            f"{where}: {name!r} is no key that is known{hint}"
+            f"{where}: {name!r} is not a known key{hint}"
             f" (if it is a dim, list all names in dims = [...])"
         )
 
@@ -286,7 +286,7 @@ def _flattened(value: object, dims: Mapping[str, int], where: str) -> dict[str, 
         for part in found:
             if part not in dims:
                 raise ValueError(
-                    f"{where}: {name} has {part!r}, which is no dim; expected some of"
+                    f"{where}: {name} has {part!r}, which is not a dim; expected some of"
                     f" {', '.join(dims)}{did_you_mean(part, dims)}"
                 )
         result[name] = found

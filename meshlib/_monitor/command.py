@@ -135,7 +135,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _page() -> Generator[Callable[[float], str]]:
     """Use the terminal's other page, and get each key at once, while the block runs.
 
-    Gives what returns the next key, "" when none has come in so many seconds.
+    Gives what returns the next key, "" when none has arrived in so many seconds.
     """
     import termios
     import tty

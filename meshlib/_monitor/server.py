@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, ways: Mapping[str, Any]) -> None:
         path = self.path.partition("?")[0]
         if not self._is_for_us():
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is no name of this machine")
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is not a name of this machine")
         elif path not in ways:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
         elif path != "/" and not self._knows_token():

@@ -37,7 +37,7 @@ class State(enum.StrEnum):
     """The states of a rank.
 
     It is outside of calls, in a call, or in one for ``STUCK_SECONDS``. It waits for a place in the
-    job, has not come, or is silent. It is lost, or has left in good order.
+    job, has not arrived, or is silent. It is lost, or has left in good order.
     """
 
     COMPUTING = "computing"

@@ -32,7 +32,7 @@ def headline(view: JobView, now: float) -> str:
     for one in view.ordered():
         by_state.setdefault(one.state(now), []).append(one.rank)
     if not by_state:
-        return "No rank has come so far."
+        return "No rank has joined yet."
     if by_state.keys() == {State.LEFT}:
         return "All ranks have left in good order."
     said = [_do(ranks, *verb) for state, verb in _VERBS.items() if (ranks := by_state.get(state))]

@@ -68,7 +68,7 @@ class TransportBenchmark:
         return self._decide_large(table) if self._transport in ("tcp", "inproc") else table
 
     def cost(self) -> Cost | None:
-        """Return what a frame, a byte and a byte reduced cost; None where other transports say."""
+        """Return the costs of a frame, a byte and a reduced byte; None if others' costs apply."""
         if self._transport == "hierarchical":
             return None
         parallelism = available_cores()

@@ -158,7 +158,7 @@ class Save:
                 )
 
     def _lines(self) -> dict[str, str]:
-        """Return what must be the same on all ranks: a line for each leaf, by its path."""
+        """Return a line for each leaf, by its path; the lines must be the same on all ranks."""
         assert self.shares is not None
         lines: dict[str, str] = {}
         for path, leaf in leaves_of(self._tree):

@@ -40,8 +40,8 @@ _SHOWN_DIFFERENCES = 8
 def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
 
-    Raises TypeError with the path for an object that is no tree, value or array. Raises it too for
-    a part of the tree that could not be rebuilt from its items.
+    Raises TypeError with the path for an object that is not a tree, value or array. Raises it too
+    for a part of the tree that could not be rebuilt from its items.
     """
     arrays: dict[str, Any] = {}
     names = _Names()

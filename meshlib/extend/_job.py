@@ -140,7 +140,8 @@ class Job:
     def enter(self, change: Change) -> None:
         """Begin the epoch of ``change``: its members are the default group.
 
-        Groups end, but for those whose calls have all ended on all members. Raises RankFailedError
+        Groups end, except for those whose calls have all ended on all members. Raises
+        RankFailedError
         on a rank that has no place in it: it is a job of its own from then on.
         """
         epochs.enter(self._world, change)

@@ -267,7 +267,7 @@ class ProgramCalls:
 
 
 def program_calls(group: ProcessGroup) -> ProgramCalls | None:
-    """Return what makes the calls of ``group`` in compiled programs; None: only Python does."""
+    """Return the object that makes the calls of ``group`` in compiled programs, or None."""
     if handler is None or sys.is_finalizing():
         return None
     state = state_in_jit(group)

@@ -1,10 +1,10 @@
 """Calling Python from compiled XLA programs, on the program's own buffers.
 
 It uses the custom call behind ``jax.experimental.buffer_callback``, which copies in neither
-direction, or the handler of ``meshlib/_native/jit``. It adds a place in the program's *order*. Each
-ordered call passes an XLA token to the next one, in the order of the Python program. The tokens go
-through ``jit``, ``scan``, ``while`` and ``cond``, and from one dispatched computation to the next.
-XLA cannot exchange ordered calls, on any rank.
+direction, or the handler of ``meshlib/_native/jit``. It also keeps ordered calls in the order of
+the Python program: each one passes an XLA token to the next. The tokens go through ``jit``,
+``scan``, ``while`` and ``cond``, and from one dispatched computation to the next. So XLA cannot
+reorder the calls on any rank.
 
 JAX keeps separate tokens for each thread, so the order holds within one thread. Hence only one
 thread runs a group's programs, and another thread's programs are refused before they begin.
@@ -41,7 +41,7 @@ _TARGETS = {
 
 
 OLDEST, BEYOND = (0, 8, 2), (0, 13)
-"""The versions of JAX that this is tested with: from the one on, and before the other."""
+"""The range of JAX versions that tests cover: from ``OLDEST``, below ``BEYOND``."""
 
 
 def check_version(version: tuple[int, ...]) -> None:
@@ -49,18 +49,18 @@ def check_version(version: tuple[int, ...]) -> None:
     if not OLDEST <= version < BEYOND and os.environ.get(ANY_JAX, "0") != "1":
         here, oldest, beyond = (".".join(map(str, n)) for n in (version, OLDEST, BEYOND))
         raise RuntimeError(
-            f"JAX is version {here}; meshlib.jit, which needs private parts of it, is tested with"
-            f" versions from {oldest} on and before {beyond}. Install one of those, or set"
+            f"JAX is version {here}; meshlib.jit uses private parts of JAX and is tested with"
+            f" versions from {oldest} on and below {beyond}. Install one of those, or set"
             f" {ANY_JAX}=1 to try this one"
         )
 
 
 @cache
 def internals() -> ModuleType:
-    """Return ``meshlib.jit._internals``, after a look at JAX's version (``check_version``).
+    """Return ``meshlib.jit._internals``, after checking JAX's version (``check_version``).
 
-    The first call, of whatever kind, comes here: importing ``meshlib.jit`` touches nothing of JAX.
-    From then on a program with calls is refused where two threads would run it.
+    The first call of any kind runs this, because importing ``meshlib.jit`` must not touch JAX.
+    From then on, a second thread that runs a program with calls is refused.
     """
     check_version(jax.__version_info__)
     from meshlib.jit import _internals as internals
@@ -86,7 +86,7 @@ def is_tracing() -> bool:
 
 
 def is_compiling() -> bool:
-    """True if what the calling thread computes becomes a program, and has no values yet."""
+    """True if the calling thread's computations are being compiled, and have no values yet."""
     return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
@@ -102,7 +102,7 @@ def host_call(
     direct: DirectCall | None = None,
     site: CallSite | None = None,
 ) -> list[jax.Array]:
-    """Call ``function`` when the program gets here, and return what it put into its outputs.
+    """Call ``function`` when the program gets here, and return its outputs.
 
     The call has no derivative and no batching rule: primitives built on it bring their own.
 
@@ -114,9 +114,9 @@ def host_call(
         ordered: Ordered calls happen one after the other, in the order of the Python program. An
             unordered call happens once its operands are ready, on any thread. So it must not wait
             for another call.
-        aliases: Pairs (operand, result) of numbers that share memory: the output begins as the
-            operand.
-        reads: Without it ``function`` is given no inputs: all that it needs is in its outputs.
+        aliases: Pairs (operand number, result number) that share memory: the output holds the
+            operand's values at first.
+        reads: If false, ``function`` gets no inputs, because all that it reads is in its outputs.
         on_gpu: A program may also be compiled for a GPU. There ``function`` gets CuPy arrays, and
             the program's stream is CuPy's current one. XLA calls ``function`` after it has queued
             the earlier work on that stream. Work that ``function`` queues comes next, before the
@@ -131,8 +131,8 @@ def host_call(
         The outputs, of the shapes and dtypes of ``results``.
 
     Raises:
-        jax.errors.JaxRuntimeError: Where the program is dispatched or its results are read, if
-            ``function`` raised: it ends with that exception's type and text.
+        jax.errors.JaxRuntimeError: If ``function`` raised. It is raised when the program is
+            dispatched or its results are read, and ends with that exception's type and text.
         NotImplementedError: When the program is compiled for several devices, or for another
             platform.
     """
@@ -218,14 +218,14 @@ _HANDLER = "meshlib_program_call"
 
 @cache
 def _has_handler() -> bool:
-    """Give XLA the handler for calls, if there is one. Not before JAX has begun: a handler that XLA
-    refuses then would keep JAX from beginning.
+    """Register the compiled handler for calls with XLA, if there is one. Only after JAX has
+    started: registered before, a handler that XLA refuses would make JAX's start fail.
     """
     if handler is None:
         return False
     try:
         jax.ffi.register_ffi_target(_HANDLER, handler, platform="cpu")
-    except Exception as error:  # noqa: BLE001 (whatever XLA has against it)
+    except Exception as error:  # noqa: BLE001 (any refusal by XLA)
         logging.getLogger("meshlib").warning("calls inside jax.jit are made by Python: %s", error)
         return False
     return True
@@ -241,14 +241,14 @@ _ONE_DEVICE = (
 
 
 def _require_threads(module: Any) -> None:
-    """Refuse a program of a rank that is a thread where XLA has too few threads for all ranks."""
+    """Refuse a program of a thread rank on a backend with too few threads for all ranks."""
     rank = thread_rank()
     if rank is None or rank.jax_device is None or module.backend is rank.jax_device.client:
         return
     raise RuntimeError(
         f"rank {rank.rank} has put arrays of this program on a JAX device from before run_ranks."
-        f" There XLA has too few threads for {rank.size} ranks that are threads, so they would wait"
-        " for each other forever. Leave arrays where JAX puts them, or call"
+        f" XLA has too few threads there for {rank.size} ranks that are threads: they would"
+        " deadlock. Leave arrays where JAX puts them, or call"
         " jax.extend.backend.get_default_device() inside the rank instead of jax.devices()."
         f" Or set the environment variable NPROC to at least {2 * rank.size} before JAX is first"
         " used."
@@ -256,7 +256,7 @@ def _require_threads(module: Any) -> None:
 
 
 def _device_count(axis_context: Any) -> int:
-    """Return over how many devices a program with this context (of jit, shard_map, pmap) runs."""
+    """Return the number of devices of a program with this context (of jit, shard_map, pmap)."""
     known = getattr(axis_context, "num_devices", None)
     if known is not None:
         return known
@@ -269,7 +269,7 @@ def _refuse(ctx: Any, *_: Any, **__: Any) -> Any:
     raise NotImplementedError(
         "this call inside jax.jit does not support the platforms that the program is compiled for"
         f" ({platforms}). A program with meshlib's collectives runs on 'cpu' or on 'cuda', not on"
-        " both. With parallel.DistributedDataParallel, it runs where the parameters were."
+        " both. With parallel.DistributedDataParallel, it runs on the device of the parameters."
         " Put the program on jax.devices('cpu')[0], or make the calls outside of jit."
     )
 
@@ -311,7 +311,8 @@ def untransformed(tree: Any, what: str, instead: str = _AVERAGE) -> Any:
         ``tree``, guarded.
 
     Raises:
-        NotImplementedError: If they are, before anything has run; the error names ``what``.
+        NotImplementedError: If an array is differentiated or batched, before anything has run; the
+            error names ``what``.
     """
 
     def guard(leaf: Any) -> Any:

@@ -68,7 +68,7 @@ def run_alone(primitive: Primitive) -> None:
 
 
 def shaped(struct: jax.ShapeDtypeStruct) -> Any:
-    """Return what traces know of an array like ``struct``."""
+    """Return the abstract value in traces of an array like ``struct``."""
     return core.ShapedArray(struct.shape, struct.dtype)
 
 

@@ -211,7 +211,7 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> jax.Array:
-    """Return what ``src`` (global) or ``group_src`` sends, of the shape and dtype of ``like``.
+    """Receive from ``src`` (global) or ``group_src`` an array of the shape and dtype of ``like``.
 
     The transpose sends the cotangent back. For that, ``like`` has to depend on what one
     differentiates by (its values do not matter): otherwise JAX sees a constant.
@@ -223,7 +223,7 @@ def recv(
 
 
 def recv_anysource(like: Any, group: Group = None, *, tag: int = 0) -> tuple[jax.Array, jax.Array]:
-    """Return what any member sends, of the shape and dtype of ``like``, and its global rank.
+    """Receive an array like ``like`` from any member; return it and the sender's global rank.
 
     The rank is an int32 of shape (). ``send`` is the other end. Where several messages are there,
     which one comes first may differ from run to run. It has no derivative and no batches
@@ -257,7 +257,7 @@ def sendrecv(
     group_dst: int | None = None,
     group_src: int | None = None,
 ) -> jax.Array:
-    """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
+    """Send ``x`` to ``dst`` and receive from ``src``, both global ranks, or ``group_`` ranks.
 
     Neither direction waits for the other, so members may exchange arrays of any size. Only the
     members that take part call it, or ``send`` and ``recv``. The received array has the shape and

@@ -220,7 +220,7 @@ def permute_start(
 
 
 def permute_done(passing: PendingPermute, after: Any = None) -> jax.Array:
-    """Return what ``permute`` would have returned where ``passing`` was begun.
+    """Return the result of ``permute``, begun by ``passing``.
 
     Waits for it when the arrays of ``after``, a pytree, have been computed.
     """

@@ -74,7 +74,7 @@ class NotebookLink:
         return f"{mesh}{', closed' if self.closed_because else ''}"
 
     def next_cell_name(self) -> str:
-        """Return what tracebacks call the next cell that is sent as text."""
+        """Return the file name in tracebacks of the next cell that is sent as text."""
         return f"<ranks cell {next(self._cell_numbers)}>"
 
     def choose(self, which: object, among: Sequence[int]) -> list[int]:
@@ -103,7 +103,7 @@ class NotebookLink:
             name, value = name.strip(), value.strip()
             if name not in names or not value.isdecimal():
                 raise ValueError(
-                    f"{item.strip()!r} is no coordinate of the mesh {self._mesh.described()};"
+                    f"{item.strip()!r} is not a coordinate of the mesh {self._mesh.described()};"
                     " expected DIM=NUMBER"
                 )
             dim = names.index(name)

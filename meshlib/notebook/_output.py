@@ -21,7 +21,7 @@ from transport._interrupts import Condition
 
 _MARK = "\x1e"
 _MOST_LINES = 10_000
-"""With so many lines to show, the ranks' output waits, as in a pipe."""
+"""The most lines to show; beyond it the ranks' output waits, as in a pipe."""
 _LINE = re.compile(rf"\[rank (\d+)\] (.*?)(?:{_MARK}(\d+))?\n?", re.DOTALL)
 _CLOSE_SECONDS = 2.0
 
@@ -46,7 +46,7 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """All that ``rank`` printed on ``stream`` up to the end of task ``number`` has come."""
+    """All that ``rank`` printed on ``stream`` up to the end of task ``number`` has arrived."""
 
     stream: int
     rank: int
@@ -61,7 +61,7 @@ class Answered:
 
 
 class LauncherEnded:
-    """The launcher has ended, and all of its output has come."""
+    """The launcher has ended, and all of its output has arrived."""
 
 
 Event = Printed | Marked | Answered | LauncherEnded

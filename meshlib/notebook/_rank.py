@@ -83,7 +83,7 @@ class RankServer:
         return "".join(traceback.StackSummary.extract(iter(below)).format())
 
     def end(self) -> None:
-        """Have ``serve`` return after the tasks that have come."""
+        """Have ``serve`` return after the tasks that have arrived."""
         self._jobs.put(None)
 
     def serve(self) -> None:

@@ -60,7 +60,7 @@ class RankSet:
         """Run ``source``, the text of a cell, on these ranks: what ``%%ranks`` does.
 
         Its names are global there, and live on. The value of a last expression is printed. Raises
-        as ``run`` does.
+        the errors of ``run``.
         """
         if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"source must be a str, got {type(source).__name__}")
@@ -94,7 +94,7 @@ class Ranks(RankSet):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ranks have ended, or were left."""
+        """True if the ranks have ended, or were left."""
         return self._link.closed_because is not None
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ NEWS_SECONDS = 0.6
 
 
 class Caller:
-    """Makes one worker's calls. Any thread.
+    """Makes one worker's calls. Thread-safe.
 
     ``timeout`` is the seconds that a call gets by default (0: no end), ``connect_timeout`` those
     that a connection may take for a call without an end.

@@ -138,7 +138,7 @@ def seconds_of(timeout: Timeout | None) -> float | None:
 
 
 def name_of(func: object) -> str:
-    """Return what messages call a function."""
+    """Return the name of a function in messages."""
 
     def ask() -> str:
         name = getattr(func, "__qualname__", None)
@@ -176,8 +176,8 @@ class PreparedCall(NamedTuple):
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
-    Raises what the first raises that fails, without waiting for the others; TypeError for what is
-    no future.
+    Raises what the first raises that fails, without waiting for the others; TypeError for a value
+    that is not a future.
     """
     _check(futures)
     if not futures:

@@ -68,7 +68,7 @@ class CallServer:
         self._execution.threads.add(lambda: self._run(call, frame), call.nbytes)
 
     def state_of(self, call_id: CallId) -> str:
-        """Return what a call does at this moment, for its caller's error."""
+        """Describe the current activity of a call, for its caller's error."""
         call = self._execution.calls.get(call_id)
         if call is None:
             return "it has ended there, or has not arrived"

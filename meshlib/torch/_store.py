@@ -81,7 +81,7 @@ def meshlib_rendezvous(
 ) -> Iterator[tuple[TorchStore, int, int]]:
     """Yield torch's store, the rank and the world size of this process; the handler of the URL.
 
-    Initialises meshlib if the program has not. Raises what ``meshlib.init_process_group`` raises.
+    Initialises meshlib if the program has not. Raises the errors of ``meshlib.init_process_group``.
     """
     made_world = find_world() is None
     if made_world:

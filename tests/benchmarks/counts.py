@@ -30,7 +30,7 @@ _LARGE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Per call, all ranks together. System calls and switches: None where they cannot be counted.
+    """Per call, all ranks together. System calls and switches: None if they cannot be counted.
 
     ``copied``, ``reduced`` and ``sockets`` are bytes: written by copies, written by reductions, and
     given to or taken from sockets. ``switches`` are of context.

@@ -156,7 +156,7 @@ def _reached(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the table, and return an exit code; an aim that is missed is no error."""
+    """Measure, write the table, and return an exit code; an aim that is missed is not an error."""
     args = _parse(argv)
     aims = [aim for aim in AIMS if not args.rows or aim.row in args.rows]
     peers = [peer for peer in ("gloo", *MPI) if is_set_up(peer)]

@@ -70,7 +70,7 @@ def test_the_topics_are_four(capsys):
         assert words in " ".join(told.split())
     assert cli.main(["explain", "mash"]) == 2
     assert capsys.readouterr().err == (
-        "meshlib explain: 'mash' is no topic; expected estimate, mesh, plan, schedule;"
+        "meshlib explain: 'mash' is not a topic; expected estimate, mesh, plan, schedule;"
         " did you mean 'mesh'?\n"
     )
 
@@ -171,7 +171,9 @@ def test_the_command_lists_commands_and_knows_its_version(capsys):
     capsys.readouterr()
     assert cli.main(["explian"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("meshlib: 'explian' is no command; expected checkpoint, explain, run, ")
+    assert err.startswith(
+        "meshlib: 'explian' is not a command; expected checkpoint, explain, run, "
+    )
     assert err.endswith("; did you mean 'explain'?\n")
 
 

@@ -100,7 +100,10 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
     ("arguments", "said"),
     [
         (["train.py", "none.toml"], "none.toml: No such file or directory"),
-        (["train.py", "none.toml", "--over", "dp=2"], "none.toml is no file; expected the program"),
+        (
+            ["train.py", "none.toml", "--over", "dp=2"],
+            "none.toml is not a file; expected the program",
+        ),
         (["none.py", "train.toml"], "none.py: No such file or directory"),
         (["sizes.py", "train.toml"], "sizes.py has no function make_step(file, mesh)"),
         (["empty.py", "train.toml"], "the step returned None; expected a dict of what the rank"),

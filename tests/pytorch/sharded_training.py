@@ -3,7 +3,7 @@
     meshrun --nproc-per-node 4 tests/pytorch/sharded_training.py FOLDER
 
 FSDP2 runs over Gloo, whose ranks meet in FOLDER. Every pair of runs must give the same losses and
-the same parameters, in float64, but for rounding.
+the same parameters, in float64, except for rounding.
 """
 
 from __future__ import annotations

@@ -29,36 +29,25 @@ RANKS = 2
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.head_dim = width // heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, kv_heads * self.head_dim)
-        self.value = nn.Linear(width, kv_heads * self.head_dim)
-        self.output = nn.Linear(width, width)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Any) -> Any:
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        q, k = self.turned(q), self.turned(k)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.output(y.transpose(1, 2).flatten(2))
-
-    def turned(self, x: Any) -> Any:
-        speeds = 10000.0 ** (torch.arange(0, self.head_dim, 2) / -self.head_dim)
-        angles = torch.arange(x.shape[2])[:, None] * speeds
-        first, second = x.chunk(2, dim=-1)
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-5)
-        self.attention = Attention(width, heads, kv_heads)
+        self.attention = Attention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
@@ -69,10 +58,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, blocks: int, vocabulary: int, width: int, heads: int, kv: int) -> None:
+    def __init__(self, blocks: int, vocabulary: int, width: int, heads: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, kv) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
 

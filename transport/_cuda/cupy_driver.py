@@ -1,4 +1,4 @@
-"""The driver for CUDA, by way of CuPy's runtime interface.
+"""The driver for CUDA, via CuPy's runtime interface.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 

@@ -323,5 +323,5 @@ def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> StagedCommunicator:
-    """Make a communicator that goes by way of the host and the transport ``cpu``."""
+    """Make a communicator that goes via the host and the transport ``cpu``."""
     return StagedCommunicator(membership, cpu(membership))

@@ -173,7 +173,7 @@ class Offers:
 
     @property
     def crowded(self) -> bool:
-        """True if so many mappings are open that ``trim`` is due."""
+        """True if enough mappings are open that ``trim`` should be called."""
         return len(self._opened) > _OPEN_AT_MOST
 
     def trim(self) -> None:

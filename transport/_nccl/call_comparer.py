@@ -105,7 +105,7 @@ class CallComparer:
             return self._changed.wait_for(lambda: not self._open or self._ended, seconds)
 
     def abort(self, reason: str) -> None:
-        """Stop comparing. Any thread; idempotent; never blocks."""
+        """Stop comparing. Thread-safe; idempotent; never blocks."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

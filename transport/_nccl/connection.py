@@ -194,7 +194,7 @@ class NcclConnection:
             raise CommunicatorAbortedError(reason)
 
     def abort(self, reason: str) -> None:
-        """End all work. Any thread; idempotent; never blocks."""
+        """End all work. Thread-safe; idempotent; never blocks."""
         with self._lock:
             first = self.abort_reason is None
             if first:

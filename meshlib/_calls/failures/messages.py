@@ -128,7 +128,7 @@ def _where(
 ) -> str:
     """Return the state of ``rank`` in or before collective ``sequence`` (None: in none).
 
-    ``missing`` are the members that have not come, for which the others wait.
+    ``missing`` are the members that have not arrived, for which the others wait.
     """
     if said is None:
         return (

@@ -122,7 +122,7 @@ class Reporter:
         return Abort(group.id, kind.__name__, message, lost)
 
     def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
-        """Return what all members raise for ``error``, and the rank that is gone, if one is."""
+        """Return the error of all members for ``error``, and the lost rank, if any."""
         if isinstance(error, HeaderMismatchError):
             return CollectiveMismatchError, None
         if isinstance(error, CommunicatorTimeoutError):

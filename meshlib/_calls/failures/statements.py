@@ -49,7 +49,7 @@ class Statement(JsonRecord):
         reached: int,
         ranks: Sequence[int] = (),
     ) -> Self:
-        """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``.
+        """Return the answer of ``rank``, whose main thread is ``thread_id``, to ``query``.
 
         ``ranks`` are the group's global ranks.
         """
@@ -109,7 +109,7 @@ def put_last_calls(
 
 
 def last_calls(store: Store, rank: int, group: str) -> Statement | None:
-    """Return what ``rank``, which has gone, has left behind about ``group``."""
+    """Return the statement about ``group`` that the departed ``rank`` has left behind."""
     key = _left_key(rank)
     values = json.loads(store.get(key)).get(group) if store.check([key]) else None
     return None if values is None else build(Statement, values)

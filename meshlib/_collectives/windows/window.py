@@ -366,7 +366,7 @@ class Window:
         return self._queue.issue(CallSpec(kind, run, peer=place), timeout=timeout)
 
     def _check_wait(self, communicator: Communicator, call: Call, place: int, what: str) -> None:
-        """Raise if it is in vain to wait for ``place``, which ``what`` says something about."""
+        """Raise if it is pointless to wait for ``place``, which ``what`` says something about."""
         call.waiting_for = place
         look()
         if call.deadline.expired:

@@ -45,7 +45,7 @@ from transport._store.tcp.server import TCPStoreServer
 from transport._store.tcp.store import TCPStore
 
 if TYPE_CHECKING:
-    from meshlib._launcher.nodes.etcd_log import Succession
+    from meshlib._launcher.nodes.etcd_log import LeaderElection
 
 _CONNECT_SECONDS = 2.0
 _MOMENT_SECONDS = 0.3
@@ -332,10 +332,11 @@ class Leading:
 
 
 class Follower:
-    """Reads the log from its beginning and hands each record on, in a thread of its own, to the
-    leaving of ``agent``; where that leads, until all others have left. Calls ``lose_touch`` with
-    the error that makes it stop before. Where the store outlives nodes, a ``succession`` says
-    which agent leads.
+    """A thread that reads the log from its beginning and hands on each record.
+
+    It ends when ``agent`` leaves the job; if ``agent`` leads, when all others have left. If an
+    error ends it earlier, it calls ``lose_touch`` with the error. If the store outlives nodes,
+    ``election`` decides which agent leads.
     """
 
     def __init__(
@@ -345,21 +346,21 @@ class Follower:
         leading: Leading | None,
         hear: Callable[[AgentRecord], None],
         lose_touch: Callable[[Exception], None],
-        succession: Succession | None = None,
+        election: LeaderElection | None = None,
     ) -> None:
         self._store = store
         self._agent = agent
         self._leading = leading
         self._hear = hear
         self._lose_touch = lose_touch
-        self._succession = succession
+        self._election = election
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
         self._thread.start()
 
     @property
     def leads(self) -> bool:
-        """Whether this node's agent leads now."""
+        """True if this node's agent leads now."""
         return self._leading is not None
 
     def join(self) -> None:
@@ -369,7 +370,7 @@ class Follower:
     def close(self) -> None:
         """Stop reading, once the agent has said that it leaves."""
         self._closing.set()
-        if self._succession is None:
+        if self._election is None:
             self._thread.join(_CLOSE_SECONDS if self._leading is None else _FAREWELL_SECONDS)
         self._store.close()
         self._thread.join(_CLOSE_SECONDS)
@@ -383,14 +384,14 @@ class Follower:
 
     def _read(self) -> None:
         log = LogReader(self._store, LOG, parse)
-        succession, left, beat = self._succession, False, 3600.0
-        while not left or (succession is None and self._leading and not self._leading.alone):
-            if (source := self._leading or succession) is not None:
+        election, left, beat = self._election, False, 3600.0
+        while not left or (election is None and self._leading and not self._leading.alone):
+            if (source := self._leading or election) is not None:
                 beat = source.beat
             for record in log.read(beat):
-                if succession is not None:
-                    counts = succession.admits(record)
-                    self._leading = succession.leading
+                if election is not None:
+                    counts = election.admits(record)
+                    self._leading = election.leading
                     if not counts:
                         continue
                 if self._leading is not None:
@@ -402,10 +403,10 @@ class Follower:
                 )
                 if not left:
                     self._hear(record)
-            if succession is not None:
+            if election is not None:
                 if left:
                     return
-                succession.tick()
+                election.tick()
             if self._leading is not None:
                 self._leading.tick()
 

@@ -199,7 +199,7 @@ class Coordinator:
         )
 
     def poll(self) -> list[Decision]:
-        """Return what is new, in order."""
+        """Return the new records, in order."""
         for record in self._log.read():
             self._take(record)
         decisions, self._decisions = self._decisions, []
@@ -212,7 +212,7 @@ class Coordinator:
 
     @property
     def in_touch(self) -> bool:
-        """Whether the agent that leads tells of the same end."""
+        """True if the agent that leads tells of the same end."""
         return self._cut_off is None
 
     def want(self, count: int) -> None:

@@ -64,7 +64,7 @@ class AttemptState:
     makes_room: bool = False
 
     def has(self, agent: str) -> bool:
-        """Whether ``agent`` is a member that is not lost."""
+        """True if ``agent`` is a member that is not lost."""
         return agent in self.members and agent not in self.lost
 
     @property
@@ -95,7 +95,7 @@ class Leader:
         self._candidates: dict[str, JoinRequest] = {}
         self._expected: set[str] = set()
         self.present: set[str] = set()
-        """The agents that have come and not gone."""
+        """The agents that have arrived and not gone."""
         self._attempt: AttemptState | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
@@ -374,7 +374,8 @@ class Leader:
         return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
 
     def _stop(self, attempt: AttemptState, reason: Reason) -> list[AgentRecord]:
-        """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
+        """End the attempt for ``reason``, unless it is ended already for one that is not an
+        echo."""
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason

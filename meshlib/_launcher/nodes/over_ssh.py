@@ -125,7 +125,7 @@ def _start(
 
 
 def _address_of(options: HostOptions) -> str:
-    """Return what ssh's configuration calls the first host, or its name where ssh does not say."""
+    """Return the first host's name in ssh's configuration, or the name that was given."""
     name = options.hosts[0][0]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         asked = subprocess.run(

@@ -33,7 +33,7 @@ from transport._platform import available_cores
 def parse(
     argv: Sequence[str] | None = None, decided: Mapping[str, object] | None = None
 ) -> LaunchOptions:
-    """Return what ``argv`` (default: the process's arguments) asks for.
+    """Return the launch that ``argv`` (default: the process's arguments) describes.
 
     ``decided`` has options, by name, that hold whatever ``argv`` says. Ends the process with a
     message and exit code 2 when it makes no sense.

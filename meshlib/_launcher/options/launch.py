@@ -31,9 +31,9 @@ class RankProgram:
 class NodeOptions:
     """The number of nodes, and their meeting point. Times are in seconds.
 
-    ``rank`` is None where it is assigned by arrival; ``is_host``: whether this node serves the
-    store, 1 or 0, -1 where its address tells. With the URL ``etcd`` the store is there, where it
-    outlives every node; ``host`` and ``port`` are those of its first member.
+    ``rank`` is None if it is assigned by arrival; ``is_host``: whether this node serves the store,
+    1 or 0, -1 where its address tells. With the URL ``etcd`` the store is there, where it outlives
+    every node; ``host`` and ``port`` are those of its first member.
     """
 
     least: int = 1

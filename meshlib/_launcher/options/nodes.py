@@ -34,7 +34,7 @@ _CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
 
 
 def node_options(given: argparse.Namespace) -> NodeOptions:
-    """Return what the parsed command line says about nodes.
+    """Return the options about nodes of the parsed command line.
 
     Raises ValueError when it does not fit together.
     """
@@ -242,7 +242,7 @@ def _complete(given: argparse.Namespace) -> bool:
 
 
 def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
-    """Take from an engine's answer what is open; return what was taken, in words."""
+    """Fill the missing options from an engine's answer; return the used ones, in words."""
     taken: list[str] = []
 
     def take(option: str, value: object) -> None:

@@ -7,7 +7,7 @@ classes of ``__main__`` and multiprocessing inside a rank work.
 
 Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: ``l`` makes standard
 output and error line-buffered, ``q`` leaves printing the traceback to the launcher. With ``f`` and
-a descriptor this process is no rank, but forks them (``forking``). KIND is ``script``,
+a descriptor this process is not a rank, but forks them (``forking``). KIND is ``script``,
 ``module`` or ``program`` (anything executable).
 """
 

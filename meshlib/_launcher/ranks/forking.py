@@ -16,7 +16,7 @@ from types import ModuleType
 from transport._platform import thread_names
 
 LENGTH = struct.Struct("!I")
-"""Before each order goes its length; the answer is the rank's process, 0 where there is none."""
+"""Before each order goes its length; the answer is the rank's process, 0 if there is none."""
 _ADOPTION_SECONDS = 10.0
 PRELOADED = (
     "numpy",

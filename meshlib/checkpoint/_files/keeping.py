@@ -16,7 +16,7 @@ class Keeping:
     """Keep the ``last`` so many checkpoints, and so many with the ``best`` metric; None: all.
 
     The newest is always kept, and of each step the newest one alone. Raises ValueError for counts
-    below 1 or another ``better``, TypeError for no whole number.
+    below 1 or another ``better``, TypeError for a value that is not an integer.
     """
 
     last: int | None = None

@@ -1,4 +1,4 @@
-"""A thread that wakes at deadlines, and for work that other threads must not do themselves."""
+"""A thread that runs timed work, and work that other threads must not do themselves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transport._polling import Wakeup
 
 
 class TimerThread:
-    """Calls the work given to ``start`` at due moments.
+    """A thread that calls the function ``work`` given to ``start`` at due moments.
 
-    The work returns the moment (monotonic seconds) of its next call. A caller of ``call_at``
-    records what is due before it calls, so the work finds it.
+    ``work`` returns the moment (monotonic seconds) of its next call. A caller of ``call_at``
+    records its task first, so that ``work`` finds it.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,14 +33,14 @@ class TimerThread:
         self._thread.start()
 
     def call_at(self, moment: float) -> None:
-        """Have the work called at ``moment`` at the latest."""
+        """Let ``work`` be called at ``moment`` at the latest."""
         if moment < self._due:
             with self._lock:
                 self._due = min(self._due, moment)
             self._wake()
 
     def notify(self) -> None:
-        """Have the work called. Takes no lock: for ``__del__`` as well."""
+        """Let ``work`` be called now. It takes no lock, so ``__del__`` may call it."""
         self._asked = True
         self._wake()
 

@@ -40,7 +40,7 @@ class _Pickled(threading.local):
 
 
 class References:
-    """Counts references: as a holder tells their owners, as an owner frees objects. Any thread."""
+    """Counts references: as a holder tells their owners, as an owner frees objects. Thread-safe."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class References:
 
 class LostRequests:
     """Releases references in requests that were lost with their connection, while both workers
-    live, or that could not be unpickled. Any thread.
+    live, or that could not be unpickled. Thread-safe.
 
     The owner was told of the grant. Only the receiver knows whether the reference arrived, so the
     giver tells it which requests have failed. It releases the references that never came, as if it

@@ -89,7 +89,7 @@ class MemberBoxes:
         self._rounds: dict[int, int] = {}
 
     def sent(self, sender: int, receiver: int) -> Box | None:
-        """Return what ``sender`` has for ``receiver`` (group ranks), None if that is nothing."""
+        """Return the part that ``sender`` sends to ``receiver`` (group ranks), or None."""
         if self._copies[sender] != self._copies[receiver]:
             return None
         return intersection(self.before[sender], self.after[receiver])
@@ -200,7 +200,7 @@ class _PackedBox:
         self._from_buffer: tuple[Array, Array] | None = None
 
     def packed(self, number: int) -> Flat:
-        """Return what is sent in a round, in one piece."""
+        """Return the data to send in a round, in one piece."""
         part = self._of(number)
         if part.flags.c_contiguous:
             return _flat(part)

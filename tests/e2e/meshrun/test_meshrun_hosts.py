@@ -158,7 +158,7 @@ def test_the_death_of_one_hosts_launcher_ends_all(meshrun, hosts):
 
 
 def controls(pid):
-    """Whether a process is a host's launcher, not its guardian."""
+    """True if a process is a host's launcher, not its guardian."""
     parent = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
     return is_controlled(pid) and not is_controlled(parent)
 

@@ -145,7 +145,7 @@ def test_nodes_that_do_not_agree_are_told(meshrun, start_nodes):
     assert meshrun.finish(first).code == 143
 
 
-# The node that leads has to have come itself by then.
+# The node that leads has to have arrived itself by then.
 @pytest.mark.parametrize(
     ("rank", "seconds", "expected"),
     [("0", "3", "waited 3 s for 2 nodes; 1 came"), ("1", "0.5", "lost touch with the job's")],

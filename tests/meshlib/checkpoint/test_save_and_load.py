@@ -288,7 +288,7 @@ def test_trees_that_differ_between_ranks_are_not_saved(tmp_path):
 def test_what_is_no_checkpoint_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(CheckpointError, match=f"{path} is no checkpoint and has none"):
+        with pytest.raises(CheckpointError, match=f"{path} is not a checkpoint and contains none"):
             load(path)
     save(tmp_path, {"x": 1}, step=4)
     with pytest.raises(CheckpointError, match=r"has no checkpoint of step 5; it has 4"):
@@ -420,7 +420,7 @@ def test_a_disk_that_fails_at_the_end_leaves_nothing(tmp_path, monkeypatch):
     publish = LocalStorage.publish
 
     def fails(self, folder, owner, data):
-        publish(self, folder, owner, data)  # all is there, but for the last sync
+        publish(self, folder, owner, data)  # all is there, except for the last sync
         if folder.startswith("step-2"):
             raise OSError(5, "Input/output error")
 
@@ -477,5 +477,5 @@ def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, faili
 
 
 def test_run_ranks_reports_a_load_that_fails(tmp_path):
-    with pytest.raises(RankError, match="is no checkpoint"):
+    with pytest.raises(RankError, match="is not a checkpoint"):
         run_ranks(lambda: load(tmp_path), 2)

@@ -151,7 +151,7 @@ def _warnings_of(program, size=2):
         results = run_ranks(program, size)
         deadline = time.monotonic() + 30
         while not results[0] and not seen and time.monotonic() < deadline:
-            gc.collect()  # the thread of a call may let go of its result a little later
+            gc.collect()  # the thread of a call may release its result a little later
             time.sleep(0.01)
     assert all(w.category is dist.ResultIgnoredWarning for w in seen)
     return seen

@@ -41,7 +41,7 @@ IN_A_JOB = [
     (lambda: DeviceMesh.from_group(None, "cpu"), "group has None; expected a ProcessGroup"),
     (
         lambda: dist.init_device_mesh("cpu", (2,), mesh_dim_names=2),
-        "mesh_dim_names 2 is no sequence; expected 1 names",
+        "mesh_dim_names 2 is not a sequence; expected 1 names",
     ),
     (
         lambda: dist.init_device_mesh("cpu", (2,), backend_override="tcp"),

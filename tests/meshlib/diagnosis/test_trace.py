@@ -235,7 +235,7 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "no flight records" in told
     assert "meshrun --log-dir DIR keeps" in told
     assert main([str(tmp_path / "none")]) == 2
-    assert "none is no folder; meshrun --log-dir DIR keeps" in capsys.readouterr().err
+    assert "none is not a folder; meshrun --log-dir DIR keeps" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
     assert "DIR is missing: meshrun --log-dir DIR keeps" in capsys.readouterr().err

@@ -126,7 +126,7 @@ def test_ranks_with_the_same_calls_leave_in_any_order(order):
     def program(rank, group):
         for _ in range(3):
             group.all_reduce(np.ones(2))
-        # What is no collective, or no call of all, differs as it likes.
+        # What is not a collective, or no call of all, differs as it likes.
         if rank:
             group.send(np.ones(1), 0)
         else:

@@ -110,7 +110,7 @@ def test_a_file_that_the_launcher_has_read_is_read_no_more(monkeypatch, tmp_path
         (None, ("cpu", (2, 2.0)), None, "'dim 1' is 2.0"),
         (None, ("cpu", ()), None, "mesh_shape is empty"),
         (None, ("cpu", "22"), None, "mesh_shape '22' is a string"),
-        (None, ("cpu", 4), None, "mesh_shape 4 is no sequence"),
+        (None, ("cpu", 4), None, "mesh_shape 4 is not a sequence"),
         (None, ("cpu", (2, 2)), ("dp",), "has 1 names, expected one for each of 2 dims"),
         (None, ("cpu", (2, 2)), ("dp", "dp"), "'dp' is there twice"),
         (None, ("cpu", (2, 2)), ("dp", ""), "'' is not a non-empty string"),

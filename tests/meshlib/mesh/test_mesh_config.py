@@ -241,7 +241,7 @@ def test_files_that_are_no_text(tmp_path):
         ({"dp": -1, "tp": -1}, "2 degrees are -1; at most one can be inferred"),
         ({"dp": True, "dims": ["dp"]}, "the degree of 'dp' is True"),
         # Names.
-        ({"dp_shrad": 2}, "'dp_shrad' is no key that is known; did you mean 'dp_shard'?"),
+        ({"dp_shrad": 2}, "'dp_shrad' is not a known key; did you mean 'dp_shard'?"),
         ({"dp_replciate": 2}, "did you mean 'dp_replicate'?"),
         ({"DP": 2}, "did you mean 'dp'?"),
         ({"dp-shard": 2}, "'dp-shard' is not an identifier; did you mean 'dp_shard'?"),
@@ -249,7 +249,7 @@ def test_files_that_are_no_text(tmp_path):
         ({3: 2}, "dim name 3 is not an identifier"),
         ({"": 2}, "dim name '' is not an identifier"),
         # Other keys.
-        ({"dp": 2, "timout": 60}, "'timout' is no key that is known; did you mean 'timeout'?"),
+        ({"dp": 2, "timout": 60}, "'timout' is not a known key; did you mean 'timeout'?"),
         ({"dp": 2, "timout": "60s"}, "did you mean 'timeout'?"),
         ({"dp": 2, "flaten": {}}, "did you mean 'flatten'?"),
         ({"dp": 2, "option": {}}, "did you mean 'options'?"),
@@ -269,7 +269,10 @@ def test_files_that_are_no_text(tmp_path):
         ({"dp": 2, "dims": "dp"}, "dims is 'dp'; expected a list"),
         ({"dp": 2, "dims": []}, "dims is []"),
         # flatten.
-        ({"dp": 2, "flatten": {"x": ["dq"]}}, "x has 'dq', which is no dim; expected some of dp"),
+        (
+            {"dp": 2, "flatten": {"x": ["dq"]}},
+            "x has 'dq', which is not a dim; expected some of dp",
+        ),
         ({"dp": 2, "flatten": {"dp": ["dp"]}}, "'dp' is a dim already"),
         ({"dp": 2, "flatten": {"x": []}}, "flatten: x is []; expected a list"),
         ({"dp": 2, "flatten": {"x": "dp"}}, "flatten: x is 'dp'; expected a list"),

@@ -163,7 +163,7 @@ def test_the_page_gets_plain_values():
     ]
     assert values["notes"] == [{"time": NOW, "kind": "lost", "text": "rank 2 was killed"}]
     assert values["history"][0]["step"] == 0.1
-    assert as_values(JobView("x"), NOW)["headline"] == "No rank has come so far."
+    assert as_values(JobView("x"), NOW)["headline"] == "No rank has joined yet."
 
 
 def test_metrics_are_what_prometheus_reads():

@@ -81,7 +81,7 @@ def test_a_reference_that_arrived_before_its_connection_broke_lives_on(owner):
         cut(current_worker().channel.connected(1))
         with pytest.raises(rpc.RpcConnectionError):
             call.wait()
-        # The news of the loss has come there, and is settled, when nothing is left of it.
+        # The news of the loss has arrived there, and is settled, when nothing is left of it.
         until(lambda: not agents[0].caller.orphans[1] and settled(agents[1]))
         gate.set()
         assert rpc.rpc_sync(1, use) == [1, 2]

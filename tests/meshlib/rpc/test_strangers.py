@@ -159,7 +159,7 @@ def test_a_replayed_handshake_opens_nothing():
 
 
 def broken_frames(chance):
-    """Return bytes that are no frames of a caller's: each ends the connection."""
+    """Return bytes that are not frames of a caller's: each ends the connection."""
     kind = chance.randrange(256)
     while kind in set(map(int, FrameKind)):
         kind = chance.randrange(256)
