@@ -14,7 +14,6 @@ from meshlib import checkpoint, rpc
 from meshlib._collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
-    context,
     ddp,
     join,
     nn,
