@@ -14,7 +14,6 @@ from meshlib import checkpoint, rpc
 from meshlib._collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
-    context,
     ddp,
     join,
     nn,
@@ -28,7 +27,7 @@ from parallel.rpc import dist_autograd
 from tests.docs import functions
 from tests.docs.pages import ROOT
 
-PARTS = [comm_hooks, context, ddp, join, nn, optim, samplers, tensor_parallel, zero]
+PARTS = [comm_hooks, ddp, join, nn, optim, samplers, tensor_parallel, zero]
 MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]
 MODULES += [parallel_rpc, dist_autograd]
 # A name of several packages goes by the first one.

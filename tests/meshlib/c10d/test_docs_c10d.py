@@ -11,7 +11,8 @@ import meshlib
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "reference/c10d.md").read_text()
 PAIRS = re.findall(r"^\| `?([^|`]+)`? \| (?:`([\w.]+)`|—) \| (.*) ?\|$", TEXT, re.M)
-OWN = re.findall(r"^\| `(meshlib\.\w+)` \|", TEXT, re.M)
+BEYOND = (DOCS / "reference/beyond-c10d.md").read_text()
+OWN = re.findall(r"^\| `(meshlib\.\w+)` \|", BEYOND, re.M)
 
 
 def resolve(path):
