@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from meshlib._command_line import end_quietly, say
+from meshlib._command_line import end_quietly, print_note
 from meshlib._did_you_mean import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -51,7 +51,7 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         expected = ", ".join(COMMANDS)
         hint = did_you_mean(command, COMMANDS)
-        say("meshlib", f"{command!r} is not a command; expected {expected}{hint}")
+        print_note("meshlib", f"{command!r} is not a command; expected {expected}{hint}")
         return 2
     module, _, function = COMMANDS[command][0].partition(":")
     run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)

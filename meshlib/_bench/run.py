@@ -49,14 +49,14 @@ class BenchmarkPlan:
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
     each library gets its turn in each cell, ``turn`` about how many seconds a turn is. A cell that
-    has taken ``patience`` seconds has no more rounds once it has had two.
+    has taken ``timeout`` seconds has no more rounds once it has had two.
     """
 
     cells: Sequence[Cell]
     pythons: dict[str, str]
     rounds: int
     turn: float = 0.1
-    patience: float = 30.0
+    timeout: float = 30.0
 
 
 def grid(
@@ -253,7 +253,7 @@ def _measure(
                 yield Skipped(cell, str(error))
 
     yield from take_turns(probe, backwards=False)
-    deadline = Deadline.after(plan.patience)
+    deadline = Deadline.after(plan.timeout)
     for round_ in range(rounds):
         if round_ >= _FEWEST_ROUNDS and deadline.expired:
             break

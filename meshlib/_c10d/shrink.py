@@ -7,7 +7,7 @@ from typing import Any
 
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.continuing.agreement import Agreement, Said
+from meshlib._job.continuing.agreement import Agreement, Proposals
 from meshlib._job.continuing.epochs import agree_on_epoch, enter
 from meshlib._job.current import Group, current_world, resolve_process_group
 from meshlib._job.membership import without
@@ -107,8 +107,8 @@ def _shrink_other(
 ) -> ProcessGroup:
     """Shrink a group other than the default one, without a new epoch."""
 
-    def decide(said: Said, missing: Mapping[int, str]) -> dict[str, Any]:
-        del said
+    def decide(proposals: Proposals, missing: Mapping[int, str]) -> dict[str, Any]:
+        del proposals
         return {"members": without(parent.ranks, missing), "missing": dict(missing)}
 
     name = world.registry.next_name(f"shrink/{parent.id}")

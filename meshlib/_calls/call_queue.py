@@ -180,7 +180,7 @@ class CallQueue:
     def _work(self, record: Record, stream: CallStream) -> Work[Any]:
         return Work(
             lambda: f"{record.header} on {self}",
-            self.failure.note_told,
+            self.failure.mark_reported,
             self.streams.continuations,
             lambda: f"{record.kind}, {record.site},",
             blocked=partial(self._is_blocked, stream),
@@ -192,7 +192,7 @@ class CallQueue:
         ``numbered_here`` means that the calling thread is numbering another call.
         """
         if not self.state.usable:
-            self.failure.note_told()
+            self.failure.mark_reported()
             raise self.state.unusable()
         if numbered_here:
             raise self._interrupted(kind)
@@ -261,12 +261,12 @@ class CallQueue:
         state = self.state
         if state.error is not None:
             record.end("the group was broken before its turn came")
-            raise self.failure.told(record, state.unusable())
+            raise self.failure.reported(record, state.unusable())
         if (state.absent and self.failure.break_if_deserted(record)) or (
             state.refused and self.failure.break_if_refused(record)
         ):
             record.end(str(state.error))
-            raise self.failure.told(record, state.unusable())
+            raise self.failure.reported(record, state.unusable())
         try:
             communicator = state.communicators.get(device) or state.communicator(device)
             annotate = self.context.recorder.annotate
@@ -276,7 +276,7 @@ class CallQueue:
                 with annotate(record.title):
                     result = run(communicator, record)
         except BaseException as error:  # an interrupted wait, too: the others must not wait
-            seen = self.failure.told(record, self.failure.seen_by_user(record, error))
+            seen = self.failure.reported(record, self.failure.seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:
                 raise

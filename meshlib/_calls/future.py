@@ -48,17 +48,17 @@ class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
     A coroutine of asyncio can ``await`` it. A group gives its calls' futures the stream on which
-    their continuations run. ``told()`` is called when somebody sees an exception, ``blocked()`` as
-    for a ``Work``.
+    their continuations run. ``on_seen()`` is called when somebody sees an exception, and
+    ``blocked()`` as for a ``Work``.
     """
 
     def __init__(
         self,
-        told: Callable[[], object] | None = None,
+        on_seen: Callable[[], object] | None = None,
         continuations: ContinuationStream | None = None,
         blocked: Callable[[], bool] | None = None,
     ) -> None:
-        self._told = told
+        self._on_seen = on_seen
         self._continuations = continuations
         self._blocked = blocked
         self._pid = own_pid()
@@ -216,8 +216,8 @@ class Future(Generic[T]):
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
-        if self._exception is not None and self._told is not None:
-            self._told()
+        if self._exception is not None and self._on_seen is not None:
+            self._on_seen()
         return self._exception
 
     def set_result(self, result: T, completion: End | None = None) -> None:

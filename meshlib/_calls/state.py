@@ -106,13 +106,13 @@ class GroupState:
         With ``lock``. ``error`` is what broke the group: the first one stays, also where it comes
         after the group was closed.
         """
-        news = to > self.lifecycle or (error is not None and self.error is None)
+        changed = to > self.lifecycle or (error is not None and self.error is None)
         self.lifecycle = max(to, self.lifecycle)
         if self.error is None:
             self.error = error
         self.fast_path = None
         self._changed.notify_all()
-        return news
+        return changed
 
     def await_failure(self, timeout: float) -> DistError | None:
         """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""

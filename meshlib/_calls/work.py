@@ -40,21 +40,21 @@ class Work(Generic[T]):
 
     ``describe()`` returns the call for messages, and ``where()`` its line. The callbacks of its
     future run on ``continuations``; if that is None, in the thread that ends the call. A thread
-    that gets its exception calls ``told()``. ``blocked()`` is True in a thread that is inside an
+    that gets its exception calls ``on_seen()``. ``blocked()`` is True in a thread that is inside an
     earlier call.
     """
 
     def __init__(
         self,
         describe: Callable[[], str],
-        told: Callable[[], object] | None = None,
+        on_seen: Callable[[], object] | None = None,
         continuations: ContinuationStream | None = None,
         where: Callable[[], str] = lambda: "a call",
         blocked: Callable[[], bool] | None = None,
     ) -> None:
         self._describe = describe
         self._where = where
-        self._future: Future[T] = Future(told, continuations, blocked)
+        self._future: Future[T] = Future(on_seen, continuations, blocked)
         self._outcome: Any = None
         self._taken = False
         self._untaken: UntakenResult | None = None
@@ -236,14 +236,14 @@ def when_all(
     """
     parts = [work.get_future() for work in works]
 
-    def tell() -> None:
+    def mark_seen() -> None:
         for part in parts:
             part.exception()
 
     # Continuations of the whole run on the continuation stream, so that no part waits for them.
     whole: Work[T] = Work(
         describe,
-        tell,
+        mark_seen,
         parts[0]._continuations if parts else None,
         blocked=lambda: any(part._is_blocked() for part in parts),
     )

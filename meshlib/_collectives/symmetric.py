@@ -60,10 +60,10 @@ class SymmetricMemory(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
             mine = _describe(code, dims, place.on_cpu)
-            asked = np.empty((len(call_queue.ranks), mine.size), mine.dtype)
-            communicator.all_gather(call, list(asked), mine)
-            if not (asked == mine).all():
-                return [_show(row) for row in asked]
+            gathered = np.empty((len(call_queue.ranks), mine.size), mine.dtype)
+            communicator.all_gather(call, list(gathered), mine)
+            if not (gathered == mine).all():
+                return [_show(row) for row in gathered]
             return communicator.allocate(call, count, wanted) if place.on_cpu else None
 
         spec = CallSpec(Kind.ALLOCATE, run, nbytes=count * wanted.itemsize)

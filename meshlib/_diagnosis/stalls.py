@@ -208,12 +208,12 @@ def _collect(
     None of the other ``known`` ranks is blocked.
     """
     found = dict(mine)
-    asked = set(known)
+    queried = set(known)
     room = MOST_RANKS
-    while room and (ahead := {rank for one in _groups(found) for rank in one} - asked):
+    while room and (ahead := {rank for one in _groups(found) for rank in one} - queried):
         ranks = sorted(ahead)[:room]
         room -= len(ranks)
-        asked.update(ranks)
+        queried.update(ranks)
         found.update(_read(store, ranks))
     return found
 

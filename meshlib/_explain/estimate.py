@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from meshlib._explain.mesh import add_world_size, explain_mesh, needed_ranks, read_mesh
 from meshlib._job.current import current_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._mesh.device_mesh import DeviceMesh
 from meshlib._plain_text import columns
 from meshlib._recording.recorder import Record

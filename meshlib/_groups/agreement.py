@@ -24,17 +24,17 @@ def gather_or_raise(
     except Exception as caught:  # noqa: BLE001 (raised below, on all ranks)
         error = caught
         mine = (str(caught), _kind_to_raise(caught, own), None)
-    told: list[Any] = [mine]
+    outcomes: list[Any] = [mine]
     if group is not None:
-        told *= group.size()
-        group.all_gather_object(told, mine)
+        outcomes *= group.size()
+        group.all_gather_object(outcomes, mine)
     if error is not None:
         raise error
-    for place, (message, kind, _) in enumerate(told):
+    for place, (message, kind, _) in enumerate(outcomes):
         if kind is not None:
             rank = group.ranks[place] if group is not None else 0
             raise kind(f"rank {rank}: {message}")
-    return [value for _, _, value in told]
+    return [value for _, _, value in outcomes]
 
 
 def _kind_to_raise(error: Exception, own: type[Exception]) -> type[Exception]:

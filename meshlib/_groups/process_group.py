@@ -115,4 +115,4 @@ class ProcessGroup(Collectives):
         for queue in self._call_queue.with_derived():
             message = f"{queue} was aborted by rank {self.global_rank}: {reason}"
             queue.failure.fail_everywhere(DistBackendError(message))
-            queue.failure.note_told()
+            queue.failure.mark_reported()

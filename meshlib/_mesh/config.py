@@ -135,8 +135,8 @@ class MeshConfig:
             named = {"source": self.source, "mesh": dims}
             return dims if self.source == "mesh" else json.dumps(named)
         table: dict[str, object] = {"dims": self.names, **dict(self.dims)}
-        table |= {"flatten": dict(self.flattened), **_said(self.options)}
-        table["options"] = {name: _said(options) for name, options in self.overrides}
+        table |= {"flatten": dict(self.flattened), **_given(self.options)}
+        table["options"] = {name: _given(options) for name, options in self.overrides}
         return json.dumps({"source": self.source, "mesh": table})
 
     # ------------------------------------------------------------------ asked
@@ -216,7 +216,7 @@ class MeshConfig:
         """
         import numpy as np
 
-        from meshlib._job.init import ensure_world
+        from meshlib._job.starting.init import ensure_world
 
         ranks = ensure_world().membership.whole
         mesh = self.mesh_for(len(ranks), device_type)
@@ -318,10 +318,10 @@ def _options(table: Mapping[str, object], where: str) -> DimOptions:
     return DimOptions.checked(where, **table)
 
 
-def _said(options: DimOptions) -> dict[str, object]:
+def _given(options: DimOptions) -> dict[str, object]:
     compress = options.compress and options.compress.to_value()
-    said = values_of(options) | {"compress": compress}
-    return {key: value for key, value in said.items() if value is not None}
+    given = values_of(options) | {"compress": compress}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _names_in(value: object, where: str) -> tuple[str, ...]:

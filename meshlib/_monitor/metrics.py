@@ -37,7 +37,7 @@ def metrics(view: JobView, now: float) -> str:
 
     ranks = view.ordered()
     there = view.there(now)
-    told = [(one, one.sample) for one in ranks if one.sample is not None]
+    sampled = [(one, one.sample) for one in ranks if one.sample is not None]
     states = [one.state(now) for one in ranks]
     gauge(
         "ranks",
@@ -75,7 +75,7 @@ def metrics(view: JobView, now: float) -> str:
     gauge(
         "rank_calls_total",
         "Calls of a rank on all groups.",
-        [({"rank": one.rank}, float(sample.total)) for one, sample in told],
+        [({"rank": one.rank}, float(sample.total)) for one, sample in sampled],
         "counter",
     )
     gauge(
@@ -83,7 +83,7 @@ def metrics(view: JobView, now: float) -> str:
         "Seconds since a rank's oldest open call began; 0 if it has none.",
         [
             ({"rank": one.rank}, max(map(sample.age, sample.open_calls), default=0.0))
-            for one, sample in told
+            for one, sample in sampled
             if one in there
         ],
     )

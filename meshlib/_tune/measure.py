@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from meshlib._job.current import current_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
 from meshlib._records import JsonRecord
 from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest

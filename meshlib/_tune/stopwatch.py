@@ -37,7 +37,7 @@ class CallIssuer:
         return Call(header, Deadline.after(_SECONDS))
 
     def prepare(self, kind: Kind, nbytes: int) -> Run:
-        """Return a function that makes a call of ``kind`` on ``nbytes`` of float32 in own memory.
+        """Return a function that makes a call of ``kind`` on ``nbytes`` of its own float32.
 
         If members have parts, ``nbytes`` is for all parts together.
         """

@@ -64,10 +64,10 @@ class Participants:
         return self.gather(lambda: make() if self.is_first else None)[0]  # type: ignore[return-value]
 
 
-def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> str | None:
+def first_difference(ranks: Sequence[int], answers: Sequence[dict[str, str]]) -> str | None:
     """Return the first difference between a rank's lines and the first rank's; None if alike."""
-    mine = told[0]
-    for rank, other in zip(ranks, told, strict=True):
+    mine = answers[0]
+    for rank, other in zip(ranks, answers, strict=True):
         if other == mine:
             continue
         for path in mine | other:

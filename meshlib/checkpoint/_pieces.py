@@ -186,10 +186,10 @@ class ChunkShares:
                 write_document(storage, f"{folder}/{group}", group_document({}, None))
         return checksums
 
-    def in_order(self, told: Iterable[Checksums]) -> dict[str, list[int]]:
+    def in_order(self, sums: Iterable[Checksums]) -> dict[str, list[int]]:
         """Return the checksums of all chunks of each array, in C order, from those of each rank."""
         found: Checksums = {name: {} for name in self._grids}
-        for one in told:
+        for one in sums:
             for name, checksums in one.items():
                 found[name].update(checksums)
         return {

@@ -18,7 +18,7 @@ from meshlib._job.current import (
     is_thread_world,
     resolve_process_group,
 )
-from meshlib.jit._host_calls import internals
+from meshlib.jit._xla.host_calls import internals
 from transport._calls.codes import dtype_code
 from transport._checks import to_whole_number
 from transport._operands.reduce_op import RedOpType, ReduceOp

@@ -19,10 +19,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from meshlib._groups.process_group import ProcessGroup
-from meshlib.jit._call_site import CallSite
-from meshlib.jit._direct import DirectCall
-from meshlib.jit._host_calls import host_call, internals
-from meshlib.jit._program import HostFunction
+from meshlib.jit._xla.call_site import CallSite
+from meshlib.jit._xla.direct import DirectCall
+from meshlib.jit._xla.host_calls import host_call, internals
+from meshlib.jit._xla.program import HostFunction
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
-from meshlib.jit._direct import DirectCall
-from meshlib.jit._program import HostArray, HostFunction
+from meshlib.jit._xla.direct import DirectCall
+from meshlib.jit._xla.program import HostArray, HostFunction
 from transport._calls.call import Call
 from transport._calls.codes import dtype_code
 from transport._calls.header import NO_ROOT, Kind

@@ -20,10 +20,10 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, derived_group, resolve_group
 from meshlib.jit._arguments import prepare
 from meshlib.jit._collective import InJit, bind
-from meshlib.jit._direct import DirectCall
-from meshlib.jit._host_calls import host_call, untransformed
 from meshlib.jit._kinds import HostSide, SameShape, flat_of
-from meshlib.jit._program import HostArray, HostFunction
+from meshlib.jit._xla.direct import DirectCall
+from meshlib.jit._xla.host_calls import host_call, untransformed
+from meshlib.jit._xla.program import HostArray, HostFunction
 from transport._calls.codes import dtype_code
 from transport._calls.header import Kind
 
@@ -271,8 +271,8 @@ def sendrecv(
         resolve_rank(base, src, group_src, "src"),
     )
     check_tag(tag)
-    comes = goes = None
+    received = sent = None
     if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
         dtype_code(like.dtype)
-        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
-    return bind(SendReceive(calls, to, origin, tag, comes, goes), x)
+        received, sent = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(SendReceive(calls, to, origin, tag, received, sent), x)

@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from meshlib._groups.process_group import ProcessGroup
-from meshlib.jit._host_calls import internals, is_tracing
-from meshlib.jit._program import Program
+from meshlib.jit._xla.host_calls import internals, is_tracing
+from meshlib.jit._xla.program import Program
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

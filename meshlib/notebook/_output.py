@@ -109,10 +109,10 @@ class EventQueue:
 
 
 class OutputReader:
-    """Reads both outputs of the launcher ``process``, and adds them to ``news``."""
+    """Reads both outputs of the launcher ``process``, and adds them to ``events``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], news: EventQueue) -> None:
-        self._news = news
+    def __init__(self, process: subprocess.Popen[bytes], events: EventQueue) -> None:
+        self._events = events
         self._left = 2
         self._lock = threading.Lock()
         self._threads = [
@@ -133,11 +133,11 @@ class OutputReader:
         with pipe:
             for line in pipe:
                 for event in _events(stream, line.decode(errors="replace")):
-                    self._news.put_output(event)
+                    self._events.put_output(event)
         with self._lock:
             self._left -= 1
             if not self._left:
-                self._news.put_output(LauncherEnded())
+                self._events.put_output(LauncherEnded())
 
 
 def _events(stream: int, line: str) -> list[Event]:

@@ -15,9 +15,9 @@ from meshlib._job.current import (
     gradients_kept_by,
     keep_gradients_by,
 )
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
-from meshlib.rpc._calls import polled, seconds_of
+from meshlib.rpc._calling.futures import polled, seconds_of
 from meshlib.rpc._carriers import Carrier, Differentiating
 from meshlib.rpc._errors import WorkerLostError
 from meshlib.rpc._membership.directory import WorkerInfo
@@ -96,9 +96,12 @@ def init_rpc(
         world = current_world()
         if world.rpc is not None:
             raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
-        for what, told, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
-            if told not in (-1, None, is_):
-                raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
+        for what, given, is_ in (
+            ("rank", rank, world.rank),
+            ("world_size", world_size, world.size),
+        ):
+            if given not in (-1, None, is_):
+                raise ValueError(f"{what} is {given}, and the default process group's is {is_}")
         _join(world, name, limit, timeout).owns_world = made
         undo.pop_all()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
-from meshlib.rpc._calls import PreparedCall
+from meshlib.rpc._calling.futures import PreparedCall
 
 GRADIENTS = "gradients"
 """The name of the carrier of gradients."""

@@ -14,20 +14,20 @@ from meshlib._arrays.pickling import dump, load
 from meshlib._job.current import current_world, find_world
 from meshlib._job.world import World
 from meshlib._recording.recorder import Record
-from meshlib.rpc._caller import NEWS_SECONDS, Caller
+from meshlib.rpc._calling.caller import LOSS_SECONDS, Caller
+from meshlib.rpc._calling.execution import Execution
+from meshlib.rpc._calling.frames import FrameKind
+from meshlib.rpc._calling.loopback import AnyConnection, Loopback
+from meshlib.rpc._calling.recording import CallRecorder
+from meshlib.rpc._calling.serving import CallServer
 from meshlib.rpc._carriers import Carriers
 from meshlib.rpc._errors import answerable, describe, safely
-from meshlib.rpc._execution import Execution
-from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory, WorkerInfo
 from meshlib.rpc._membership.shutdown import Shutdown
-from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._overdue.cycles import CycleDetector
 from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._overdue.timer import TimerThread
-from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
-from meshlib.rpc._serving import CallServer
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import ChannelFrame
@@ -76,7 +76,7 @@ class LocalWorker:
             membership.group, membership.ranks, world.recorded_calls
         )
         self.carriers: Carriers = Carriers()
-        self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_asked)
+        self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_requested)
         self.server: CallServer = CallServer(
             self.directory,
             self.execution,
@@ -141,9 +141,9 @@ class LocalWorker:
         except (DistError, OSError):
             raise
         except BaseException as error:  # a user's class may raise anything when it is unpickled
-            said = describe(answerable(error))
+            reason = describe(answerable(error))
             who = self.directory.describe(connection.peer)
-            text = f"{who} sent a message that cannot be understood: {said}"
+            text = f"{who} sent a message that cannot be understood: {reason}"
             raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
@@ -164,7 +164,7 @@ class LocalWorker:
                 self.server.accept(connection, frame)
             case FrameKind.REPLY | FrameKind.ERROR if connection.outgoing:
                 self.caller.on_reply(connection, frame)
-            case FrameKind.ASK if not connection.outgoing:
+            case FrameKind.QUERY if not connection.outgoing:
                 self._on_question(connection, frame)
             case FrameKind.CANCEL if not connection.outgoing:
                 call_id, why = (connection.peer, frame.number), "its caller waits no longer"
@@ -214,7 +214,7 @@ class LocalWorker:
     def on_refusal(self, peer: int, error: DistError) -> DistError:
         """Return the error for a worker that cannot be reached; note whether it is lost."""
         if isinstance(error, PeerLostError):
-            self.directory.await_loss(peer, NEWS_SECONDS)
+            self.directory.await_loss(peer, LOSS_SECONDS)
             self.lose(peer, f"is gone: {error}")
             return self.directory.lost_error(peer)
         return AuthenticationError(f"{self.directory.describe(peer)} was refused: {error}")

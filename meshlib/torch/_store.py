@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from meshlib._job.current import current_world, find_world
-from meshlib._job.init import init_process_group
+from meshlib._job.starting.init import init_process_group
 from meshlib._job.world import DEFAULT_TIMEOUT, World
 from transport._rendezvous.rank_claims import next_job_part
 from transport._store.base import Store, Value

@@ -18,7 +18,7 @@ FOR_GPUS = [
     ),
     *(path for floor in ("meshlib", "parallel") for path in (ROOT / floor).rglob("*gpu*.py")),
     ROOT / "meshlib" / "_groups" / "nccl_splits.py",
-    ROOT / "meshlib" / "jit" / "_device_buffers.py",
+    ROOT / "meshlib" / "jit" / "_xla" / "device_buffers.py",
 ]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 

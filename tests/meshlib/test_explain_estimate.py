@@ -97,7 +97,7 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train.py", "none.toml"], "none.toml: No such file or directory"),
         (
@@ -112,7 +112,7 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
         (["train.py"], "the following arguments are required: FILE"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, arguments, said):
+def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
     (folder / "empty.py").write_text("def make_step(file, mesh):\n    return lambda: None\n")
     try:
         code = cli.main(["explain", "estimate", *arguments])
@@ -122,7 +122,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, arguments, said
     assert (code, out) == (2, "")
     assert err.startswith("meshlib explain estimate: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
     assert not dist.is_initialized()
 
 

@@ -63,10 +63,10 @@ class Failure:
             for communicator in communicators:
                 if communicator.abort_reason is not None:
                     error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
-            news = state.advance(Lifecycle.BROKEN, error)
-        for tell in state.failure_listeners:
-            tell(error)
-        if news:  # False if this rank and another rank's report both break the group
+            changed = state.advance(Lifecycle.BROKEN, error)
+        for notify in state.failure_listeners:
+            notify(error)
+        if changed:  # False if this rank and another rank's report both break the group
             self._context.log.info("%s is broken: %s", self._members, error)
         self._context.note_failure(error)
         for communicator in communicators:
@@ -81,15 +81,15 @@ class Failure:
                 publish(context.store.with_grace(STORE_SECONDS), Abort.of(self._members.id, error))
             self.fail(error)
 
-    def note_told(self) -> None:
+    def mark_reported(self) -> None:
         """Note that the program has seen the failure, if the group is broken."""
         if self._state.error is not None:
             self._state.retire()
 
-    def told(self, record: Record, error: BaseException) -> BaseException:
+    def reported(self, record: Record, error: BaseException) -> BaseException:
         """Return ``error``; if ``record`` is synchronous, note that the program sees it now."""
         if record.sync:
-            self.note_told()
+            self.mark_reported()
         return error
 
     # ------------------------------------------------------------------ members that leave
@@ -161,7 +161,7 @@ class Failure:
             store = context.store.with_grace(STORE_SECONDS)
             publish(store, Refused(members.id, number, message))
 
-    def hear_refusal(self, refusal: Refused) -> None:
+    def on_refusal(self, refusal: Refused) -> None:
         """Break the group if this rank has made the call of ``refusal``, or as soon as it does."""
         state = self._state
         with state.lock:
@@ -190,13 +190,13 @@ class Failure:
     def _break_by(self, refusal: Refused) -> None:
         self.fail_everywhere(CollectiveMismatchError(refusal.message))
 
-    # ------------------------------------------------------------------ what the user sees
+    # ------------------------------------------------------------------ errors for the user
 
     def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
         """Return the exception that the user gets for ``error``; break the group if needed."""
         state, members = self._state, self._members
         if state.destroyed:
-            if known := state.await_failure(0):  # it was broken, and that is why
+            if known := state.await_failure(0):  # it was broken before
                 return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
         # These errors leave no partial data on the wire, so the group stays usable.
@@ -219,19 +219,23 @@ class Failure:
         self.fail(reporter.explain(record, RankFailedError(left, rank)))
         return error
 
-    def _own(self, error: DistError, told: DistError) -> DistError:
-        """Return the error to raise here for ``error``, if ``told`` is the group's error.
+    def _own(self, error: DistError, reported: DistError) -> DistError:
+        """Return the error to raise here for ``error``, if ``reported`` is the group's error.
 
-        ``told`` may be another rank's report that it lost this rank. Then this rank's own error
+        ``reported`` may be another rank's report that it lost this rank. Then this rank's own error
         explains more.
         """
         rank = self._members.global_rank
-        if not isinstance(told, RankFailedError) or told.rank != rank or str(told) in str(error):
-            return told
+        if (
+            not isinstance(reported, RankFailedError)
+            or reported.rank != rank
+            or str(reported) in str(error)
+        ):
+            return reported
         if isinstance(error, _OF_OTHERS):
-            return told
+            return reported
         own = DistBackendError(f"{self._members} failed on rank {rank}: {error}")
-        own.__cause__ = told
+        own.__cause__ = reported
         return own
 
     def explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
@@ -240,11 +244,11 @@ class Failure:
         ``at_fault`` is the call that failed, if it was another one.
         """
         if known := self._state.await_failure(0):
-            self.note_told()
+            self.mark_reported()
             return known
         if at_fault is not None and at_fault != record.header:
             mine = self._context.recorder.records(self._members.id)
             record = next((r for r in mine if r.header == at_fault), record)
         seen = self.seen_by_user(record, error)
-        self.note_told()
+        self.mark_reported()
         return seen if isinstance(seen, Exception) else error

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from meshlib._launcher.nodes.agents_log import Follower, Leading, SharedLog, Silence
+from meshlib._launcher.nodes.agents_log import SharedLog
 from meshlib._launcher.nodes.continuing import last_members, leader_of
+from meshlib._launcher.nodes.following import Follower, HeartbeatMonitor, Leading
 from meshlib._launcher.nodes.records import (
     LOG,
     AgentLeft,
@@ -58,13 +59,13 @@ class EtcdLog(SharedLog):
                 except DistStoreError as error:
                     if deadline.expired or isinstance(error, RefusedError):
                         raise
-                    self._waiting.tick(time.monotonic(), error)
+                    self._join_notes.tick(time.monotonic(), error)
                     self._closing.wait(_PAUSE_SECONDS)
                     continue
                 if job is not None:
                     self.url = job.url
                     return job
-                self._waiting.tick(time.monotonic())
+                self._join_notes.tick(time.monotonic())
         return None
 
     def _enter(self, root: EtcdStore) -> EtcdStore | None:
@@ -102,7 +103,7 @@ class EtcdLog(SharedLog):
     def _follow(self, store: Store) -> None:
         self._election = LeaderElection(self._options, self._agent, store, self._silence)
         self._follower = Follower(
-            store, self._agent, None, self._hear, self._lose_touch, self._election
+            store, self._agent, None, self._deliver, self._lose_touch, self._election
         )
 
 
@@ -128,7 +129,7 @@ class LeaderElection:
         self._options = options
         self._agent = agent
         self._store = store
-        self._silence = Silence(store, silence)
+        self._heartbeats = HeartbeatMonitor(store, silence)
         self.beat: float = silence / 5
         """The seconds between calls of ``tick``."""
         self._next_look = 0.0
@@ -165,12 +166,12 @@ class LeaderElection:
             return
         self._next_look = time.monotonic() + self.beat
         mine = f"{self._terms.newest + 1} {self._agent}"
-        said = self._store.compare_set(_LEADER, "", mine).decode()
-        term, agent = int(said.split()[0]), said.split()[1]
-        if agent != self._agent and (agent in self._gone or self._silence.of([agent])):
+        held = self._store.compare_set(_LEADER, "", mine).decode()
+        term, agent = int(held.split()[0]), held.split()[1]
+        if agent != self._agent and (agent in self._gone or self._heartbeats.silent([agent])):
             mine = f"{term + 1} {self._agent}"
-            said = self._store.compare_set(_LEADER, said, mine).decode()
-            term, agent = int(said.split()[0]), said.split()[1]
+            held = self._store.compare_set(_LEADER, held, mine).decode()
+            term, agent = int(held.split()[0]), held.split()[1]
         if agent == self._agent and term > self._terms.newest:
             self._store.append(LOG, Leads(agent, term).line())
 
@@ -178,6 +179,6 @@ class LeaderElection:
         leader = leader_of(
             self._options, self._agent, lambda attempt: last_members(self._store, attempt)
         )
-        leading = Leading(leader, self._store, self._agent, self._silence, self._terms.newest)
+        leading = Leading(leader, self._store, self._agent, self._heartbeats, self._terms.newest)
         leading.take_over(self._past)
         return leading

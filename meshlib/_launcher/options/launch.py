@@ -99,7 +99,7 @@ class LaunchOptions:
 
     ``quiet``: another launcher of the job prints the report of its end.
 
-    The ``notes`` say where options come from that were not on the command line. The ``warnings``
+    The ``notes`` name the sources of options that were not on the command line. The ``warnings``
     are printed before anything starts.
 
     After a failure the other ranks end or go on, as ``on_failure`` says. If they go on, up to

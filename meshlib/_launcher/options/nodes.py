@@ -187,8 +187,10 @@ NO_JOB = "none"
 _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
-def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Fill in the options that the command line leaves open; return these and their sources.
+def fill_from_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Fill in, from the engine's variables, the options that the command line leaves open.
+
+    Return notes of these options and their sources.
 
     Raises ValueError (LaunchEnvironmentError) when an engine announces several nodes without a
     meeting point, and when its values would make wrong worlds.

@@ -227,12 +227,12 @@ def read_description(storage: Storage) -> Description:
         document = json.loads(storage.read(DOCUMENT))
         own = document["attributes"]["meshlib"]
         members = document["consolidated_metadata"]["metadata"]
-        told, found = own.pop("crc32c", None), crc32c(_canonical(document))
+        stored, found = own.pop("crc32c", None), crc32c(_canonical(document))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path} is of a Zarr group, but not of a checkpoint") from None
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path} is torn or was changed: {error}") from None
-    if told != found:
+    if stored != found:
         raise CorruptCheckpointError(f"{path} was changed: its checksum is another one")
     if own.get("format") != FORMAT:
         raise CheckpointError(

@@ -45,8 +45,8 @@ class Keeping:
         if self.best is not None:
             # The document is asked each time: another writer may have saved a step anew.
             metrics = {entry: _metric(storage, entry) for entry in complete}
-            told = {entry: metric for entry, metric in metrics.items() if metric is not None}
-            best = sorted(told, key=told.__getitem__, reverse=self.better == "higher")
+            measured = {entry: metric for entry, metric in metrics.items() if metric is not None}
+            best = sorted(measured, key=measured.__getitem__, reverse=self.better == "higher")
             kept += best[: self.best]
         return kept
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from meshlib._calls.future import Future
-from meshlib.rpc._caller import Caller
-from meshlib.rpc._calls import OutgoingCall, RpcFuture, name_of, settle
+from meshlib.rpc._calling.caller import Caller
+from meshlib.rpc._calling.execution import CYCLE_CHECK_SECONDS, CallId, Execution, ServedCall
+from meshlib.rpc._calling.futures import OutgoingCall, RpcFuture, name_of, settle
 from meshlib.rpc._errors import WaitCycleError
-from meshlib.rpc._execution import PATIENCE, CallId, Execution, ServedCall
 from meshlib.rpc._membership.directory import WorkerDirectory
 from transport._errors import DistError
 
@@ -54,12 +54,12 @@ class CycleDetector:
         waiting = [call for call in list(self._execution.calls.values()) if call.waits_for]
         self._followed = {call.id: self._followed.get(call.id, 0.0) for call in waiting}
         for call in waiting:
-            if now - call.waits_since < PATIENCE:
+            if now - call.waits_since < CYCLE_CHECK_SECONDS:
                 continue
             if now - self._followed[call.id] >= _AGAIN_SECONDS:
                 self._followed[call.id] = now
                 self._execution.threads.submit(lambda it=call: self._follow(it))
-        return PATIENCE / 2 if waiting else None
+        return CYCLE_CHECK_SECONDS / 2 if waiting else None
 
     def step(self, call_id: CallId) -> WaitStep | None:
         """Return the wait of a call that is served here; None if it awaits no call or object."""
@@ -93,7 +93,7 @@ class CycleDetector:
         steps: list[WaitStep] = []
         worker, at = me, call_id
         while len(steps) < _MOST_STEPS:
-            found = self.step(at) if worker == me else self._ask(worker, at)
+            found = self.step(at) if worker == me else self._query(worker, at)
             if found is None:
                 return None
             steps.append(found)
@@ -104,10 +104,10 @@ class CycleDetector:
                 return None  # a cycle of other workers, which find it themselves
         return None
 
-    def _ask(self, worker: int, call_id: CallId) -> WaitStep | None:
+    def _query(self, worker: int, call_id: CallId) -> WaitStep | None:
         self._caller.connect(worker, _STEP_SECONDS)
-        said: Any = self._caller.ask(worker, "waits", call_id, seconds=_STEP_SECONDS).wait()
-        return None if said is None else WaitStep(*said)
+        answer: Any = self._caller.query(worker, "waits", call_id, seconds=_STEP_SECONDS).wait()
+        return None if answer is None else WaitStep(*answer)
 
     def _break(self, awaited: Future[Any] | None, steps: list[WaitStep]) -> None:
         rows = [

@@ -23,7 +23,7 @@ class TimerThread:
         self._work: Callable[[], float] = lambda: math.inf
         self._due = math.inf
         self._lock = threading.Lock()
-        self._asked = self._closed = False
+        self._notified = self._closed = False
         self._wakeup: Wakeup | None = Wakeup()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -41,7 +41,7 @@ class TimerThread:
 
     def notify(self) -> None:
         """Let ``work`` be called now. It takes no lock, so ``__del__`` may call it."""
-        self._asked = True
+        self._notified = True
         self._wake()
 
     def _wake(self) -> None:
@@ -67,10 +67,10 @@ class TimerThread:
             left = self._due - time.monotonic()
             poll.poll(min(max(left, 0.0), LONGEST_WAIT) * 1000)
             wakeup.clear()
-            asked, self._asked = self._asked, False
+            notified, self._notified = self._notified, False
             if self._closed:
                 return
-            if not asked and time.monotonic() < self._due:
+            if not notified and time.monotonic() < self._due:
                 continue
             self._due = math.inf
             moment = self._work()

@@ -45,7 +45,7 @@ class OwnedObject:
         """True if its creator's request has arrived."""
         self.counts: Counter[tuple[int, int]] = Counter()
         """The number of references, by giver and holder."""
-        self.asked: set[int] = set()
+        self.queried: set[int] = set()
         """The dead workers about which the others are asked."""
         self.awaited: set[tuple[int, int]] = set()
         """The missing answers, as pairs: the dead worker, and the worker that has to answer."""
@@ -156,9 +156,9 @@ class ReferenceCounts:
 
     def _inquire(self, oid: ObjectId, found: OwnedObject, giver: int) -> None:
         """Queue questions to all other workers about their references from the dead ``giver``."""
-        if giver in found.asked:
+        if giver in found.queried:
             return
-        found.asked.add(giver)
+        found.queried.add(giver)
         for worker in range(self._size):
             if worker not in self._dead:
                 found.awaited.add((giver, worker))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from meshlib._calls.future import Future, block
-from meshlib.rpc._calls import OutgoingCall, polled, seconds_of
+from meshlib.rpc._calling.futures import OutgoingCall, polled, seconds_of
+from meshlib.rpc._calling.serving import Later
 from meshlib.rpc._errors import RemoteTraceback, describe, without_frames
 from meshlib.rpc._membership.directory import WorkerInfo
 from meshlib.rpc._references.counting import ObjectId
-from meshlib.rpc._serving import Later
 from meshlib.rpc._worker import LocalWorker, current_worker
 from meshlib.rpc.functions import future_of, is_async
 from transport._waiting.deadline import Timeout

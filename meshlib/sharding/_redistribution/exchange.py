@@ -163,8 +163,8 @@ class ExchangeCall:
         else:
             out = [None if p == own and not gaps else members.sent(own, p) for p in peers]
             self._out = [message(box, local, before) for box in out]
-        come = [None if p == own and not gaps else members.sent(p, own) for p in peers]
-        self._in = [message(box, result, after) for box in come]
+        received = [None if p == own and not gaps else members.sent(p, own) for p in peers]
+        self._in = [message(box, result, after) for box in received]
         return rounds
 
     def pack(self, number: int) -> None:

@@ -264,9 +264,9 @@ def _check_ops(plan: Plan) -> None:
 def _fingerprint(step: PlanStep, shape: tuple[int, ...]) -> int:
     """Return a number from 1 to 2**32 - 1 by which members detect different redistributions."""
     source, target = step.source, step.target
-    told = (shape, source.mesh.shape, source.dims, source.partial_dims)
-    told += (target.mesh.shape, target.dims, target.partial_dims)
-    return crc32(repr(told).encode()) or 1
+    plan_key = (shape, source.mesh.shape, source.dims, source.partial_dims)
+    plan_key += (target.mesh.shape, target.dims, target.partial_dims)
+    return crc32(repr(plan_key).encode()) or 1
 
 
 def _given(value: Array | None) -> Value:

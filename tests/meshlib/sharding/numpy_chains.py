@@ -116,13 +116,13 @@ class Chain:
 
     # ------------------------------------------------------------------ comparison
 
-    def check(self, function, *arguments, told=None, exact=True):
+    def check(self, function, *arguments, label=None, exact=True):
         """Compare ``function`` of pairs (a DArray or any value, the same in NumPy).
 
         ``exact``: of each element alone, so that not even the sign of a zero differs.
         """
         here, there = [a for a, _ in arguments], [b for _, b in arguments]
-        text = f"{told or getattr(function, '__name__', function)} of {here}"
+        text = f"{label or getattr(function, '__name__', function)} of {here}"
         expected, failure = _outcome(function, there)
         result, refusal = _outcome(function, here)
         self.compared += 1
