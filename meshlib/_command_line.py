@@ -20,7 +20,7 @@ _MISSING = "the following arguments are required"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, which says what a misspelt option may mean."""
+    """An ArgumentParser with errors of one line, which suggest the option that was meant."""
 
     _given: Sequence[str] = ()
 
@@ -50,7 +50,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def print_result(prog: str, make: Callable[[], str]) -> int:
-    """Print what ``make()`` returns, or its error in one line; return the exit code.
+    """Print the result of ``make()``, or its error in one line; return the exit code.
 
     Wrong input is ValueError, OSError or ImportError.
     """
@@ -109,7 +109,7 @@ def end_quietly(run: Callable[[], int]) -> int:
 
 
 def reader_is_gone(descriptor: int) -> bool:
-    """Return whether nobody reads any more what is written to ``descriptor``."""
+    """Return whether the reader of ``descriptor`` is gone."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""What is in the distributions, with a compiled core and without one. Needs no network."""
+"""The contents of the distributions, with a compiled core and without one. Needs no network."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def wheel_facts(wheel):
 
 
 def loaded(path, **environment):
-    """What ``transport._native`` in a fresh process has: a core? why not? Or an error."""
+    """The core that ``transport._native`` has in a fresh process, or the reason for none."""
     program = "from transport._native import core, why_not; print(core is not None, why_not)"
     result = subprocess.run(
         [sys.executable, "-c", program],

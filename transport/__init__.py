@@ -1,4 +1,4 @@
-"""Moving bytes between ranks: what a transport of one's own is made of.
+"""Moving bytes between ranks: the parts of a transport of your own.
 
 ``_HOMES`` lists the public names; docs/inside/adding-a-transport.md explains them. Each is
 imported at its first use (PEP 562): the launcher is built on this package, too, and does without

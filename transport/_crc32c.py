@@ -30,7 +30,7 @@ class Crc32c(Protocol):
     """``crc32c(data, crc=0)``."""
 
     def __call__(self, data: Any, crc: int = 0, /) -> int:
-        """Return the CRC-32C of ``data``, a buffer; ``crc`` is that of what comes before it."""
+        """Return the CRC-32C of ``data``, a buffer; ``crc`` is that of the bytes before it."""
         ...
 
 

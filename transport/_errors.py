@@ -113,8 +113,7 @@ class CollectiveMismatchError(DistBackendError):
 
 
 class CollectiveTimeoutError(DistBackendError, TimeoutError):
-    """A call passed its deadline; the message names which ranks are missing and where each rank
-    stands."""
+    """A call passed its deadline; the message names the missing ranks and each rank's state."""
 
 
 class RankFailedError(DistBackendError):

@@ -42,9 +42,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links between files of the repository into links between those of the site.
+    """Turn links between files of the repository into links between pages of the site.
 
-    A link to a folder, which is no page, becomes its text.
+    A link to a folder, which is not a page, becomes its text.
     """
     here = page.file.src_uri
 

@@ -76,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     config = Config(args.config)
     jax.config.update("jax_enable_x64", config.run.dtype == "float64")
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     losses = train(Trainer(config, mesh), args.checkpoints or config.run.folder, args.stop_after)
     first = dist.get_rank() == 0
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Checks of what users pass to collectives: each failure names the argument and both values."""
+"""Checks of the arguments of collectives: each failure names the argument and both values."""
 
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ def split_by_rows(
 ) -> list[Flat]:
     """Return a view for each member: ``sizes`` counts rows of dim 0; None means equal parts.
 
-    Raises ValueError when the sizes do not add up to dim 0, or dim 0 cannot be divided, TypeError
-    for sizes that are no whole numbers.
+    Raises ValueError if the sizes do not add up to dim 0, or dim 0 cannot be divided. Raises
+    TypeError for sizes that are not integers.
     """
     rows = x.shape[0] if x.shape else 1
     counts = [] if sizes is None else to_whole_numbers(sizes, sizes_name)

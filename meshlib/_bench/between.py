@@ -1,4 +1,4 @@
-"""``meshlib bench --between``: what the network between hosts is like, and what calls take on it.
+"""``meshlib bench --between``: measures the network between hosts, and predicts calls on it.
 
 Run by each rank of a job that a launcher has started on the hosts in question. Rank 0 prints. The
 hosts' clocks are compared first: a call begins at a moment that rank 0 sets, and ends when the last
@@ -51,7 +51,7 @@ class Row:
 
 
 def run_between(args: argparse.Namespace) -> None:
-    """Measure what ``args`` (of ``meshlib bench``) say on the ranks of this job.
+    """Run the measurement of ``args`` (of ``meshlib bench``) on the ranks of this job.
 
     Raises ValueError when this is not a rank of a job, or a peer was asked for that is not Gloo,
     BenchmarkError for a wrong result.
@@ -71,7 +71,7 @@ def run_between(args: argparse.Namespace) -> None:
 
 
 class Between:
-    """One rank's part of the measurement; ``host`` is what tells its host from the others."""
+    """One rank's part of the measurement; ``host`` identifies its host."""
 
     def __init__(self, dist: Any, args: argparse.Namespace, host: str) -> None:
         self._dist = dist

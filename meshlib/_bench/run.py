@@ -26,7 +26,7 @@ _MOST_IN_A_TURN = 50
 _KEPT_SHARE, _LARGEST_SHARE = 0.25, 0.6
 
 Progress = Callable[[str, float], None]
-"""Told what is being done, and the share that is done."""
+"""Called with the current measurement, and the share that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _median(rounds: Sequence[Sequence[float]]) -> float:
 
 
 class WrongResultError(BenchmarkError):
-    """A library's result was not what it should be."""
+    """A library's result was wrong."""
 
 
 @dataclass(slots=True)

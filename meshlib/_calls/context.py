@@ -1,4 +1,4 @@
-"""``RankContext``: what a group needs of the rank that makes its calls."""
+"""``RankContext``: the parts of a rank that its groups use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RankContext(Protocol):
     recorder: FlightRecorder
     log: RankLog
     observers: dict[str, Observer]
-    """By the id of the group on whose behalf they look."""
+    """By the id of the group that they work for."""
 
     def make_communicator(self, members: Members, device: str, /) -> Communicator:
         """Make the communicator of ``members`` for arrays on ``device``."""
@@ -37,5 +37,5 @@ class RankContext(Protocol):
         ...
 
     def note_failure(self, error: DistError, /) -> None:
-        """Keep for later what broke a group."""
+        """Keep the error that broke a group for later."""
         ...

@@ -22,12 +22,12 @@ class FastPath(Protocol):
     """Numbers and records the usual calls of a group in compiled code, as ``CallQueue`` would.
     Where the ranks share memory it makes collectives and messages of NumPy arrays, too.
 
-    ``CallQueue`` goes on with a call that has to wait long or goes wrong, and raises as ever.
-    NotImplemented stands for an unusual call: nothing has happened then.
+    ``CallQueue`` continues a call that has to wait long or fails, and raises its errors.
+    NotImplemented means an unusual call, of which nothing has been done.
     """
 
     checked: bool
-    """Set to False to measure what recording and comparing cost. For nothing else."""
+    """Set to False only to measure the cost of recording and comparing."""
     met: bool
     """True if it takes collectives: those before the members have met are left to Python."""
 

@@ -29,7 +29,7 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 
 
 class End(Protocol):
-    """The end of what a device still has to do: a ``Completion``, or several."""
+    """The end of work that a device still has to do: a ``Completion``, or several."""
 
     def done(self) -> bool:
         """True if it has come."""
@@ -337,7 +337,7 @@ class Future(Generic[T]):
 
 
 def _stream_of_this_thread() -> ContinuationStream | None:
-    """Return the stream in whose task the calling thread is."""
+    """Return the stream whose task the calling thread is running."""
     stream = getattr(threading.current_thread(), "stream", None)
     return stream if isinstance(stream, ContinuationStream) else None
 

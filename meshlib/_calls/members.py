@@ -79,7 +79,7 @@ class Members:
         return places.index(global_rank) if global_rank in places else None
 
     def places_of(self, global_ranks: Iterable[int]) -> Set[int]:
-        """Return the places of those of ``global_ranks`` that are members."""
+        """Return the places of the members among ``global_ranks``."""
         wanted = frozenset(global_ranks)
         if not wanted:
             return wanted

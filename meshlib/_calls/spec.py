@@ -1,4 +1,4 @@
-"""``CallSpec``: what a call is, in one value and one order of its fields."""
+"""``CallSpec``: the description of a call, as one value."""
 
 from __future__ import annotations
 

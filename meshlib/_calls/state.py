@@ -48,7 +48,7 @@ class GroupState:
         self.error: DistError | None = None
         """The error that broke the group. Copies are raised: each thread adds its traceback."""
         self.failure_listeners: list[Callable[[DistError], object]] = []
-        """Called with what broke the group, whenever it is said."""
+        """Called with the error whenever the group is reported broken."""
         self.departures: tuple[Departures, ...] = ()
         """The ranks that have left the job in good order: members, and others."""
         self.absent: tuple[int, ...] = ()
@@ -103,8 +103,8 @@ class GroupState:
     def advance(self, to: Lifecycle, error: DistError | None = None) -> bool:
         """Advance to the phase ``to``, never back; return whether the phase or the error changed.
 
-        With ``lock``. ``error`` is what broke the group: the first one stays, also where it comes
-        after the group was closed.
+        The caller holds ``lock``. ``error`` is the error that broke the group. The first one stays,
+        even if it comes after the group was closed.
         """
         changed = to > self.lifecycle or (error is not None and self.error is None)
         self.lifecycle = max(to, self.lifecycle)

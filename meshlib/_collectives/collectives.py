@@ -117,7 +117,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
     def monitored_barrier(
         self, timeout: Timeout | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return when every member has called; past ``timeout`` say who has not.
+        """Return when every member has called; past ``timeout`` name the missing ranks.
 
         Args:
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
@@ -128,8 +128,8 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names all who have not
-                arrived, and where each stands.
+            CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
+                and the state of each rank.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         call_queue = self._call_queue

@@ -413,7 +413,7 @@ def _all_gather(
 
 
 def _reduce_scatter(out: AdaptedArray, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
-    """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
+    """Reduce the members' ``flats``; ``out`` gets this member's part."""
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.reduce_scatter(call, out.flat, flats, op)

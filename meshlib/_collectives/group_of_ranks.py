@@ -50,8 +50,8 @@ class GroupOfRanks:
         timeout: Timeout | None,
         listed: bool | None = None,
     ) -> Any:
-        """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
-        them; see ``CallQueue.issue``. None on a rank outside the group.
+        """Make the collective that ``prepare(*arguments)`` returns; see ``CallQueue.issue``. None
+        on a rank outside the group. ``prepare`` raises the errors of wrong arguments.
 
         ``listed``: see ``FastPath.make``; None if that does not know the arguments.
         """

@@ -93,8 +93,8 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank outside
-            the group.
+            A ``Work``, whose ``wait()`` raises the errors of the call; None on a rank outside the
+            group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -110,7 +110,7 @@ class PointToPoint(GroupOfRanks):
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> int:
-        """Receive into ``tensor`` what one member sends.
+        """Receive a message from one member into ``tensor``.
 
         Args:
             tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
@@ -147,7 +147,7 @@ class PointToPoint(GroupOfRanks):
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> Work[A]:
-        """Begin to receive into ``tensor`` what one member sends.
+        """Begin to receive a message from one member into ``tensor``.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -161,9 +161,9 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` is read-only (JAX),
-            ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the way. None on
-            a rank outside the group.
+            A ``Work``. Its ``result()`` is the array, or a new one if ``tensor`` is read-only
+            (JAX). Its ``source_rank()`` is the sender, and its ``wait()`` raises the errors of the
+            call. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.

@@ -240,7 +240,7 @@ def _tangle_of(
 
 
 def _read(store: Store, ranks: Collection[int]) -> dict[int, CallStatus]:
-    """Return the statuses that those of ``ranks`` have posted which are blocked."""
+    """Return the posted statuses of the blocked ranks among ``ranks``."""
     texts = store.multi_get([status_key(rank) for rank in ranks])
     pairs = zip(ranks, texts, strict=True)
     return {rank: CallStatus.unpack(text) for rank, text in pairs if text}

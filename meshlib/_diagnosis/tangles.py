@@ -1,4 +1,4 @@
-"""The calls in which ranks are blocked, and the ranks that wait for each other in a circle."""
+"""The calls in which ranks are blocked, and the cycles of ranks that wait for each other."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _ERRORS: dict[str, type[DistError]] = {
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of a log; ``kind`` tells what it is."""
+    """One line of a log; ``kind`` is its kind."""
 
     kind: ClassVar[str]
 
@@ -224,7 +224,7 @@ class Departures:
         return self._chains.get(group, {})
 
     def without(self, group: str) -> frozenset[int]:
-        """Return those of them that have made no call on ``group``."""
+        """Return the ranks among them without a call on ``group``."""
         return self._strangers.get(group, self.ranks)
 
 

@@ -77,7 +77,7 @@ def register_log(store: Store) -> None:
 
 
 def ended_ranks(store: Store, attempt: str) -> list[int]:
-    """Return the ranks whose programs have ended well, as far as a launcher has published them."""
+    """Return the ranks whose programs have ended well, according to the launchers."""
     store = underlying(store)
     key = f"{ENDED}/{attempt}"
     return [int(line) for line in store.get(key).split()] if store.check([key]) else []

@@ -21,12 +21,12 @@ from meshlib._recording.recorder import Record
 from meshlib._trace import GroupInfo
 
 Step = Callable[[], Mapping[str, Any]]
-"""Does one step, and returns what this rank holds at its end: nested arrays, by what they are."""
+"""Does one step, and returns the arrays that this rank holds at its end, nested by purpose."""
 MakeStep = Callable[[Path, DeviceMesh], Step]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says which program, what it runs, on which mesh, and which rank."""
+    """Add the arguments for the program, the mesh and the rank."""
     parser.add_argument(
         "program",
         type=Path,
@@ -68,7 +68,7 @@ def _make_step_of(program: Path) -> MakeStep:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory (bytes) of a step by what it is for, and the rank's calls."""
+    """The memory (bytes) of a step by purpose, and the rank's calls."""
 
     memory: Mapping[str, int]
     calls: Sequence[CountedCalls]
@@ -168,7 +168,7 @@ class _JaxMemory:
         self._most = 0
 
     def at_call(self, _name: str) -> AbstractContextManager[None]:
-        """Look at what is alive: ``Recorder.annotate``."""
+        """Measure the live memory at each call: for ``Recorder.annotate``."""
         alive = {x.unsafe_buffer_pointer(): x.nbytes for x in self._jax.live_arrays()}
         self._most = max(self._most, sum(alive.values()))
         return nullcontext()

@@ -1,4 +1,4 @@
-"""Backend names: what ``init_process_group(backend=…)`` accepts, and what each device gets."""
+"""Backend names: the values of ``init_process_group(backend=…)``, and each device's backend."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def parse_backend(backend: str | None) -> dict[str, str]:
 
 
 def is_fake(chosen: Mapping[str, str]) -> bool:
-    """Return whether the backends ``chosen`` are those of a rank alone."""
+    """Return whether the backends ``chosen`` are for a rank alone."""
     return FAKE in chosen.values()
 
 
@@ -149,7 +149,7 @@ def make_device_communicator(membership: Membership, name: str, cpu: str | None)
     """Make the communicator of the backend ``name``, for arrays on a GPU.
 
     ``cpu`` is the group's backend for the CPU, or None. The communicator takes ``DeviceFlat``,
-    which is what the adapter makes of arrays on a GPU.
+    as the adapter makes them of arrays on a GPU.
     """
     factory: Any = backends.lookup(name).load()
     if name in _WITH_CPU and cpu is not None:

@@ -1,4 +1,4 @@
-"""``ProcessGroup``: a set of ranks, and what they do together."""
+"""``ProcessGroup``: a set of ranks and its collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transport._waiting.deadline import Timeout
 
 
 class ProcessGroup(Collectives):
-    """A set of ranks, and what they do together.
+    """A set of ranks, and its collectives.
 
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
     is not a member, ``rank()`` is -1 and every call returns None.

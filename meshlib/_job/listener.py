@@ -1,4 +1,4 @@
-"""``FailureListener``: acts on what the job's log says of other ranks."""
+"""``FailureListener``: handles the job's log entries about other ranks."""
 
 from __future__ import annotations
 

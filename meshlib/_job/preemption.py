@@ -13,7 +13,7 @@ from meshlib._job.world import World
 from transport._checks import to_whole_number
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals by which engines and launchers say that a job will have to end."""
+"""The signals by which engines and launchers announce the end of a job."""
 
 
 def should_stop(step: int) -> bool:

@@ -1,4 +1,4 @@
-"""``GroupRegistry``: the groups that one rank has made, by their ids, and what ended them."""
+"""``GroupRegistry``: the groups that one rank has made, by their ids, and how they ended."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class GroupRegistry:
             return list(self._groups.values())
 
     def queues(self) -> list[CallQueue]:
-        """Return the call queues of the groups, that of the default group first."""
+        """Return the call queues of the groups, the default group's first."""
         return [call_queue_of(group) for group in self.all()]
 
     def forget(self, group: ProcessGroup) -> None:
@@ -260,7 +260,7 @@ class GroupRegistry:
             queue.failure.on_refusal(refusal)
 
     def lose(self, rank: int, error: DistError) -> None:
-        """Break the groups of ``rank``, whose loss ``membership`` has noted."""
+        """Break the groups of the lost ``rank``, which ``membership`` has noted."""
         for queue in self.queues():
             if rank in queue.ranks:
                 queue.failure.fail(error)

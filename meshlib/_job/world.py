@@ -61,7 +61,7 @@ _IN_A_FORK = (
 
 
 class _EnteredMeshes(threading.local):
-    """The meshes whose ``with`` blocks each thread is in, the innermost last."""
+    """The meshes of the calling thread's ``with`` blocks, the innermost last."""
 
     def __init__(self) -> None:
         self.meshes: list[Any] = []

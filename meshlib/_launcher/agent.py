@@ -347,7 +347,7 @@ class Agent:
         return 128 + number
 
     def _abandon(self) -> None:
-        """Kill what runs, on the way out after an error of the launcher itself."""
+        """Kill all ranks after an error of the launcher itself."""
         group, self._group = self._group, None
         if group is not None:
             group.signal(signal.SIGKILL)

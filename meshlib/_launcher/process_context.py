@@ -111,7 +111,7 @@ class ProcessContext:
         self.close()
 
     def _look(self) -> list[_SpawnedRank]:
-        """Tell the other ranks what has happened to some; return those that have not ended."""
+        """Report failed ranks to the others; return the ranks that have not ended."""
         for rank in self._ranks:
             ended = rank.collect()
             if rank.has_failed():
@@ -182,7 +182,7 @@ class _SpawnedRank(RankWorker):
 
 
 class _SpawnedProcess:
-    """A process of multiprocessing's, with what a ``RankWorker`` uses of ``subprocess.Popen``."""
+    """A multiprocessing process with the part of ``Popen``'s interface that ``RankWorker`` uses."""
 
     def __init__(self, child: SpawnProcess) -> None:
         self._child = child

@@ -98,10 +98,10 @@ class MeshConfig:
 
     @classmethod
     def parse(cls, text: str) -> MeshConfig:
-        """Return the mesh of a file if ``text`` ends as one does, else that of the text itself.
+        """Return the mesh in the file ``text`` if that has a file's suffix, else in the text.
 
-        The text is ``"dp=2,tp=2"`` or what ``to_text`` returned. Raises what ``load``,
-        ``from_dict`` and ``from_string`` raise.
+        The text is ``"dp=2,tp=2"`` or a result of ``to_text``. Raises the errors of ``load``,
+        ``from_dict`` and ``from_string``.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"text is {text!r}; expected the name of a file, or 'dp=2,tp=2'")
@@ -126,7 +126,7 @@ class MeshConfig:
         )
 
     def to_text(self) -> str:
-        """Return a line from which ``parse`` makes an equal config: ``dp=2,tp=2``, or JSON.
+        """Return a line that ``parse`` reads as an equal config: ``dp=2,tp=2``, or JSON.
 
         So it is handed to ranks, who need not read (and might find changed) the file.
         """

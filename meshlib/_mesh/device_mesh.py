@@ -195,7 +195,7 @@ class DeviceMesh(MeshOfNeighbours):
         Raises:
             MeshDimError: For a ``dim`` that is not there.
             ValueError: When no coordinate of ``dim`` would be left.
-            TypeError: For ranks that are no whole numbers.
+            TypeError: For ranks that are not integers.
         """
         axis = self._position(dim)
         whole = self.slices()
@@ -236,7 +236,7 @@ class DeviceMesh(MeshOfNeighbours):
             return None  # of parts of dims, or of others
 
     def __repr__(self) -> str:
-        """Return names, sizes and ranks: those of this rank's slice, or of the first one."""
+        """Return names, sizes and ranks of this rank's slice, or of the first slice."""
         head = f"DeviceMesh({self.device_type}, {self.described()}"
         world = find_world()
         number = None if world is None else self._ranks.number_of(world.rank)
@@ -422,7 +422,7 @@ class DeviceMesh(MeshOfNeighbours):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Make what was the thread's ``current_mesh()`` before the block be it again."""
+        """Restore the thread's ``current_mesh()`` from before the block."""
         world = find_world()
         # The job may have ended inside the block, and its meshes with it.
         entered = [] if world is None else world.entered.meshes

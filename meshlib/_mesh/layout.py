@@ -201,7 +201,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of coordinates, which is that of indices."""
+        """The number of coordinates, and of indices."""
         return math.prod(self.shape)
 
     def index(self, coordinates: Sequence[int]) -> int:
@@ -300,7 +300,7 @@ class Layout:
         )
 
     def complement(self, size: int) -> Layout:
-        """Return the layout of what this one leaves out of ``size`` indices, from 0, row-major.
+        """Return the layout of the indices below ``size`` that this one leaves out, row-major.
 
         Each index below ``size`` is then the sum of one index of the complement and one of this
         layout (without its origin), in one way only. So the complement counts the copies of this

@@ -122,7 +122,7 @@ def make_dims(
 ) -> tuple[MeshDim, ...]:
     """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim.
 
-    Raises ValueError for overrides that are no dict, and for wrong options in them.
+    Raises ValueError for overrides that are not a dict, and for wrong options in them.
     """
     compressed = _by_position(names, compress, "compress")
     backends = _by_position(names, backend_override, "backend_override")

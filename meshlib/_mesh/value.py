@@ -36,7 +36,7 @@ M = TypeVar("M", bound="MeshValue")
 
 
 class MeshValue:
-    """Ranks in named dims, as an immutable value; ``DeviceMesh`` adds what a job adds.
+    """Ranks in named dims, as an immutable value; ``DeviceMesh`` adds groups of a job.
 
     Equality and hash are those of the ranks' arrangement, the dims' names and the device type.
     Each operation on dims gives a mesh again, whose slices are again over the same ranks.

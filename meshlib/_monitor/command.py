@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code (2 when there is no such job)."""
     parser = OneLineParser(
         prog="meshlib top",
-        description="Show a running job: its ranks on the mesh, who waits for whom, step times and"
+        description="Show a running job: its ranks on the mesh, the ranks that wait, step times and"
         " bytes a second by mesh dim, and the calls under way. q ends it, not the job.",
     )
     parser.add_argument(

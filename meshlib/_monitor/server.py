@@ -40,7 +40,7 @@ _JSON = "application/json"
 
 
 class PageServer:
-    """Serves the page of what ``watch`` sees at ``host`` and ``port`` (0: any), until ``close``.
+    """Serves the page about ``watch``'s job at ``host`` and ``port`` (0: any), until ``close``.
 
     Raises OSError when it cannot listen there.
     """
@@ -89,7 +89,7 @@ class _JobPageServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without asking what the address is called, which may take long."""
+        """Bind, without looking up the address's name, which may take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 

@@ -67,7 +67,7 @@ class JobWatch:
             return use(self._view)
 
     def look(self) -> None:
-        """Read what is new. Raises DistStoreError when the store cannot be reached."""
+        """Read the new entries. Raises DistStoreError if the store cannot be reached."""
         now = time.time()
         names = [name for name in self._logs.read(0.0) if name]
         if names and (self._log is None or names[-1] != self._log.name):

@@ -1,4 +1,4 @@
-"""A job in words and plain values: one sentence, and what pages and terminals draw."""
+"""A job as text and plain values: a headline, and the data for pages and terminals."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the rank to what the caller passes as ``extra``."""
+        """Add the rank to the caller's ``extra``."""
         kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         return msg, kwargs
 

@@ -154,7 +154,7 @@ Annotate = Callable[[str], AbstractContextManager[object]]
 
 
 class _CallRing:
-    """The last ``capacity`` calls, whose records are of ``type_``. The compiled core has the same.
+    """The last ``capacity`` calls, in records of ``type_``. The compiled core has the same.
 
     ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
     calls, by the thread's number; each of ``followers`` gets every record.

@@ -34,7 +34,7 @@ Measure = Callable[[str, int], TuningResults]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what ``argv`` says, write the table, and return an exit code."""
+    """Run the measurement of ``argv``, write the table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
     try:
         with args.output.open("a"):  # before minutes are spent on what cannot be written
@@ -55,8 +55,8 @@ def tune(
     measure: Measure,
     progress: Callable[[str], None],
 ) -> Tuning:
-    """Return what ``measure(transport, ranks)`` finds for all of them. The cost is that among the
-    fewest ranks, where nobody waits for a processor.
+    """Return the results of ``measure(transport, ranks)`` for all of them. The cost is measured
+    among the fewest ranks, none of which waits for a processor.
     """
     found: dict[str, TransportTuning] = {}
     for transport in transports:

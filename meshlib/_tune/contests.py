@@ -67,4 +67,4 @@ LARGE_BYTES = 16 * MIB
 SEGMENTS: tuple[int, ...] = (128 * KIB, 256 * KIB, 512 * KIB, MIB)
 """The values of ``segment`` that are tried on ``LARGE_BYTES``."""
 EXCHANGED = (8, KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
-"""Sizes from which the costs of a frame and of a byte are derived."""
+"""The sizes to measure for the costs of a frame and of a byte."""

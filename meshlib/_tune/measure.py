@@ -89,7 +89,7 @@ class TransportBenchmark:
         return crossover(contest.sizes, below, above)
 
     def _decide_large(self, table: Thresholds) -> Thresholds:
-        """Choose what matters for large data alone."""
+        """Choose the thresholds for large data only."""
         pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
         halving = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
@@ -155,7 +155,7 @@ def _exchange_cost(issuer: CallIssuer, communicator: LinkCommunicator) -> tuple[
 
 
 def _gamma() -> float:
-    """Return the seconds in which a byte of float32 is added to another, out of the caches' way."""
+    """Return the seconds to add a byte of float32 to another, for arrays larger than the caches."""
     lower, upper = np.ones(_GAMMA_BYTES // 4, np.float32), np.ones(_GAMMA_BYTES // 4, np.float32)
     seconds: list[float] = []
     for _ in range(50):
@@ -166,13 +166,13 @@ def _gamma() -> float:
 
 
 def measure(transport: str) -> TuningResults:
-    """Measure among all ranks of the job, of which this is one."""
+    """Measure among all ranks of the job; every rank calls it."""
     bench = TransportBenchmark(transport)
     return TuningResults(bench.cost(), bench.thresholds())
 
 
 def run(rank: int, transport: str, path: str) -> None:
-    """Be a rank that ``meshlib.spawn`` started; rank 0 writes what was found to ``path``."""
+    """Run as a rank that ``meshlib.spawn`` started; rank 0 writes the results to ``path``."""
     init_process_group("tcp")
     found = measure(transport)
     if rank == 0:

@@ -74,7 +74,7 @@ def _find_together(participants: Participants, path: Any, step: Any) -> Descript
 
 
 class ChunkReader:
-    """Reads parts of arrays. Whole chunks are read and checked; without ``verify`` what is needed.
+    """Reads parts of arrays. Reads and checks whole chunks; without ``verify`` only needed parts.
 
     ``bytes_read`` counts.
     """
@@ -169,7 +169,7 @@ class ChunkReader:
             )
 
     def check(self, name: str) -> Iterator[CorruptCheckpointError]:
-        """Read all of an array; yield what is wrong with each of its chunks."""
+        """Read all of an array; yield the error of each damaged chunk."""
         grid = self._found.grids[name]
         for index in grid.all_chunks():
             try:

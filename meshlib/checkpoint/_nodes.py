@@ -1,4 +1,4 @@
-"""A tree as JSON: its nodes, and what they stand for.
+"""A tree as JSON: its nodes, and the values that they encode.
 
 A value of the usual kinds is itself; everything else is an object of one member that says what it
 is: ``{"dict": [[key, node], ...]}``, ``{"array": "model/weight"}``, ``{"float": "nan"}``.

@@ -36,7 +36,7 @@ Room = npt.NDArray[np.uint8]
 
 @dataclass
 class ChunkWrite:
-    """A chunk that this rank writes: what of it lies in the array, as a view or a copy."""
+    """A chunk that this rank writes: its part in the array, as a view or a copy."""
 
     array: str
     index: Index

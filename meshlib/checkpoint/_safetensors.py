@@ -148,7 +148,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def _replace(top: Path, files: Sequence[str]) -> None:
-    """Put what was written in the place of what an earlier export has left.
+    """Replace the files of an earlier export by the written ones.
 
     At any moment what can be read is of one export: the old one, the new one, or none.
     """

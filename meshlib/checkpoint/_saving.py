@@ -101,7 +101,7 @@ class Save:
             self._wrong = self._wrong or error
 
     def detach(self, room: Room | None) -> Room | None:
-        """Copy what is to be written, so that the state may change; return the memory of it.
+        """Copy the data to write, so that the state may change; return the memory of the copy.
 
         That is ``room`` if it is large enough. What goes wrong ``write`` raises.
         """
@@ -175,7 +175,7 @@ class Save:
             raise
 
     def _give_up(self, error: BaseException) -> None:
-        """Remove what there is of it, on the first rank, and what other jobs have left."""
+        """On the first rank, remove its files and the leftovers of other jobs."""
         if self._entry is None or not self._participants.is_first:
             return
         entry, storage = self._entry, self._storage

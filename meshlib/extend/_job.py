@@ -76,7 +76,7 @@ class Job:
         Raises:
             ValueError: For ranks that are not in the present epoch, or there twice, and for an
                 unknown backend.
-            TypeError: For ranks that are no whole numbers.
+            TypeError: For ranks that are not integers.
         """
         return self._world.registry.new_group(
             ranks, backend=backend, timeout=timeout, desc=desc, sort=False, compression=compression

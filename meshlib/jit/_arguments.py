@@ -111,7 +111,7 @@ def is_tree(x: Any) -> bool:
 
 
 def in_one_call(call: Callable[[jax.Array], jax.Array], tree: Any, group: Group) -> Any:
-    """Return ``call`` of the tree's leaves, those of one dtype joined, in their places."""
+    """Apply ``call`` to the tree's leaves, with leaves of one dtype joined."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = [prepare(leaf, group)[0] for leaf in leaves]
     by_dtype: dict[Any, list[int]] = {}

@@ -54,7 +54,7 @@ class InJit(ABC):
     """
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Return the result's shape and dtype for those of the operand: by default the same."""
+        """Return the result's shape and dtype: by default the operand's."""
         return x
 
     def returned(self, x: jax.Array) -> jax.Array:

@@ -170,7 +170,7 @@ def all_to_all(
     concat_axis: int = 0,
     tiled: bool = False,
 ) -> jax.Array:
-    """Send part i of ``x`` along ``split_axis`` to member i; join what comes along ``concat_axis``.
+    """Send part i of ``x`` along ``split_axis`` to member i; join them along ``concat_axis``.
 
     ``split_axis`` has one entry for each member and goes away, and ``concat_axis`` is a new one;
     if ``tiled``, the one is divided and the other multiplied by their number. As

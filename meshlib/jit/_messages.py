@@ -1,4 +1,4 @@
-"""Messages between two members inside ``jax.jit``, and those of their derivatives.
+"""Messages between two members inside ``jax.jit``, and their derivatives.
 
 A send has a result here and one on the other member, and its derivatives do too. So the messages
 of a derivative depend on the computations of *both* members.

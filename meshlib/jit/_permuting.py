@@ -41,7 +41,7 @@ class Permute(Issuing):
 
     @cached_property
     def source(self) -> int | None:
-        """The member whose array comes to this one; None: zeros."""
+        """The member that sends its array to this one; None for zeros."""
         me = self.group.rank()
         return next((here for here, there in self.pairs if there == me), None)
 

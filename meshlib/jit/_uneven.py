@@ -1,4 +1,4 @@
-"""Gathering members' parts of different lengths inside ``jax.jit``, and what that transposes to.
+"""Gathering members' parts of different lengths inside ``jax.jit``, and its transpose.
 
 The members are along dim 0, each with as many rows as ``sizes`` says; a batch goes to dim 1.
 """

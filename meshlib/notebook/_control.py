@@ -28,7 +28,7 @@ from transport._net.tls_choice import tls_from_environment
 from transport._store.base import Store
 
 JOB = "notebook/job"
-"""The store's key of what an attaching notebook has to know, as JSON: name, ranks, mesh."""
+"""The store's key of the job's description for an attaching notebook: JSON of name, ranks, mesh."""
 NOTEBOOK = "notebook"
 MEETING_SECONDS = 60.0
 
@@ -90,7 +90,7 @@ class Notebook(Protocol):
 
 
 class ControlWorld(World):
-    """The World of such a job; ``host`` is what the others call here."""
+    """The World of such a job; ``host`` is this host's name among the others."""
 
     host: NotebookRank | Notebook
 

@@ -187,7 +187,7 @@ class NotebookLink:
         return "".join(lines)
 
     def next_event(self, until: float) -> object:
-        """Show what is printed; return the next other event, or None at the moment ``until``."""
+        """Show printed lines; return the next other event, or None at the moment ``until``."""
         while True:
             event = self._events.next(until)
             if not isinstance(event, Printed):
@@ -195,13 +195,13 @@ class NotebookLink:
             show(event)
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` here in task ``number``."""
         if self._launcher is None:
             return set()
         return {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks}
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
-        """Note what a call that failed has left: ranks that are not done, groups out of step."""
+        """Note the effects of a failed call: ranks that are not done, groups out of step."""
         self._late.update(late)
         self._join_anew = self._join_anew or made_calls or bool(late)
 

@@ -149,5 +149,5 @@ def _events(stream: int, line: str) -> list[Event]:
 
 
 def show(printed: Printed) -> None:
-    """Print it where the calling cell shows what it prints."""
+    """Print it in the output of the calling cell."""
     (sys.stdout if printed.stream == 1 else sys.stderr).write(printed.text)

@@ -55,7 +55,7 @@ class RankServer:
         self._lock = threading.Lock()
         self._running: int | None = None
         self._interrupted = 0
-        """The last task of which a notebook has said that it must not go on."""
+        """The last task that a notebook has cancelled."""
 
     def run(self, task: Task) -> Reply:
         """Run ``task`` after the earlier ones, and return its outcome."""
@@ -125,7 +125,7 @@ class RankServer:
             self._end_task()
 
     def _end_task(self) -> None:
-        """Let no interrupt of the task that ran reach what comes next."""
+        """Keep interrupts of the finished task from reaching later code."""
         with self._lock:
             self._running = None
         with suppress(KeyboardInterrupt):

@@ -57,7 +57,7 @@ class RankSet:
         return self._link.run(self.ranks, fn, args, seconds)
 
     def execute(self, source: str, timeout: Timeout | None = None) -> None:
-        """Run ``source``, the text of a cell, on these ranks: what ``%%ranks`` does.
+        """Run ``source``, the text of a cell, on these ranks, as ``%%ranks`` does.
 
         Its names are global there, and live on. The value of a last expression is printed. Raises
         the errors of ``run``.

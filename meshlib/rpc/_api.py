@@ -1,4 +1,4 @@
-"""RPC's functions: to begin and end it, to call, and to ask who is there."""
+"""RPC's functions: start and shutdown, calls, and queries about workers."""
 
 from __future__ import annotations
 
@@ -187,9 +187,9 @@ def rpc_sync(
         kwargs: Its keyword arguments
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
-    Raises the errors of ``func`` there, with the traceback of that worker as its cause;
-    ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
-    arguments, and what pickling raises.
+    Raises the exception of ``func``, with the worker's traceback as its cause, or
+    ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``. Raises ValueError and
+    TypeError for wrong arguments, and the errors of pickling.
     """
     request = _request(to, func, args, kwargs, timeout)
     return request[0].caller.call(*request[1:]).wait()
@@ -219,11 +219,11 @@ def rpc_async(
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Returns:
-        The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
-        worker as its cause; ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``.
+        The future. Its ``wait()`` raises the exception of ``func``, with the worker's traceback as
+        its cause, or ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``.
 
-    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
-    worker that is known to be gone.
+    Raises ValueError and TypeError for wrong arguments, the errors of pickling, and
+    ``WorkerLostError`` for a worker that is known to be gone.
     """
     request = _request(to, func, args, kwargs, timeout)
     return polled(request[0].caller.call(*request[1:]))
@@ -301,7 +301,7 @@ def cancelled() -> bool:
 
 
 def add_carrier(name: str, carrier: Carrier) -> None:
-    """Have every call take along what ``carrier`` sends; see ``Carrier``.
+    """Let every call carry the values of ``carrier``; see ``Carrier``.
 
     Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
     name that there is.

@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class RpcTimeoutError(DistBackendError, TimeoutError):
-    """A call passed its deadline; the message says what the callee was doing then."""
+    """A call passed its deadline; the message has the callee's activity at that time."""
 
 
 class WorkerLostError(DistBackendError):
-    """The worker that a call needs is gone; the message says how it ended, and during what.
+    """The worker that a call needs is gone; the message says how it ended, and during which call.
 
     ``rank`` is its rank, ``worker`` its name.
     """

@@ -1,4 +1,4 @@
-"""Checks of the parts that a global array is made of: those of this rank alone, or of all."""
+"""Checks of a global array's parts: of this rank's part alone, or of all ranks' parts."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Reducer:
     def finish(self, scale: Scale) -> None:
         """Wait for all buckets and deliver the averages.
 
-        ``scale(group)`` is what an average over ``group`` is multiplied by.
+        ``scale(group)`` is the factor for an average over ``group``.
 
         Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
         what the communication raised.

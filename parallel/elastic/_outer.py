@@ -83,7 +83,7 @@ class DiLoCo:
     def round(self, step: Step) -> Generator[None]:
         """Train apart inside of the block; at its end come together, if ``step`` is committed.
 
-        Raises what calls on the replicas' group raise; the elastic loop deals with that.
+        Raises the errors of calls on the replicas' group, which the elastic loop handles.
         """
         parameters = list(self._model.parameters())
         begun = [parameter.data.copy() for parameter in parameters]

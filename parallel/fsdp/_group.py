@@ -299,7 +299,7 @@ class ParameterGroup:
     def abandon(self, pool: Pool) -> None:
         """Be as before the first forward, after an error: memory that may be in use is let go.
 
-        ``pool`` is what takes its place.
+        ``pool`` replaces it.
         """
         for part in self.parts:
             if part.lent:

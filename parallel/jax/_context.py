@@ -39,7 +39,7 @@ def sequence_positions(
 
     Raises:
         ValueError: For an odd length and a zigzag.
-        TypeError: For what is no whole number or no set of ranks.
+        TypeError: For a value that is not an integer or a set of ranks.
     """
     length, group = to_whole_number(length, "length"), resolve(mesh, "mesh")
     rank, size = group.rank(), group.size()
@@ -67,7 +67,7 @@ def split_sequence(x: Any, mesh: Group = None, *, dim: int = 1, zigzag: bool = T
     Raises:
         ValueError: For a length that does not divide by the ranks, or by twice their number for a
             zigzag, or a dim that does not exist.
-        TypeError: For what is no set of ranks.
+        TypeError: For a value that is not a set of ranks.
     """
     group = resolve(mesh, "mesh")
     if not -x.ndim <= dim < x.ndim:

@@ -36,7 +36,7 @@ class VisibleBlock(NamedTuple):
 def visible_block(
     rank: int, source: int, half: int, *, causal: bool, zigzag: bool
 ) -> VisibleBlock | None:
-    """Return what ``rank`` computes with the keys of rank ``source``; None: no query sees them.
+    """Return the work of ``rank`` with the keys of rank ``source``; None if no query sees them.
 
     ``half`` is the length of a chunk of a zigzag, of which each rank has two. All queries see the
     early chunk of a lower rank, and none its late chunk. The late queries see all keys of a higher

@@ -325,9 +325,10 @@ class Join:
     # ------------------------------------------------------------------ ranks with inputs
 
     def _on_call(self, group: Members, header: CallHeader, device: str, run: Run) -> Run:
-        """Announce a call that is about to be made if others are needed for it.
+        """Announce a call that is about to be made, if it needs other ranks. Return the function
+        to run.
 
-        Nothing is to be said in a phase, which was announced itself. Returns what to run.
+        Calls in a phase are not announced, because the phase itself was.
         """
         if self._announced:
             return run

@@ -143,7 +143,7 @@ class Optimizer(ABC):
             group.update({name: value for name, value in saved.items() if name != "params"})
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise what ``load_state_dict`` would raise for a state that does not fit."""
+        """Raise the error of ``load_state_dict`` for a state that does not fit."""
         check_state_dict(state, "state", "param_groups")
         check_instance(state["state"], Mapping, "state['state']")
         check_instance(state["param_groups"], Sequence, "state['param_groups']")

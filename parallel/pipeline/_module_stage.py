@@ -76,7 +76,7 @@ def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
 def split_by_cost(
     model: Sequential, num_stages: int, costs: Costs | None = None
 ) -> list[StageLayers]:
-    """Return ``num_stages`` stages of ``model`` of which the dearest is as cheap as can be.
+    """Return ``num_stages`` stages of ``model`` with the smallest cost of the largest stage.
 
     Args:
         model: Layers in a row; those of a ``Sequential`` within are layers, too.

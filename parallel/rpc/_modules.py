@@ -111,7 +111,7 @@ class ModuleCall(Node):
     def discard(self, wait: bool) -> bool:
         """Forget what forward has saved: there will be no backward.
 
-        False if that has to wait for who uses the module, and must not.
+        False if that would have to wait for a user of the module, and must not.
         """
         lock = self._here.lock_of(self._module)
         if not lock.acquire(blocking=wait):

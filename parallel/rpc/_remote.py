@@ -60,7 +60,7 @@ class RemoteModule:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, and wait for its output. Raises what it raises."""
+        """Call the module, and wait for its output. Raises the module's errors."""
         return rpc.rpc_sync(self._module.owner(), _forward, (self._module, args, kwargs))
 
     def forward_async(self, *args: Any, **kwargs: Any) -> rpc.Future[Any]:

@@ -150,7 +150,7 @@ def features_split(layout: object, name: str) -> bool:
 
 
 class Parts:
-    """Cuts parameters into the parts of the ranks of ``mesh``, and says so in them.
+    """Cuts parameters into the parts of the ranks of ``mesh``, and records the split in them.
 
     Raises TypeError for a value that is not a set of ranks, ValueError for one without this rank.
     """

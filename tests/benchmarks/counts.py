@@ -1,4 +1,4 @@
-"""What a call of ours costs besides time: bytes that it copies, and system calls.
+"""The costs of a call besides time: copied bytes, and system calls.
 
 python -m tests.benchmarks.counts [--collectives all] [--sizes 1M] [--json out/counts.json]
 """

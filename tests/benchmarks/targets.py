@@ -1,4 +1,4 @@
-"""What this library is to reach beside its peers, measured in one interleaved run.
+"""The targets of this library beside its peers, measured in one interleaved run.
 
     python -m tests.benchmarks.targets [--out out/targets.md] [--ranks 2,4,8] [--rows 1,3]
 

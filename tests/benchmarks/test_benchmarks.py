@@ -1,4 +1,4 @@
-"""What this project measures itself with counts what it says, and judges by its aims."""
+"""The benchmarks of this project count correctly, and judge by its targets."""
 
 from __future__ import annotations
 

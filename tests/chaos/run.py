@@ -45,7 +45,7 @@ MARK = "MESHLIB_CHAOS"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run: ``problems`` is empty when it was as it must be."""
+    """The result of one run: ``problems`` is empty if it went as it must."""
 
     fault: str
     transport: str

@@ -1,4 +1,4 @@
-"""How the project's prose measures up: long sentences, bare relatives, words of a private dialect.
+"""Finds long sentences, bare relatives, translated idioms and house words in the prose.
 
 ``python -m tests.docs.language`` lists every finding; ``--write`` records their numbers in
 ``language.json``. A file may not gain findings (``test_language.py``).
@@ -29,6 +29,16 @@ BARE_RELATIVE = re.compile(
     r"\b(?:whom|whoever)\b|(?:^|[.;:(\"] +|, (?:and|but|or) )(?:who|what|which of them) "
     r"(?:is|was|are|were|has|have|had|does|can|cannot|may|looks|waits|only|says|knows|comes|else)\b"
     r"(?![^.]*\?)",
+    re.IGNORECASE,
+)
+# Idioms that English does not have: "for what is no number", "as TCPStore does", "and its like".
+IDIOM = re.compile(
+    r"\b(?:for|of|if) what (?:is|are) (?:no|not|neither)\b|^returns? what\b|"
+    r"\braises? (?:what|as x)\b|"
+    r"\b(?:that|which|it|one|x|rank) is no "
+    r"(?!longer|more|other|different|reason|news|use\b|way)\w+|"
+    r"\b(?:that|which) are no (?!longer|more|other)\w+|'s sake\b|\b(?:and|or) (?:its|their) like\b|"
+    r"\bby way of\b|\bwho has not come\b|\bthe mend\b",
     re.IGNORECASE,
 )
 _SENTENCE_ENDS = re.compile(
@@ -97,6 +107,8 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
                 yield "long sentence", line, plain
             if BARE_RELATIVE.search(plain):
                 yield "bare relative", line, plain
+            if IDIOM.search(plain):
+                yield "idiom", line, plain
             if HOUSE_WORDS.search(plain):
                 yield "house word", line, plain
 

@@ -141,21 +141,6 @@ def test_mesh_tour(tmp_path):
     assert per_rank in out
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [("ddp_jax", "dp=2"), ("fsdp_jax", "dp_shard=2"), ("fsdp_jax", "dp_replicate=2,dp_shard=1")],
-)
-def test_digits_in_jit(tmp_path, name, mesh):
-    pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
-    out = meshrun(tmp_path, "--mesh", mesh, EXAMPLES / f"{name}.py", "--epochs", 6)
-    losses = [float(value) for value in re.findall(r"epoch +\d+: loss (\d\.\d+)", out)]
-    assert len(losses) == 6
-    assert losses[-1] < losses[0] / 4
-    accuracy = re.search(r"test accuracy (\d+\.\d)% on 2 ranks", out)
-    assert accuracy, out
-    assert float(accuracy[1]) >= 90
-
-
 def test_one_rank(tmp_path):
     out = subprocess.run(
         [sys.executable, EXAMPLES / "one_rank.py", "--rank", "17", "--layers", "3"],

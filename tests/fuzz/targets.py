@@ -122,7 +122,7 @@ def prefix(data: bytes) -> None:
 
 
 def hello(data: bytes) -> None:
-    """What comes behind the handshake is taken as it is, and means nothing by itself."""
+    """Bytes after the handshake are passed on unparsed."""
     data = data.ljust(HELLO_BYTES, b"\0")[:HELLO_BYTES]
     assert Hello.unpack(data).pack() == data
 
@@ -200,7 +200,7 @@ def mesh(data: bytes) -> None:
 
 
 def address(data: bytes) -> None:
-    """What a store says about a rank is an address or a DistNetworkError."""
+    """A store's text about a rank is an address or a DistNetworkError."""
     with suppress(DistNetworkError):
         found = Address.decode(data)
         assert isinstance(found.host, str)

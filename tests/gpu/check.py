@@ -31,7 +31,7 @@ _PACKAGES = (
 
 
 def machine() -> list[str]:
-    """What it ran on: lines of a table."""
+    """The machine it ran on: lines of a table."""
     cupy = import_module("cupy")
     runtime = cupy.cuda.runtime
     name = runtime.getDeviceProperties(0)["name"]

@@ -13,7 +13,7 @@ from transport._errors import DistBackendError
 
 @functools.cache
 def why_not() -> str | None:
-    """What keeps this machine from running them, or None."""
+    """The reason why this machine cannot run them, or None."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")  # what CuPy has to say is not an error of ours

@@ -1,4 +1,4 @@
-"""What the ranks of the GPU tests do. Run by ``meshrun``: ``gpu_ranks.py BACKEND CHECK...``.
+"""The program of the ranks of the GPU tests. Run by ``meshrun``: ``gpu_ranks.py BACKEND CHECK...``.
 
 Each check that a rank has passed is a line ``passed RANK CHECK SECONDS``; the first one that it has
 not ends it, with a traceback.

@@ -1,4 +1,4 @@
-"""What meshrun takes from the engine that started it, where its command line says nothing."""
+"""The options that meshrun takes from the engine if its command line does not set them."""
 
 from __future__ import annotations
 

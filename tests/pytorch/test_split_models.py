@@ -32,7 +32,7 @@ def normal(seed: int, heads: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
-    """What PyTorch's ranks have computed of what is given to both."""
+    """The results of PyTorch's ranks from the same inputs."""
     folder: Path = tmp_path_factory.mktemp("split_models")
     weights = {f"w.{path}": x for path, x in small_gpt.GPT(BLOCKS).state_dict().items()}
     tokens, targets = zip(*(small_gpt.batch(step) for step in range(STEPS)), strict=True)

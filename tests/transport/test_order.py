@@ -39,7 +39,7 @@ def whole(size: int) -> str:
 
 
 def merged(values: list[str], merges: Any) -> str:
-    """What ``values`` come to, of which the first is there from the beginning."""
+    """The result of reducing ``values``; the first one is there from the beginning."""
     waiting = values[:1]
     for value, merge in zip(values[1:], merges, strict=True):
         waiting.append(value)

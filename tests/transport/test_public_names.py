@@ -1,4 +1,4 @@
-"""What ``transport`` shows, and that a transport needs nothing else."""
+"""The public names of ``transport``, which are all that a transport needs."""
 
 import ast
 import inspect

@@ -24,7 +24,7 @@ _PRIME = 65521  # the largest prime that 16 bits, a history's, hold
 
 
 def history_after(packed: bytes) -> int:
-    """Return the ``history`` of the collective after the one whose header is ``packed``."""
+    """Return the ``history`` of the collective after the one with the header ``packed``."""
     return int.from_bytes(packed, "little") % _PRIME
 
 

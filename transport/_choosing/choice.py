@@ -1,4 +1,4 @@
-"""The one table from which algorithms are chosen, by bytes and by ranks."""
+"""The one table for the choice of algorithms, by bytes and by ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Thresholds:
     """
 
     star_ranks: int = 8
-    """The most ranks whose small data, and barriers, go via one member."""
+    """The most ranks for which small data and barriers go via one member."""
 
     all_reduce_doubling: int = 256 << 10
     """all_reduce in groups up to ``pairwise_ranks``: recursive doubling, or a tree where their size

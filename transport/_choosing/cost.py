@@ -65,7 +65,7 @@ class Cost:
 def work_of(
     kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int = 1
 ) -> CollectiveCost:
-    """Return what the collective ``kind`` takes among ``size`` members, by the algorithm that
+    """Return the work of the collective ``kind`` among ``size`` members, with the algorithm that
     ``table`` chooses.
 
     ``nbytes`` is the size of each member's input; for a broadcast or a scatter, of the root's.

@@ -206,10 +206,10 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return None
 
     def message_rings(self) -> tuple[Any, ...] | None:
-        """Return what compiled code needs to send and receive here by itself; None: it cannot.
+        """Return the rings with which compiled code sends and receives by itself, or None.
 
-        That is a list of the ends to each member, one of those from each (None: not now), and four
-        collections that are empty while messages may be taken.
+        The tuple begins with a list of the ends to each member, and a list of the ends from each
+        (None: not now). Four collections follow, which are empty while messages may be taken.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Buffers in device memory: what they are, the driver beneath them, and their transports.
+"""Buffers in device memory, the driver beneath them, and their transports.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 

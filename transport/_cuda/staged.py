@@ -309,7 +309,7 @@ class StagedCommunicator(DeviceCommunicator):
 
 
 def _load(stream: DeviceStream, step: Sequence[_StagedPiece], host: Sequence[Flat]) -> CudaEvent:
-    """Bring what is to be loaded to the host; return the moment when it is there."""
+    """Copy the data to load to the host; return the moment when it is there."""
     for part, flat in zip(step, host, strict=True):
         if part.load and flat.size:
             stream.driver.copy_to_host(flat, part.flat.pointer, stream.handle)

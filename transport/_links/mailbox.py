@@ -303,7 +303,7 @@ class Mailbox:
         return incoming
 
     def _release(self, incoming: IncomingMessage) -> None:
-        """Free what a stored message took."""
+        """Free the memory of a stored message."""
         self._stored[incoming.src] -= incoming.buffer.nbytes
         self._note_room()
 

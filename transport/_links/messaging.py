@@ -1,4 +1,4 @@
-"""Point to point over a mailbox: what communicators with messages of this form have in common."""
+"""Point-to-point calls over a mailbox: the base of communicators that have one."""
 
 from __future__ import annotations
 

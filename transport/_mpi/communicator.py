@@ -94,6 +94,6 @@ class MpiCommunicator(LinkCommunicator):
 
 
 def make_alone(membership: Membership) -> AloneCommunicator:
-    """Make the communicator of a group of one, whose process must have joined MPI as well."""
+    """Make the communicator of a group of one; its process must have joined MPI as well."""
     joined()
     return AloneCommunicator(membership)

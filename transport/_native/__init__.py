@@ -45,7 +45,7 @@ def load(name: str, package: str) -> tuple[ModuleType | None, str | None]:
 
 
 def _why_not_built(name: str, package: str) -> str:
-    """Return the cause, which the build has left if there was one, and the mend."""
+    """Return the cause, which a failed build has left, and advice."""
     folder = Path(*import_module(package).__path__)
     others = [path.name for path in folder.glob(f"{name}.*.so")]
     if others:

@@ -109,7 +109,7 @@ class NcclLibrary(Protocol):
         ...
 
     def unique_id(self) -> bytes:
-        """Return what names a new communicator."""
+        """Return a new communicator's unique id."""
         ...
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
@@ -228,7 +228,7 @@ class Nccl4Py:
         self.errors = (self._bindings.NCCLError,)
 
     def unique_id(self) -> bytes:
-        """Return what names a new communicator."""
+        """Return a new communicator's unique id."""
         return bytes(self._core.get_unique_id())
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
@@ -256,7 +256,7 @@ def load_nccl() -> NcclLibrary:
             return library
     raise DistBackendError(
         f"backend 'nccl' found no NCCL that it can use ({'; '.join(reasons)}). Install one with"
-        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel by way of"
+        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel via"
         " the host with backend 'cuda:staged'"
     )
 

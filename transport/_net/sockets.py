@@ -257,7 +257,7 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
 
 
 def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """Return the next ``size`` bytes of ``sock``; raises as ``recv_exact_into`` does."""
+    """Return the next ``size`` bytes of ``sock``; raise the errors of ``recv_exact_into``."""
     data = bytearray(size)
     recv_exact_into(sock, memoryview(data), deadline)
     return bytes(data)

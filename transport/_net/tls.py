@@ -173,9 +173,7 @@ class TlsSocket(ssl.SSLSocket):
                 raise TimeoutError(errno.ETIMEDOUT, f"no TLS within {deadline.seconds:g} s")
 
     def explain(self, error: OSError) -> str | None:
-        """Return what it means that the handshake failed with ``error``; None if it is not an error
-        of TLS's.
-        """
+        """Return the meaning of the ``error`` of a handshake; None if it is not an error of TLS."""
         if not isinstance(error, ssl.SSLError):
             return None
         reason = error.reason or ""
@@ -268,10 +266,10 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _retry(self, attempt: Callable[[], _Result], flags: int, limit: float | None) -> _Result:
-        """Return what ``attempt`` does, which may have to wait for either direction.
+        """Return the result of ``attempt``, which may have to wait for either direction.
 
-        Fails as a plain socket does: TimeoutError past ``settimeout``'s limit, BlockingIOError
-        past the kernel's, and at once where nothing is to wait.
+        Raises the errors of a plain socket: TimeoutError past the limit of ``settimeout``, and
+        BlockingIOError past the kernel's limit or if it must not wait.
         """
         if self._sslobj is None:
             # Closed, or lost before it was wrapped, which Python tries out by receiving. Without

@@ -59,7 +59,7 @@ def claim_rank(
     begin = time.monotonic()
     while True:
         limit = deadline.seconds
-        # A store that breaks here was a former job's that has just ended.
+        # If the store breaks here, it was the store of a former job that has just ended.
         store: Store | None = None
         succeeded = False
         try:

@@ -1,8 +1,8 @@
-"""Has the engine make collectives: waits where it must, raises what goes wrong, and reduces what it
-cannot.
+"""Runs collectives in the engine: waits between its returns, raises errors, and reduces dtypes for
+which it has no loops.
 
-The engine returns within 50 milliseconds, whatever it waits for. In between Python handles signals,
-and ``check`` looks at deadlines and at members that are lost.
+The engine returns within 50 milliseconds. Between two entries Python handles signals, and ``check``
+checks deadlines and lost members.
 """
 
 from __future__ import annotations

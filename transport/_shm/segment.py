@@ -41,7 +41,7 @@ class Segment:
         self.data = memoryview(mapping)
 
     def allocate(self, start: int, nbytes: int, members: int) -> None:
-        """Have the pages of a part allocated, while so many ``members`` do it for theirs.
+        """Allocate the pages of a part, while ``members`` members do so for their parts.
 
         Raises OSError if there is not enough memory: later the kernel would end the process that
         writes there.

@@ -43,7 +43,7 @@ HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 class TcpConnection(ABC):
     """Frames to and from ``peer`` over ``sockets``, which belong to the connection from now on.
 
-    ``name`` is what messages call the peer. Bytes move under ``worker.lock``. What a received frame
+    ``name`` is the peer's name in messages. Bytes move under ``worker.lock``. What a received frame
     is for is up to the two kinds: collectives' frames have been posted, messages are announced.
     """
 
@@ -227,7 +227,7 @@ class TcpConnection(ABC):
         if self.ended is None:
             self.ended = reason
             self._peer_left = peer_left
-        # Wakes those who are in a system call; only then may the descriptor be closed.
+        # Wakes threads in a system call; only then may the descriptor be closed.
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,9 @@
 """Peers that are far: a rule for links whose round trip is ``FAR_SECONDS`` or more.
 
 Such a link has several connections, over which large payloads are striped, and keeps the windows
-of all of them full. The kernel's limit for one connection is less than a long wire takes in a round
-trip. Every other link has one connection. The round trip is measured when the connection is made.
+of all of them full. The kernel's limit for one connection is less than a distant path carries in a
+round trip. Every other link has one connection. The round trip is measured when the connection is
+made.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HELD_BACK = 0.7
 
 
 def connections_from_environment() -> int:
-    """Return how many connections a link to a far peer has.
+    """Return the number of connections of a link to a far peer.
 
     Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is not a number from 1 to 16.
     """
@@ -41,8 +42,8 @@ def connections_from_environment() -> int:
 
 
 def connections_to(sock: socket.socket, far: int) -> int:
-    """Return how many connections a link has whose first is ``sock``: ``far`` where its peer is
-    far, else one. The member that connects decides.
+    """Return the number of connections of the link whose first is ``sock``: ``far`` for a far peer,
+    else one. The connecting member decides.
     """
     return far if _round_trip(sock) >= FAR_SECONDS else 1
 
@@ -77,10 +78,10 @@ class Distance:
         if under_way >= _HELD_BACK * self.window:
             Distance._warned = True
             _LOGGER.warning(
-                "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, which"
-                " is what %d connections may have under way; sysctl net.ipv4.tcp_wmem and"
-                " net.ipv4.tcp_rmem with a maximum of %d on all hosts, or more connections (%s),"
-                " would let them move twice as much",
+                "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, the"
+                " limit of %d connections; sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
+                " maximum of %d on all hosts, or more connections (%s), would let them move twice"
+                " as much",
                 self._name,
                 1e3 * self._round_trip,
                 nbytes / seconds / 1e6,
@@ -94,7 +95,7 @@ def is_on_this_machine(sock: socket.socket) -> bool:
     """Return whether both ends of a connection are on this machine."""
     try:
         return sock.getsockname()[0] == sock.getpeername()[0]
-    except OSError:  # the peer has hung up already; the first call finds out
+    except OSError:  # the peer has hung up already; the first call reports it
         return False
 
 

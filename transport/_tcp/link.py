@@ -1,9 +1,8 @@
-"""Links over TCP connections, for the frames of collectives, and what makes progress on them.
+"""Links over TCP connections for the frames of collectives, and the worker that moves the frames.
 
-Waiting happens in the kernel, which lets other ranks have the core. A receiver polls for a moment,
-then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest way to wake it:
-a small frame costs one system call at each end. Where several links have work, it waits in
-``poll``.
+Waiting happens in the kernel, so that other ranks can use the core. A receiver polls for a moment,
+then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest wakeup: a small
+frame costs one system call at each end. If several links have work, the receiver waits in ``poll``.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class TcpLink(TcpConnection, Link):
 
     @property
     def brings_on(self) -> Sequence[socket.socket]:
-        """The sockets that have to bring more; none while a frame waits until it is posted."""
+        """The sockets to read from; none while a frame waits until its receive is posted."""
         if self._is_held():
             return ()
         return (self.first,) if self._stripes is None else self._stripes.left
@@ -101,7 +100,7 @@ class TcpLink(TcpConnection, Link):
         return self._target is None and self._end - self._begin >= PREFIX_BYTES
 
     def receive(self, awaited: FrameReceive, on_piece: OnPiece | None) -> None:
-        """Wait for all of a frame, and for nothing on other links."""
+        """Wait until all of a frame has arrived; ignore other links."""
         if self._target is None and not awaited.done:
             self._spin.until(self.pull)
         flags, deadline = ALL if on_piece is None else 0, awaited.call.deadline
@@ -118,7 +117,7 @@ class TcpLink(TcpConnection, Link):
                 self._poll(awaited.call)
 
     def _poll(self, call: Call) -> None:
-        """Wait until something comes; raise past the deadline."""
+        """Wait until bytes arrive; raise past the deadline."""
         poller = select.poll()
         for sock in self.brings_on:
             poller.register(sock, select.POLLIN)
@@ -128,7 +127,7 @@ class TcpLink(TcpConnection, Link):
                 raise CommunicatorTimeoutError(f"{call.header}: {text}", self.peer)
 
     def check_awaited(self, awaited: FrameReceive) -> None:
-        """Raise if the frame that comes next is none that was posted."""
+        """Raise if no receive was posted for the next frame."""
         if self._is_held():
             prefix = self._prefix()
             if self._find(prefix) is None:
@@ -235,8 +234,7 @@ class FrameWorker(LinkWorker):
         self._call: Call | None = None
 
     def begin(self, call: Call) -> None:
-        """Withdraw the frames of a call before ``call`` that was interrupted. The caller holds the
-        lock."""
+        """Withdraw the frames of an interrupted call before ``call``. The caller holds the lock."""
         if call is not self._call:
             overlaps = call.rest is not None and call.rest.overlaps
             if (self.leaving or self.receiving) and not overlaps:
@@ -295,7 +293,7 @@ class FrameWorker(LinkWorker):
         )
 
     def _serve(self, ready: dict[TcpLink, None]) -> dict[TcpLink, None]:
-        """Move a step of the first frames of these links, each way; return where one moved."""
+        """Move a step of the first frames of these links, each way; return the links that moved."""
         moved: dict[TcpLink, None] = {}
         for link in ready:
             if link.leaving and link.push():
@@ -307,10 +305,10 @@ class FrameWorker(LinkWorker):
     def _poll(
         self, call: Call, awaited_link: TcpLink, awaited: FrameReceive | None
     ) -> dict[TcpLink, None]:
-        """Wait until a link takes or brings more; return those.
+        """Wait until links can send or receive more; return those links.
 
-        Raises past the deadline, which names the peers that are waited for, and when a peer has
-        hung up that has not received everything.
+        Raises past the deadline, naming the awaited peers, and if a peer has hung up before it
+        received everything.
         """
         wanted: dict[int, int] = {}
         links: dict[int, TcpLink] = {}

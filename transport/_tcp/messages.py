@@ -49,7 +49,7 @@ class MessageLink(TcpConnection):
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)  # TLS has one
 
     def send(self, call: Call, data: memoryview) -> None:
-        """Send one message; raises as ``Link.send`` does. Any number of threads."""
+        """Send one message; raise the errors of ``Link.send``. Thread-safe."""
         worker = self.worker
         worker.lock.acquire()
         try:

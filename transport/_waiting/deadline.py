@@ -40,7 +40,7 @@ class Deadline:
     def remaining(self) -> float:
         """Return the seconds that are left, from 0 to what locks and conditions can wait.
 
-        That is 292 years: a wait for so long that ends in vain has passed its deadline.
+        That is 292 years: a wait of that length that ends without success has passed its deadline.
         """
         return min(max(self.at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 

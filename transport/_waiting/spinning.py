@@ -45,7 +45,7 @@ class SpinWait:
         self._main = threading.main_thread().ident if main_only else None
         self._pauses = pauses
         self._seconds = seconds
-        # After polls in vain, polling is left out: for so many seconds, until so late.
+        # After unsuccessful polls, polling is skipped: for this many seconds, until this time.
         self._pause = self._again = 0.0
 
     @property

@@ -145,7 +145,7 @@ class MappedMemory:
             core.fence()
 
     def check(self, call: Call) -> None:
-        """Do nothing: ``Communicator.check_peer`` knows who is lost."""
+        """Do nothing: ``Communicator.check_peer`` checks for lost members."""
 
     def await_word(self, offset: int, seen: int) -> int:
         """Return the word at ``offset`` once it is not ``seen``, or after ``SLICE_SECONDS``."""

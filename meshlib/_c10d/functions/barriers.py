@@ -64,7 +64,7 @@ def barrier(
 def monitored_barrier(
     group: Group = None, timeout: Timeout | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every member has called; past ``timeout`` say who has not.
+    """Return when every member has called; past ``timeout`` name the missing ranks.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
@@ -76,8 +76,8 @@ def monitored_barrier(
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names all who have not
-            arrived, and where each stands.
+        CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
+            and the state of each rank.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     resolve_group(group).monitored_barrier(timeout, wait_all_ranks)

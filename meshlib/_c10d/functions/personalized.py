@@ -69,7 +69,7 @@ def gather(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
+        The list of gathered arrays on the destination, None elsewhere. With ``async_op``, a
         ``Work`` with that result. None on a rank outside the group.
 
     Raises:
@@ -243,7 +243,7 @@ def all_to_all_single(
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
+    """Split ``input`` along dim 0, send part j to member j, join received parts in ``output``.
 
     Args:
         output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or

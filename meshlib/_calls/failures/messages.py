@@ -25,7 +25,7 @@ def mismatch_message(
     error: HeaderMismatchError,
     statements: Mapping[int, Statement],
 ) -> str:
-    """Return the table of what each member called."""
+    """Return the table of the members' calls."""
     sequence = _first_difference(statements.values(), record.header.sequence)
     received = error.received
     noticed = f"noticed by rank {group.global_rank}: {error}"
@@ -53,7 +53,7 @@ def mismatch_message(
 
 
 def timeout_message(group: Members, record: Record, statements: Mapping[int, Statement]) -> str:
-    """Return who has not come to the call, and where each member stands."""
+    """Return the missing members of the call, and the state of each member."""
     sequence = record.header.sequence
     seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
     if record.peer >= 0:
@@ -82,7 +82,7 @@ def lost_message(
     statements: Mapping[int, Statement],
     departed: Sequence[int],
 ) -> str:
-    """Return that a rank is gone (or has closed its end), and during what."""
+    """Return the message that a rank is gone (or has closed its end), and during which call."""
     lost = group.ranks[error.peer]
     statement = statements.get(lost)
     if record.peer == ANY_SOURCE:
@@ -103,8 +103,9 @@ def lost_message(
 
 
 def end_of_server(error: DistError | None) -> str:
-    """Return what has become of a rank with whose store the connection ended by ``error``: "rank 0
-    …". How a host ended that is cut off, its peers cannot know.
+    """Return the fate of the rank that served the store, for a message: "rank 0 …".
+
+    ``error`` ended the connection to the store. Peers cannot know how a host ended that is cut off.
     """
     if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
         return f"cannot be reached, nor the store that it serves: {error}"

@@ -1,4 +1,4 @@
-"""``Window``: what a member does to the arrays of the others."""
+"""``Window``: one-sided access to the arrays of other members."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Window:
     ) -> Any:
         """Combine an element of ``dst``'s array with ``value`` by ``op``, as one step.
 
-        Returns what was there before, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
+        Returns the old value, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
         those of ``accumulate``.
         """
         how = REPLACE if op is None else self._layout.op(op)
@@ -160,7 +160,7 @@ class Window:
     ) -> Any:
         """Replace an element of ``dst``'s array by ``value`` if it is ``expected``, as one step.
 
-        Returns what was there before, a NumPy scalar: it was replaced if that equals ``expected``.
+        Returns the old value, a NumPy scalar. It was replaced if it equals ``expected``.
         Dtypes are those of ``accumulate``.
         """
         return self._fetch(value, expected, dst, group_dst, offset, REPLACE_IF, timeout)
@@ -336,7 +336,7 @@ class Window:
         act: Callable[[Target, Call | None], bool],
         timeout: Timeout | None,
     ) -> None:
-        """Do what needs no reply; as a call of the group where it has to wait to be sent."""
+        """Make an access without a reply. If its sending has to wait, it is a call of the group."""
         target = self._targets[place]
         if not act(target, None):
             self._wait(kind, place, lambda _, call: act(target, call), timeout)
@@ -366,7 +366,7 @@ class Window:
         return self._queue.issue(CallSpec(kind, run, peer=place), timeout=timeout)
 
     def _check_wait(self, communicator: Communicator, call: Call, place: int, what: str) -> None:
-        """Raise if it is pointless to wait for ``place``, which ``what`` says something about."""
+        """Raise if it is pointless to wait for ``place``; ``what`` describes it in the error."""
         call.waiting_for = place
         look()
         if call.deadline.expired:

@@ -136,7 +136,7 @@ class Sampler:
         return traffic, covered(spans)
 
     def _learn_names(self, at: RankStatus) -> None:
-        """Note what groups are called. The group of all ranks is also that of a dim over all."""
+        """Note the groups' names. The group of all ranks is also the group of a dim over all."""
         whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
         if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
             self._names.clear()

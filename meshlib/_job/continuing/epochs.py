@@ -107,7 +107,7 @@ def enter(world: World, change: Change) -> None:
 
 
 def stand_by(world: World, number: int) -> None:
-    """Leave the others, whose epoch is ``number``: this rank is a job of its own."""
+    """Leave the others in epoch ``number``: this rank becomes a job of one."""
     world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
 
 

@@ -1,4 +1,4 @@
-"""``FlightRecord``: the files in which one rank leaves its last calls when something went wrong."""
+"""``FlightRecord``: the files with one rank's last calls, written after a failure."""
 
 from __future__ import annotations
 

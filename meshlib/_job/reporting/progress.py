@@ -1,4 +1,4 @@
-"""``ProgressReporter``: what this rank shows to monitors of the job, when they ask."""
+"""``ProgressReporter``: answers monitors of the job on this rank."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def check_group_name(group_name: object) -> None:
 
 
 def _number(name: str, given: int, variable: str) -> int:
-    """Return the argument ``name``, in its absence (-1) what the environment's ``variable`` has."""
+    """Return the argument ``name``, or if it is -1 the environment's ``variable``."""
     number = to_whole_number(given, name)
     if number != -1:
         return number

@@ -170,7 +170,7 @@ def _close_at_exit() -> None:
     if world is None:
         return
     install(None, thread_only=False)
-    # After an unhandled exception this rank leaves at once, and says so.
+    # After an unhandled exception this rank leaves at once, and reports it.
     failed = getattr(sys, "last_value", None)
     if failed is not None:
         world.announce_exit(f"ended with {type(failed).__name__}: {failed}")

@@ -38,7 +38,7 @@ LastMembers = Callable[[int], Sequence[int] | None]
 
 
 def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> Leader:
-    """Return who leads the job that ``options`` describe."""
+    """Return the leader of the job that ``options`` describe."""
     now = time.monotonic()
     if options.continues:
         return ContinuingLeader(options, agent, now, last_members)
@@ -55,7 +55,7 @@ class ContinuingLeader(Leader):
         self._last_members = last_members
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
-        """Return the ranks that are lost by what ``record`` tells: also those of a node that was
+        """Return the ranks that are lost according to ``record``: also those of a node that was
         told to end, alone.
         """
         if (

@@ -61,7 +61,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The attempt is over on all nodes: go on with another, or end with what is here.
+    """The attempt is over on all nodes: begin another, or end with these failures.
 
     ``exits`` are the failures on all nodes and the ranks that were stopped, ``error`` a failure
     that was no rank's and led to those of ranks.
@@ -273,7 +273,7 @@ class Coordinator:
         self._log.close(in_touch=self._cut_off is None)
 
     def _take(self, record: AgentRecord) -> None:
-        """Turn a record into what the agent has to do."""
+        """Turn a record into actions of the agent."""
         attempt = self._placement.attempt if self._placement is not None else None
         match record:
             case StopAll(attempt=about, reason=reason, saves=saves) if about == attempt:

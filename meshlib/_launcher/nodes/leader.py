@@ -1,4 +1,4 @@
-"""The decisions of the leading agent: which agents take part, when all must stop, what follows.
+"""The decisions of the leading agent: membership, when all must stop, and the next attempt.
 
 Pure: records and the time go in, records come out. ``agents_log`` connects it to those of several
 nodes; the agent of a job on one node asks it directly.
@@ -33,7 +33,7 @@ Outcome = tuple[bool, list[RankExit], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come.
+    """The reason for ending an attempt. An ``echo`` has another cause, which may still be reported.
 
     ``saves``: ranks have time to save.
     """
@@ -196,7 +196,7 @@ class Leader:
         requested: list[MoreRanksRequest],
         now: float,
     ) -> None:
-        """Take note of what ``record`` has led to in ``attempt``."""
+        """Note the effects of ``record`` on ``attempt``."""
         match record:
             case RankFailed():
                 self._failed(attempt, record)
@@ -361,7 +361,7 @@ class Leader:
         self._expected.discard(agent)
 
     def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
-        """Return the decisions by which waiting nodes come into the places of lost ones."""
+        """Return the decisions that put waiting nodes into the places of lost ones."""
         del attempt
         return []
 
@@ -382,7 +382,7 @@ class Leader:
         return [StopAll(self._number, reason.text, reason.saves)] if known is None else []
 
     def _settle(self, attempt: AttemptState, now: float) -> list[AgentRecord]:
-        """Decide what is next once no rank runs anywhere."""
+        """Decide on the next step once no rank runs anywhere."""
         if not attempt.over:
             return []
         failed, exits, error = self._outcome(attempt)

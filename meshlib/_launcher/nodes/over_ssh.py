@@ -173,7 +173,7 @@ def _watch(hosts: list[_Host], signals: SignalPipe, continues: bool) -> int:
 
 
 def _end(hosts: list[_Host]) -> None:
-    """End what still runs, on the way out after an error: the end of its input does."""
+    """End the remaining commands after an error, by closing their input."""
     for host in hosts:
         if host.process.stdin is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The command line of ``meshrun``, and what it means for one launch."""
+"""The command line of ``meshrun``, and the launch that it describes."""
 
 from __future__ import annotations
 

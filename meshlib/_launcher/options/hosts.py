@@ -1,4 +1,4 @@
-"""Options of a job that is started over ssh: ``--hosts`` and what belongs to it."""
+"""Options of a job that is started over ssh: ``--hosts`` and related ones."""
 
 from __future__ import annotations
 

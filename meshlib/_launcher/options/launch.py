@@ -58,7 +58,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node of this machine, with those of its CPUs that this process may use."""
+    """A NUMA node of this machine, with its CPUs that this process may use."""
 
     number: int
     cpus: tuple[int, ...]

@@ -123,7 +123,7 @@ def _endpoint(given: argparse.Namespace) -> tuple[str, int] | None:
 
 
 def _etcd(given: argparse.Namespace) -> EtcdAddress | None:
-    """Return the etcd in which nodes meet, if there is one."""
+    """Return the address of the etcd through which nodes meet, or None."""
     if not given.rdzv:
         return None
     for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):

@@ -103,7 +103,7 @@ def describe_error(error: BaseException, rank: int, runner: str = __file__) -> d
 
 
 def write_error_file(path: str, record: dict[str, object]) -> None:
-    """Write what ``describe_error`` returned to ``path``, complete or not at all."""
+    """Write the result of ``describe_error`` to ``path``, completely or not at all."""
     import json
 
     partial = f"{path}.{os.getpid()}"

@@ -66,7 +66,7 @@ def serve(descriptor: int, parent: int) -> str:
 
 
 def _preload() -> bool:
-    """Import what ranks need; return whether this process may be forked."""
+    """Import the modules that ranks need; return whether this process may be forked."""
     import atexit
     import gc
     import importlib

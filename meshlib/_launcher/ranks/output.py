@@ -65,7 +65,7 @@ class OutputPump:
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Copy what is left until every stream has ended, for ``timeout`` seconds at most."""
+        """Copy the remaining output until every stream has ended, at most ``timeout`` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)  # it ends by itself when the last writer is gone
             os.write(self._stop_writer, b".")
@@ -99,7 +99,7 @@ class OutputPump:
             self._show_prompts()
 
     def _take_in(self) -> bool:
-        """Take in what was added; return whether there is anything to copy."""
+        """Add the new streams; return True if any stream is open."""
         with self._lock:
             added, self._added = self._added, []
             self._running = bool(self._sources or added)

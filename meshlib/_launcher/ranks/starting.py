@@ -118,7 +118,7 @@ class ForkServer:
 
 
 def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
-    """Start what this node's ranks are forked from, if they are to be."""
+    """Start the process that this node's ranks are forked from, if they are forked."""
     if options.start != "fork" or options.program.kind == "program":
         return None
     from meshlib._launcher.ranks.placement import limit_threads

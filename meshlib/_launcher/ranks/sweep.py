@@ -83,7 +83,7 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect those of ``pids`` that have ended and are children of this process."""
+    """Collect the ended children of this process among ``pids``."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

@@ -178,7 +178,7 @@ class Ending:
         self.advance()
 
     def advance(self) -> None:
-        """Send what is due."""
+        """Send the signals that are due."""
         now = time.monotonic()
         if now < self.due:
             return

@@ -106,7 +106,7 @@ def claim_entry(storage: Storage, step: int, owner: str) -> StoredCheckpoint:
 
 
 def sweep(storage: Storage, unfinished: Iterable[StoredCheckpoint]) -> None:
-    """Remove what other processes have left unfinished. What this one is writing stays."""
+    """Remove unfinished files of other processes; keep the files that this one is writing."""
     for entry in unfinished:
         if not any(owner.startswith(_process()) for owner in storage.claims(entry.name)):
             storage.remove_unfinished(entry.name)

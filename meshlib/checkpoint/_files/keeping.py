@@ -31,7 +31,7 @@ class Keeping:
             raise ValueError(f"better is {self.better!r}; expected 'lower' or 'higher'")
 
     def clean(self, storage: Storage, written: StoredCheckpoint) -> None:
-        """Remove what is not to be kept, now that ``written`` is complete, which stays."""
+        """Remove the checkpoints not to keep, now that ``written`` is complete, which stays."""
         complete, replaced, _ = entries_of(storage)
         kept = {written, *self._kept(storage, complete)}
         for entry in (*replaced, *complete):

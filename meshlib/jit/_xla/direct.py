@@ -42,7 +42,7 @@ Spec = Callable[[HostArray, HostArray], CallSpec]
 
 
 class _EngineCallCapture(ShmCommunicator):
-    """Stands in for a communicator: keeps what a call would hand to the engine."""
+    """A stand-in for a communicator that records the arguments of a call to the engine."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -193,7 +193,7 @@ class DirectCallback:
 
 
 def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, int, int]:
-    """Return in which of ``arrays`` an array lies, at which byte, and how long it is."""
+    """Return the entry of ``arrays`` that contains an array, its offset and its length in bytes."""
     start = array.ctypes.data
     for number, whole in reversed(arrays):
         offset = start - whole.ctypes.data

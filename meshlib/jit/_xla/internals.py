@@ -48,7 +48,7 @@ for _allowed in (
 
 
 def are_ours(all_effects: Iterable[object]) -> bool:
-    """True if all of a program's effects are those of calls."""
+    """True if all effects of a program come from calls."""
     return all(isinstance(effect, _CallEffect) for effect in all_effects)
 
 

@@ -22,7 +22,7 @@ changed, except those whose memory is an output's (see ``aliases``)."""
 _as_array = methodcaller("__array__")
 
 Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
-"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made.
+"""``views(context, buffers)`` gives arrays over XLA's buffers, while the call is made.
 
 None stands for NumPy's own, for which nothing has to be prepared.
 """
@@ -33,7 +33,7 @@ class StateInJit:
 
     def __init__(self) -> None:
         self.owner: threading.Thread | None = None
-        """The thread whose calls these are: calls are in order within a thread only."""
+        """The thread that makes these calls: calls are ordered within a thread only."""
         self.calls: Any = None
         """``ProgramCalls``, which make its calls without the interpreter; None before the first."""
         self.under_way: dict[int, Any] = {}
@@ -96,7 +96,7 @@ class Program:
         self._guards.append(cleanup)
 
     def unguard(self, cleanup: Callable[[BaseException], None]) -> None:
-        """End what ``guard`` began; nothing if it has ended."""
+        """End the guard begun by ``guard``. Does nothing if it has ended."""
         if cleanup in self._guards:
             self._guards.remove(cleanup)
 

@@ -97,7 +97,7 @@ class Caller:
         from ``next_number()``, the result stays there as the object ``(rank, number)``. ``what`` is
         the function's name in messages.
 
-        Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
+        Raises the errors of pickling the arguments, ``WorkerLostError`` and ``DistNetworkError``.
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")

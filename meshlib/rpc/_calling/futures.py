@@ -30,7 +30,7 @@ class RpcFuture(Future[Any]):
         super().__init__(None, execution.callbacks)
         self.execution = execution
         self.object = oid
-        """The object of this worker whose value it is."""
+        """The object of this worker that the future will hold."""
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         if self._done:
@@ -176,8 +176,8 @@ class PreparedCall(NamedTuple):
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
-    Raises what the first raises that fails, without waiting for the others; TypeError for a value
-    that is not a future.
+    Raises the exception of the first one that fails, without waiting for the others. Raises
+    TypeError for a value that is not a future.
     """
     _check(futures)
     if not futures:

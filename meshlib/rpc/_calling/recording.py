@@ -18,7 +18,7 @@ from meshlib.rpc._errors import safely
 from transport._calls.header import NO_ROOT, Kind, pack_header
 
 _NOWHERE = -1
-"""The instruction of a record whose function is not Python, or not known yet."""
+"""The instruction in a record if its function is not Python, or not known yet."""
 
 
 class CallRecord(Record):

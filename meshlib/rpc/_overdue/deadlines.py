@@ -14,7 +14,7 @@ from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._overdue.timer import TimerThread
 
 STATE_SECONDS = 0.5
-"""A callee gets this long to say what an overdue call does."""
+"""The seconds in which a callee has to describe an overdue call."""
 _WRITE_SECONDS = 1.0
 """Flight records are written no more often than this."""
 
@@ -85,7 +85,7 @@ class Deadlines:
         return self._next
 
     def _find_out_why(self, caller: PendingCalls, call: OutgoingCall, who: str) -> None:
-        """Ask the callee what an overdue call does, and end it."""
+        """Ask the callee about an overdue call, and end the call."""
 
         def end(state: str) -> None:
             text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {state}"

@@ -1,4 +1,4 @@
-"""One rank's work in each collective of a plan: pack what it sends, call, unpack what arrives.
+"""One rank's work in each collective of a plan: pack, call, unpack.
 
 The three steps are separate because they may run at different times. On the CPU, all of them run at
 the call's turn. On a GPU the call only joins a stream, and the caller's thread packs and unpacks.
@@ -54,7 +54,7 @@ class StepCall(Protocol):
         ...
 
     def pack(self, number: int) -> None:
-        """Lay out what is sent in a round."""
+        """Lay out the data to send in a round."""
         ...
 
     def call(self, communicator: Communicator, call: Call) -> None:
@@ -62,7 +62,7 @@ class StepCall(Protocol):
         ...
 
     def unpack(self, number: int) -> Array:
-        """Put what came in a round to its place; return this rank's array after the step."""
+        """Put the received data of a round into place; return this rank's array after the step."""
         ...
 
 
@@ -211,7 +211,7 @@ class _PackedBox:
         return _flat(room)
 
     def room(self, number: int) -> Flat:
-        """Return where what comes in a round is to go, in one piece."""
+        """Return the buffer for the data received in a round, in one piece."""
         part = self._of(number)
         self._from_buffer = None
         if part.flags.c_contiguous:
@@ -223,7 +223,7 @@ class _PackedBox:
         return _flat(room)
 
     def place(self) -> None:
-        """Put what has come to its place, if ``room`` was not that."""
+        """Put the received data into its place, if ``room`` was not that place."""
         if self._from_buffer is not None:
             part, room = self._from_buffer
             part[...] = room

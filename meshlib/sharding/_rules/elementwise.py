@@ -1,4 +1,4 @@
-"""Rules for what works on each element alone, with broadcasting."""
+"""Rules for elementwise functions, with broadcasting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTEGER_SUMS = _SUMS | {np.subtract, np.negative}
 
 
 def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return ``ufunc(*inputs)``, with ``out`` and what else a ufunc takes in ``kwargs``."""
+    """Return ``ufunc(*inputs)``; ``kwargs`` has ``out`` and the ufunc's other keywords."""
     out = kwargs.pop("out", None)
     if kwargs.pop("where", True) is not True:
         raise ShardingError(f"{ufunc.__name__}: where= has no rule; use np.where on the results")

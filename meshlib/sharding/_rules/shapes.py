@@ -1,4 +1,4 @@
-"""Rules for what rearranges an array and computes nothing: each rank rearranges its part."""
+"""Rules for functions that only rearrange an array: each rank rearranges its part."""
 
 from __future__ import annotations
 

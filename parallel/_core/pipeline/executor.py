@@ -90,7 +90,7 @@ class PipelineStep:
         self.spans: list[ActionSpan] = []
 
     def run(self) -> None:
-        """Do all actions. Raises what a stage raises, and what the messages do."""
+        """Do all actions. Raises the errors of stages and of messages."""
         row = self._plan.row
         for place, action in enumerate(row):
             given = self._given(action)

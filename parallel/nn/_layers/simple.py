@@ -194,7 +194,7 @@ class _Norm(Module):
         self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
 
     def check(self, x: Array) -> None:
-        """Raise what ``forward`` does."""
+        """Raise the errors of ``forward`` for ``x``."""
         layer = type(self).__qualname__
         check_input(x, self.weight, self.weight.size, layer)
         if not is_floating(x.dtype):  # the mean of integers is float64

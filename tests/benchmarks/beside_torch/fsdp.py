@@ -1,4 +1,4 @@
-"""What sharding adds to a training step, with meshlib and with torch's FSDP2 on Gloo, in one run.
+"""The cost of sharding in a training step, with meshlib and with torch's FSDP2 on Gloo, in one run.
 
 Of modules of NumPy arrays, and, where JAX is installed, of a jitted step.
 

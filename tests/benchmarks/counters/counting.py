@@ -39,7 +39,7 @@ class Counted:
 
 
 class Counter:
-    """What the rewritten modules call in place of what they would do themselves."""
+    """The functions that the rewritten modules call instead of the original operations."""
 
     def __init__(self) -> None:
         self.counted = Counted()

@@ -23,7 +23,7 @@ class CannotCountError(RuntimeError):
 
 @dataclass(slots=True)
 class SystemCalls:
-    """What all the processes did inside the block."""
+    """The system calls of all processes inside the block."""
 
     calls: int = 0
     switches: int = 0

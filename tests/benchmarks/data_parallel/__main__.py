@@ -1,4 +1,4 @@
-"""What data parallel training adds to a training step, libraries taking turns.
+"""The cost of data parallel training in a training step, libraries taking turns.
 
     python -m tests.benchmarks.setup_peers gloo
     python -m tests.benchmarks.data_parallel

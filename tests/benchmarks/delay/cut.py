@@ -1,4 +1,4 @@
-"""What a cut in a network with delay does to collectives; as root.
+"""The effects of a cut in a network with delay on collectives; as root.
 
     python -m tests.benchmarks.delay.cut
 

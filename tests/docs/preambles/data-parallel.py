@@ -1,4 +1,4 @@
-"""What docs/parallelism/data-parallel.md takes for granted: a reader's dataset, model and loss."""
+"""Assumed by docs/parallelism/data-parallel.md: a reader's dataset, model and loss."""
 
 from types import SimpleNamespace
 

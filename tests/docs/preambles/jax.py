@@ -1,4 +1,4 @@
-"""What docs/train/jax.md takes for granted: a reader's parameters, loss, batches and optimizer."""
+"""Assumed by docs/train/jax.md: a reader's parameters, loss, batches and optimizer."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What docs/program/mesh.md takes for granted: arrays to reduce, and a training that fails."""
+"""Assumed by docs/program/mesh.md: arrays to reduce, and a training that fails."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What docs/program/sharding.md takes for granted: a batch, a weight, a global array."""
+"""Assumed by docs/program/sharding.md: a batch, a weight, a global array."""
 
 import numpy as np
 

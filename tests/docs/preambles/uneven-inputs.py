@@ -1,4 +1,4 @@
-"""What docs/parallelism/uneven-inputs.md takes for granted: a model and its training."""
+"""Assumed by docs/parallelism/uneven-inputs.md: a model and its training."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What users see of a public object is what is documented; private names stay in their package."""
+"""Public objects show only documented members; private names stay in their package."""
 
 import ast
 import inspect

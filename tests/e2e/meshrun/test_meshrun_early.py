@@ -1,4 +1,4 @@
-"""What comes to ``meshrun`` before the program runs: Ctrl-C, an address that cannot be had."""
+"""Events before the program runs under ``meshrun``: Ctrl-C, an address that is taken."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, message):
 
 @pytest.mark.parametrize("flags", [["--no-python", "cat"], ["read.py"]])
 def test_a_program_can_be_interrupted(meshrun, flags):
-    """What holds Ctrl-C back while a rank begins is not left to the program."""
+    """The signal mask that holds Ctrl-C back while a rank begins is not left to the program."""
     meshrun.script("print(open('/proc/self/status').read())", "read.py")
     status = meshrun.run(*flags, *["/proc/self/status"] * (flags[-1] == "cat")).out
     masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))

@@ -177,7 +177,7 @@ def test_rank_0_keeps_the_terminal_and_the_others_whole_lines(meshrun):
 
 
 def test_a_prompt_of_any_rank_is_shown_and_answered(meshrun):
-    """What pdb on one rank needs: input without SIGTTIN, and a line that does not end."""
+    """The needs of pdb on one rank: input without SIGTTIN, and a line that does not end."""
     script = meshrun.script("""
         import os, time
         if os.environ["RANK"] == "1":

@@ -221,7 +221,7 @@ ranks[0].run(program)"""
     ("which", "message"),
     [
         ("dp=2", "has the coordinates 0 to 1"),
-        ("pp=0", "no coordinate of the mesh"),
+        ("pp=0", "not a coordinate of the mesh"),
         ("dp", "expected DIM=NUMBER"),
         (7, "rank 7 is not among ranks 0-3"),
         ([], "expected at least one"),

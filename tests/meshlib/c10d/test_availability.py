@@ -1,4 +1,4 @@
-"""What is there, and what is not."""
+"""Queries about available backends and launchers."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is in a group: the same, whether places are known by arithmetic or from a table."""
+"""The members of a group are the same by arithmetic and from a table."""
 
 import pytest
 

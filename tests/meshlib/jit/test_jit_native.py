@@ -109,7 +109,7 @@ def test_the_results_of_compiled_code_are_those_of_python(size: int) -> None:
 
 
 def groups() -> list[Any]:
-    """What the groups of this rank's programs have inside jax.jit."""
+    """The state inside jax.jit of the groups of this rank's programs."""
     states = [call_queue_of(group).state.in_jit for group in current_world().groups()]
     return [state for state in states if state is not None and state.calls is not None]
 

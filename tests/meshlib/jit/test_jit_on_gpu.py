@@ -56,14 +56,14 @@ def test_gradients_of_parameters_on_the_cpu_are_refused_in_a_program_for_a_gpu()
         params = {"w": jnp.ones(3)}
         ddp = DistributedDataParallel(params)
         step = ddp.value_and_grad(lambda p: (p["w"] ** 2).sum())
-        with pytest.raises(NotImplementedError, match="it runs where the parameters were"):
+        with pytest.raises(NotImplementedError, match="it runs on the device of the parameters"):
             lowered_for_cuda(step, params)
 
     run_ranks(body, 2)
 
 
 class Buffer:
-    """What XLA passes: memory that somebody else has, with no stream."""
+    """A buffer as XLA passes it: foreign memory, without a stream."""
 
     def __init__(self, array: fake_gpu.FakeArray, named: bool = True) -> None:
         self.array = array

@@ -1,4 +1,4 @@
-"""Which GPU a rank gets, and what is said when there are not enough."""
+"""The GPU of each rank, and the warning if there are not enough."""
 
 from __future__ import annotations
 

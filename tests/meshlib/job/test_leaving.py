@@ -1,4 +1,4 @@
-"""What ranks that leave in good order tell each other: whether their last calls were the same."""
+"""Ranks that leave in good order compare their last calls."""
 
 import re
 import threading

@@ -105,7 +105,7 @@ def test_two_failures_at_once_and_one_after_the_other():
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_failure_while_agreeing(victim):
-    """Whoever has spoken and is lost then, the chair too, is not waited for by the others."""
+    """The others do not wait for a member that is lost after it has spoken, even the chair."""
     spoken = threading.Event()
 
     class SpokenError(Exception):

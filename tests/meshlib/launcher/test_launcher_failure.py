@@ -1,4 +1,4 @@
-"""Which rank failed first, and what is said about it."""
+"""The rank that failed first, and the report about it."""
 
 from __future__ import annotations
 

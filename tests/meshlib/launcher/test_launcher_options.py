@@ -1,4 +1,4 @@
-"""What the command line of ``meshrun`` means."""
+"""The meaning of the command line of ``meshrun``."""
 
 from __future__ import annotations
 

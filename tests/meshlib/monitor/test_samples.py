@@ -1,4 +1,4 @@
-"""What a rank tells of its calls: computed from its flight record, in the time since the last."""
+"""A rank's samples: computed from its flight record, for the time since the last sample."""
 
 import threading
 import time

@@ -103,7 +103,7 @@ def test_a_new_record_has_nothing_of_an_older_one(make):
 
 
 def test_code_that_runs_when_a_record_goes(make):
-    """What a record referred to may make calls when it goes."""
+    """An object that a record referred to may make calls when it is freed."""
     ring, open_one = make(2)
 
     class Completion:

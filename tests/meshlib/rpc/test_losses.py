@@ -155,7 +155,7 @@ def note_agent():
 
 
 def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
-    """What is left of one that broke is read by one thread, and the next one by another."""
+    """One thread reads the rest of a broken connection, another one the next connection."""
     acted = []
 
     def program():

@@ -1,4 +1,4 @@
-"""Who does not know the job's secret has no byte unpickled; who does and talks nonsense is left."""
+"""A peer without the job's secret has no byte unpickled; one that sends nonsense is dropped."""
 
 import os
 import pickle

@@ -204,7 +204,7 @@ REFUSED = [
     (np.add.accumulate, [A], [P()], "add.accumulate"),
     (lambda x: np.sum(x, where=True), [A], [P()], "where"),
     (lambda x: np.einsum("i...->i", x), [A], [P()], "a letter for each dim"),
-    (lambda x: np.einsum("ii->i", x), [np.eye(4)], [P("a")], "run together"),
+    (lambda x: np.einsum("ii->i", x), [np.eye(4)], [P("a")], "have the same label"),
     (lambda x: x + B, [A], [P("a")], "belongs to no mesh"),
     (lambda x: x @ W, [A], [P("a")], "belongs to no mesh.*distribute_array"),
     (lambda x: np.concatenate([x, x]), [A], [P("a")], "dim 0 of .* is split"),

@@ -54,7 +54,7 @@ def test_all_stages_train_as_one_process(stage, name):
 
 
 def test_calls_of_the_stages():
-    """What ranks ask each other for in a step; the bytes of each call are counted elsewhere."""
+    """The calls of a step; other tests count the bytes of each call."""
 
     def program(mesh):
         counts = {}

@@ -1,4 +1,4 @@
-"""What a step does besides training: outputs, losses, evaluation, order, one synchronisation."""
+"""A step besides training: outputs, losses, evaluation, order, one synchronisation."""
 
 import time
 

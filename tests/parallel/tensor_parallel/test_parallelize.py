@@ -97,7 +97,7 @@ def test_what_is_whole_has_the_same_bits_on_all_ranks():
 
 
 def test_gradients_accumulate_over_microbatches():
-    """What is summed over the ranks is the contribution, not what was in the gradient before."""
+    """Only the contributions are summed over the ranks, not the earlier gradient."""
 
     def gradients(model, loss):
         for step in range(3):

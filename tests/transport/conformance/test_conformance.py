@@ -180,7 +180,7 @@ def same(left: Flat, right: Flat) -> bool:
 
 
 def expect(case: Case, n: int) -> list[Any]:
-    """What every member must end up with, by rank (None: nothing)."""
+    """The expected result of every member, by rank (None: no result)."""
     factors = [factor(rank) for rank in range(n)] if case.op == "PREMUL_SUM" else None
     match case.kind:
         case Kind.ALL_REDUCE:
@@ -210,7 +210,7 @@ def expect(case: Case, n: int) -> list[Any]:
 
 
 def _crossing(case: Case, src: int, dst: int) -> Flat:
-    """What ``src`` sends to ``dst`` in an all_to_all: sizes depend on both."""
+    """The part that ``src`` sends to ``dst`` in an all_to_all: sizes depend on both."""
     return case.values(src, (src + 2 * dst) % len(case.sizes))
 
 

@@ -38,7 +38,7 @@ def version() -> tuple[int, int]:
 
 
 def architectures() -> list[int]:
-    """What this NVRTC compiles for: 80, 90 …"""
+    """The architectures of this NVRTC: 80, 90 …"""
     count = ctypes.c_int()
     assert load().nvrtcGetNumSupportedArchs(ctypes.byref(count)) == 0
     found = (ctypes.c_int * count.value)()

@@ -29,7 +29,7 @@ NAMES = {
 
 
 class Cuda:
-    """What the stand-in says, and what it was asked."""
+    """The stand-in's answers and recorded requests."""
 
     def __init__(self) -> None:
         self.status = 0

@@ -1,4 +1,4 @@
-"""Which members are on which host, as the hierarchical transport sees it."""
+"""The placement of members on hosts, as the hierarchical transport sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the inproc transport promises: meeting through the store, and bounded queues."""
+"""Promises of the inproc transport alone: meeting through the store, and bounded queues."""
 
 from __future__ import annotations
 

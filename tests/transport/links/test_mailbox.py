@@ -1,4 +1,4 @@
-"""What a mailbox keeps of a message once it was received, and who is woken."""
+"""The memory that a mailbox keeps after a receive, and the threads that it wakes."""
 
 from __future__ import annotations
 

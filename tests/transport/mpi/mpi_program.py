@@ -1,4 +1,4 @@
-"""What the tests start under mpirun: one function a case, chosen by the first argument."""
+"""The program that tests start under mpirun: one function a case, chosen by the first argument."""
 
 from __future__ import annotations
 

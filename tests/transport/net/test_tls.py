@@ -57,7 +57,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def impostor(files: Files, stranger: Files) -> Tls:
-    """Whoever trusts our authority and has a certificate of another."""
+    """A peer that trusts our authority and has a certificate of another one."""
     return replace(stranger, ca=files.ca).tls()
 
 

@@ -1,4 +1,4 @@
-"""What only the shared-memory transport promises, with ranks as threads."""
+"""Promises of the shared-memory transport alone, with ranks as threads."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_groups_of_one_process_are_apart() -> None:
 
 
 def _pair(secrets: tuple[bytes, bytes]) -> list[Any]:
-    """What happens to two members, each with its own secret, in a barrier."""
+    """The outcome of a barrier of two members with different secrets."""
     store, group = HashStore(), uuid.uuid4().hex
 
     def member(rank: int) -> Any:

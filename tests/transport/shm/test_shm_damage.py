@@ -1,4 +1,4 @@
-"""What a peer writes into shared memory is checked before use, and nobody can cut memory off."""
+"""A peer's writes into shared memory are checked before use, and no peer can truncate memory."""
 
 from __future__ import annotations
 

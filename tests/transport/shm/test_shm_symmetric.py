@@ -37,7 +37,7 @@ def allocate(member: Member, count: int, dtype: Any = np.float32, fill: float = 
 
 
 def untouched(member: Member) -> list[bytes]:
-    """What lies in this member's blocks; the same afterwards if nothing was staged."""
+    """The contents of this member's blocks, which stay the same if nothing was staged."""
     native: Any = member.comm.native_handle()
     return [native.block(member.rank, slot) for slot in range(4)]
 

@@ -1,4 +1,4 @@
-"""What costs no round trip: writing without waiting, and waits that can be broken off."""
+"""Requests without a round trip: writing without waiting, and waits that can be broken off."""
 
 from __future__ import annotations
 

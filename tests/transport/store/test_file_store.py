@@ -1,4 +1,4 @@
-"""What is particular to the store in a file: who removes it, and what crashed jobs leave."""
+"""The store in a file: its removal, and the remains of crashed jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store does, whatever is behind it."""
+"""Behaviour that all stores have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to the store over TCP: making one, secrets, the connection."""
+"""The store over TCP: making one, secrets, the connection."""
 
 from __future__ import annotations
 

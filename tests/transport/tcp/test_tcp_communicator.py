@@ -1,4 +1,4 @@
-"""What the TCP communicator adds to the conformance suite: messages, and what goes wrong."""
+"""The TCP communicator beyond the conformance suite: messages, and failures."""
 
 from __future__ import annotations
 

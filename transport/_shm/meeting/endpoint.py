@@ -89,7 +89,7 @@ class DescriptorRequest:
         return sliced(self._done.wait, seconds)
 
     def take(self) -> int:
-        """Return the descriptor that came (-1: none was asked for), or raise what came instead."""
+        """Return the received descriptor (-1: none was requested), or raise the received error."""
         if self._error is not None:
             raise self._error
         fd, self._fd = self._fd, -1

@@ -1,7 +1,7 @@
 """Fully sharded training with JAX in one page: parameters and states at 1/n, in one ``jax.jit``.
 
-    meshrun --mesh dp_shard=2 examples/fsdp_jax.py
-    meshrun --mesh dp_replicate=2,dp_shard=2 examples/fsdp_jax.py
+    meshrun --mesh dp_shard=2 examples/dims/fully_sharded.py
+    meshrun --mesh dp_replicate=2,dp_shard=2 examples/dims/fully_sharded.py
 
 The layers are stacked and run by ``jax.lax.scan``; a rank has one whole layer at a time. On a mesh
 of two dims parameters are replicated over the first and sharded over the second.
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from support.digits import load_digits
+from sklearn.datasets import load_digits
 
 import meshlib as dist
 from parallel import DistributedBatchSampler, DistributedSampler
@@ -62,7 +62,7 @@ def main() -> None:
     args = parser.parse_args()
 
     mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
-    images, labels = load_digits()
+    images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
 

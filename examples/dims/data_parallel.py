@@ -1,9 +1,9 @@
-"""Data parallel training with JAX in one page: the step is jitted, communication and all.
+"""Data parallel training with JAX in one page: the whole step is jitted, with communication.
 
-    meshrun --mesh dp=2 examples/ddp_jax.py
+    meshrun --mesh dp=2 examples/dims/data_parallel.py
 
-On any mesh: each rank has all parameters and its share of the data. Inside the jitted step the
-gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
+It runs on any mesh. Each rank has all parameters and its share of the data. Inside the jitted step
+the gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from support.digits import load_digits
+from sklearn.datasets import load_digits
 
 import meshlib as dist
 from parallel import DistributedBatchSampler, DistributedSampler
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
 
     mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
-    images, labels = load_digits()
+    images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
 
