@@ -442,7 +442,7 @@ def test_errors_have_their_kind_when_the_store_cannot_be_asked(how, impatient):
             raise dist.DistStoreError("the store is gone")
 
         # Not the wrapper that this world happens to hold: whoever asks has one of its own.
-        world.store.underlying_store._ask = refuse
+        world.store.underlying_store._request = refuse
         if dist.get_rank() == 1:
             if how == "gone":
                 call_queue_of(world.default_group).state.communicator("cpu").close()
