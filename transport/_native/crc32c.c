@@ -51,7 +51,11 @@ static uint32_t by_tables(uint32_t crc, const unsigned char *data, size_t size) 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <nmmintrin.h>
 #define HAVE_INSTRUCTION (__builtin_cpu_supports("sse4.2"))
+#ifdef __clang__ // since version 20 its sse4.2 is without crc32, which GCC before version 11 does not know
+#define WITH_INSTRUCTION __attribute__((target("sse4.2,crc32")))
+#else
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
+#endif
 #define STEP_WORD(crc, word) ((uint32_t)_mm_crc32_u64((crc), (word)))
 #define STEP_BYTE(crc, byte) (_mm_crc32_u8((crc), (byte)))
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)

@@ -1,4 +1,4 @@
-"""Two ranks of an installed wheel share memory: what ``make test-wheel`` runs, elsewhere."""
+"""Two ranks of an installed wheel share memory: what ``make test-wheel`` runs."""
 
 import numpy as np
 
