@@ -89,7 +89,7 @@ def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
 
 @dataclass
 class Saving:
-    """Checkpoints of a run: ``every`` so many steps one is begun; ``stop_after`` cuts the run."""
+    """Checkpoints of a run, one after ``every`` steps; ``stop_after`` ends the run early."""
 
     checkpoints: Checkpointer
     every: int
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes")
     parser.add_argument("--checkpoints", type=Path, help="save here, and go on from what is here")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--stop-after", type=int, help="cut the run after so many steps")
+    parser.add_argument("--stop-after", type=int, help="stop after this many steps")
     args = parser.parse_args()
     file = SettingsFile(args.config)
     hidden = file.read("model", Model, ["hidden"]).hidden

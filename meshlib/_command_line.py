@@ -57,7 +57,7 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
     try:
         text = make()
     except (ValueError, OSError, ImportError) as error:
-        say(prog, " ".join(told(error).split()))
+        print_note(prog, " ".join(message_of(error).split()))
         return USAGE_ERROR
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
@@ -69,14 +69,15 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
     return end_quietly(write)
 
 
-def say(prog: str, text: str) -> None:
+def print_note(prog: str, text: str) -> None:
     """Print a line of the command ``prog`` on standard error, now."""
-    tell(f"{prog}: {text}\n")
+    write_stderr(f"{prog}: {text}\n")
 
 
-def tell(text: str) -> None:
-    """Write ``text`` to standard error, now. Where that is full or closed, nobody is told, and
-    what the command does goes on.
+def write_stderr(text: str) -> None:
+    """Write ``text`` to standard error, now.
+
+    An error is ignored: the command goes on where its standard error is full or closed.
     """
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (it was closed)
         return
@@ -89,9 +90,9 @@ def tell(text: str) -> None:
 
 
 def end_quietly(run: Callable[[], int]) -> int:
-    """Return what ``run()`` returns: an exit code.
+    """Return the exit code of ``run()``.
 
-    A reader of its output that has seen enough (``| head``) is no error, and Ctrl-C no news: 130.
+    A reader that closes the output early (``| head``) is no error. Ctrl-C returns 130 silently.
     """
     try:
         code = run()
@@ -114,8 +115,8 @@ def reader_is_gone(descriptor: int) -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def told(error: Exception) -> str:
-    """Return what ``error`` says, without the number of an error of the system."""
+def message_of(error: Exception) -> str:
+    """Return the text of ``error``, without the number of a system error."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

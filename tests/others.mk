@@ -87,7 +87,7 @@ test-etcd: $(STAMP)  ## the store in a real etcd, and jobs that outlive their fi
 	else \
 		command -v etcd >/dev/null || { apt-get update -q && \
 			apt-get install -qy --no-install-recommends etcd-server; } || exit 1; \
-		$(BIN)/python -m pytest -n 0 tests/transport/store tests/e2e/meshrun/test_meshrun_etcd.py \
+		$(BIN)/python -m pytest -n 0 tests/transport/store tests/e2e/meshrun/nodes/test_meshrun_etcd.py \
 			-k etcd; \
 	fi
 

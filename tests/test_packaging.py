@@ -363,7 +363,7 @@ def test_the_conda_recipe_has_the_bounds_and_commands_of_pyproject():
 
 def test_the_table_of_supported_versions_has_the_bounds_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    page = (ROOT / "docs/compatibility.md").read_text()
+    page = (ROOT / "docs/reference/compatibility.md").read_text()
     pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     assert f"| Python | {pythons[0]} | {pythons[-1]} |" in page
     assert project["requires-python"] == f">={pythons[0]}"

@@ -1,7 +1,8 @@
 """Moving bytes between ranks: what a transport of one's own is made of.
 
-``_HOMES`` lists the public names; docs/adding-a-transport.md explains them. Each is imported at its
-first use (PEP 562): the launcher is built on this package, too, and does without NumPy.
+``_HOMES`` lists the public names; docs/inside/adding-a-transport.md explains them. Each is
+imported at its first use (PEP 562): the launcher is built on this package, too, and does without
+NumPy.
 """
 
 import typing as _typing

@@ -45,7 +45,7 @@ class Deadline:
         return min(max(self.at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
     def piece(self) -> float:
-        """Return for how many seconds to wait in ``poll`` and its like, at most an hour.
+        """Return for how many seconds to wait in ``poll`` and the like, at most an hour.
 
         Only ``expired`` tells whether the deadline has passed then. In the main thread the piece
         is short, and KeyboardInterrupt is raised after Ctrl-C: see ``next_slice``.

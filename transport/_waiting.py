@@ -26,8 +26,8 @@ class SpinWait:
     between two polls, and is brief. (``transport/_native/engine/waiting.c`` polls shared memory
     without the lock.)
 
-    ``seconds`` is how long to poll. With ``pauses``, a poll in vain (the peer is busy or far) is
-    followed by a time in which waits sleep at once. This time doubles from 1 ms to 64 ms, where
+    ``seconds`` is how long to poll. With ``pauses``, an unsuccessful poll (the peer is busy or far)
+    is followed by a time in which waits sleep at once. This time doubles from 1 ms to 64 ms, where
     less than a hundredth of the time is polled in vain. With ``main_only``, only the main thread
     polls. Another thread (a group's own, or a rank that is a thread) would starve the computing
     one.

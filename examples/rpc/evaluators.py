@@ -35,7 +35,7 @@ class Pool:
     def map(self, func: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Return ``[func(item) for item in items]``, each evaluated by a free worker.
 
-        Raises what ``func`` raises, ``WorkerLostError`` when no worker is left.
+        Raises the errors of ``func``, ``WorkerLostError`` when no worker is left.
         """
         results: dict[int, Any] = {}
         left, free, failures = deque(range(len(items))), [*self.workers], list[BaseException]()

@@ -1,6 +1,6 @@
 """Arrays in a GPU's memory, as flat device buffers without a copy.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Takes arrays of any library with ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The
 interface names the array's current stream in the calling thread. That suffices to order a call
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted, read_only
+from meshlib._arrays.adapted import AdaptedArray, read_only
 from transport._cuda.driver import Driver, driver_of
 from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._operands.reduce_op import Flat
@@ -38,13 +38,13 @@ class CudaArrays:
         """True if ``array`` is in a GPU's memory."""
         return getattr(array, "__cuda_array_interface__", None) is not None
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         """Adapt an array that is only read."""
         interface = array.__cuda_array_interface__
         held = array if _is_contiguous(interface, array) else _contiguous_copy(array, name)
         return _adapt(held, array.shape, lambda: array)
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
         """Adapt an array that is written; ``keep`` when its present contents matter too."""
         interface = array.__cuda_array_interface__
         if interface["data"][1]:
@@ -70,9 +70,9 @@ class CudaArrays:
         return adapted
 
 
-def _adapt(array: Any, shape: tuple[int, ...], finish: Callable[[], Any]) -> Adapted:
+def _adapt(array: Any, shape: tuple[int, ...], finish: Callable[[], Any]) -> AdaptedArray:
     flat = device_flat(array)
-    return Adapted(cast(Flat, flat), tuple(shape), "cuda", finish)
+    return AdaptedArray(cast(Flat, flat), tuple(shape), "cuda", finish)
 
 
 def device_flat(array: Any) -> DeviceFlat:
@@ -123,7 +123,7 @@ def _contiguous_copy(array: Any, name: str) -> Any:
 
 
 class JaxOnGpu:
-    """JAX arrays on one GPU, by way of CuPy; results are new arrays.
+    """JAX arrays on one GPU, via CuPy; results are new arrays.
 
     Neither direction copies or holds the host: DLPack orders JAX's work before the call, and the
     call before JAX's later work.
@@ -138,11 +138,11 @@ class JaxOnGpu:
             and find_spec("cupy") is not None
         )
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         """Adapt an array that is only read."""
         return _adapt(self._view(array), array.shape, lambda: array)
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
         """Adapt an array in whose place there will be a new one."""
         view = self._view(array)
         fresh = view.copy() if keep else import_module("cupy").empty_like(view)

@@ -21,7 +21,7 @@ makes at this moment."""
 
 ROOT = 0
 COPY = "copy"
-"""The case that is no collective."""
+"""The case that is not a collective."""
 
 # Some of the ranks, of as many as there are.
 ALL, ROOT_ALONE, ALL_BUT_ROOT, FIRST_TWO = slice(None), slice(1), slice(1, None), slice(2)
@@ -157,7 +157,7 @@ class Case(ABC):
 
     @abstractmethod
     def expected(self) -> list[PatternSlice] | None:
-        """Return what the result must hold; None if this rank gets no result."""
+        """Return the expected result; None if this rank gets no result."""
 
     def is_right(self, result: Floats) -> bool:
         """Return whether ``result`` is what a call must give on this rank."""

@@ -20,7 +20,7 @@ from meshlib._bench.progress import ProgressBar
 from meshlib._bench.report import as_json, copy_bandwidth, header, rows
 from meshlib._bench.run import BenchmarkPlan, CaseResult, Skipped, grid, run
 from meshlib._bench.sizes import parse_size
-from meshlib._command_line import USAGE_ERROR, OneLineParser, say
+from meshlib._command_line import USAGE_ERROR, OneLineParser, print_note
 from transport._choosing.tuning import Tuning, from_environment
 from transport._hierarchical.cost import Shape
 
@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         measure(args)
     except ValueError as error:
-        say("meshlib bench", str(error))
+        print_note("meshlib bench", str(error))
         return USAGE_ERROR
     except BenchmarkError as error:
-        say("meshlib bench", str(error))
+        print_note("meshlib bench", str(error))
         return 1
     return 0
 
@@ -95,7 +95,7 @@ def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
     if missing and not found:
         raise ValueError("; ".join(missing))
     for complaint in missing:
-        say("meshlib bench", f"without it: {complaint}")
+        print_note("meshlib bench", f"without it: {complaint}")
     return found
 
 

@@ -59,7 +59,7 @@ class HostNetwork:
         except (ValueError, TypeError, KeyError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
-                f"{file} is no network: {what}; expected what meshlib bench --between"
+                f"{file} is not a network file: {what}; expected what meshlib bench --between"
                 " --write-network writes"
             ) from error
 

@@ -35,7 +35,7 @@ class Network:
 
 
 def cost_of(tuning: Tuning, transport: str) -> Cost:
-    """Return what ``transport`` costs; raise ValueError when the tuning does not say."""
+    """Return the costs of ``transport``; raise ValueError if the tuning lacks them."""
     entry = tuning.transports.get(transport)
     if entry is None or entry.cost is None:
         raise ValueError(

@@ -9,7 +9,7 @@ _CELLS = 24
 
 
 class ProgressBar:
-    """The bar, gone when its block ends; nothing is written where stderr is no terminal."""
+    """The bar, gone when its block ends; nothing is written where stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One case at one size among so many ranks, in each of ``libraries``."""
+    """One case at one size among ``ranks`` ranks, in each of ``libraries``."""
 
     case: str
     nbytes: int
@@ -49,14 +49,14 @@ class BenchmarkPlan:
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
     each library gets its turn in each cell, ``turn`` about how many seconds a turn is. A cell that
-    has taken ``patience`` seconds has no more rounds once it has had two.
+    has taken ``timeout`` seconds has no more rounds once it has had two.
     """
 
     cells: Sequence[Cell]
     pythons: dict[str, str]
     rounds: int
     turn: float = 0.1
-    patience: float = 30.0
+    timeout: float = 30.0
 
 
 def grid(
@@ -117,7 +117,7 @@ class CaseResult:
 
     @property
     def median_after_last(self) -> float | None:
-        """The same of ``after_last``; None where that was not measured."""
+        """The same of ``after_last``; None if that was not measured."""
         return _median(self.after_last) if self.after_last else None
 
     def quantile(self, tenth: int) -> float:
@@ -253,7 +253,7 @@ def _measure(
                 yield Skipped(cell, str(error))
 
     yield from take_turns(probe, backwards=False)
-    deadline = Deadline.after(plan.patience)
+    deadline = Deadline.after(plan.timeout)
     for round_ in range(rounds):
         if round_ >= _FEWEST_ROUNDS and deadline.expired:
             break

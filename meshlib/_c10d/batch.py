@@ -50,7 +50,7 @@ class P2POp:
 
 
 def _prepare(op: P2POp) -> tuple[CallQueue, CallSpec] | None:
-    """Check the arguments; return the call, and where it is made. None where this rank is no
+    """Check the arguments; return the call, and where it is made. None if this rank is not a
     member.
     """
     group = resolve_group(op.group)
@@ -71,7 +71,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
 
     Raises what ``isend`` and ``irecv`` raise for wrong arguments, with the place in the list,
     before any message begins; ValueError for an empty ``p2p_op_list``, TypeError for an entry that
-    is no ``P2POp``.
+    is not a ``P2POp``.
     """
     if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")

@@ -35,12 +35,12 @@ class FastPath(Protocol):
         """Make the collective ``kind`` of what its method is called with, without ``async_op``.
 
         ``listed``: a part for each member is an array in a list, else the parts are one array.
-        Return what the method returns, or NotImplemented.
+        Return the method's result, or NotImplemented.
         """
         ...
 
     def open(self, what: CallSpec, seconds: float, /) -> Any:
-        """Have Python make the call and return what it returns, or NotImplemented."""
+        """Let Python make the call; return its result, or NotImplemented."""
         ...
 
 

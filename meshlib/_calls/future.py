@@ -48,17 +48,17 @@ class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
     A coroutine of asyncio can ``await`` it. A group gives its calls' futures the stream on which
-    their continuations run. ``told()`` is called when somebody sees an exception, ``blocked()`` as
-    for a ``Work``.
+    their continuations run. ``on_seen()`` is called when somebody sees an exception, and
+    ``blocked()`` as for a ``Work``.
     """
 
     def __init__(
         self,
-        told: Callable[[], object] | None = None,
+        on_seen: Callable[[], object] | None = None,
         continuations: ContinuationStream | None = None,
         blocked: Callable[[], bool] | None = None,
     ) -> None:
-        self._told = told
+        self._on_seen = on_seen
         self._continuations = continuations
         self._blocked = blocked
         self._pid = own_pid()
@@ -216,8 +216,8 @@ class Future(Generic[T]):
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
-        if self._exception is not None and self._told is not None:
-            self._told()
+        if self._exception is not None and self._on_seen is not None:
+            self._on_seen()
         return self._exception
 
     def set_result(self, result: T, completion: End | None = None) -> None:
@@ -299,7 +299,7 @@ class Future(Generic[T]):
         callbacks: list[Callable[[Future[T]], object]],
         callback: Callable[[Future[T]], object],
     ) -> bool:
-        """Keep ``callback`` for the end; False if that has come."""
+        """Keep ``callback`` for the end; return False if it has already come."""
         with self._ready:
             if not self._done:
                 callbacks.append(callback)
@@ -384,7 +384,7 @@ def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
 
 
 def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:
-    """Return what calls ``then()`` when it is called for the ``count``-th time, by any thread."""
+    """Return a thread-safe function that calls ``then()`` at its ``count``-th call."""
     numbers = itertools.count(1)
 
     def note(_: object) -> None:

@@ -41,7 +41,7 @@ class Members:
         self._rank = -1 if place is None else place
 
     def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is no member."""
+        """Return this rank's place in the group, -1 if it is not a member."""
         return self._rank
 
     def size(self) -> int:
@@ -60,7 +60,7 @@ class Members:
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the deadline of calls that bring none of their own: seconds or a timedelta.
 
-        Raises ValueError for a negative one, TypeError for what is no number.
+        Raises ValueError for a negative one, TypeError for a value that is not a number.
         """
         self.seconds: float = to_seconds(timeout)
 

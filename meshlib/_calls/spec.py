@@ -65,7 +65,8 @@ class Overlapping:
 
 
 class Unended(NamedTuple):
-    """A call that was made but for its last frames. ``end`` waits for them, and does not raise."""
+    """A call that was made except for its last frames. ``end`` waits for them, and does not
+    raise."""
 
     run: Overlapping
     end: Callable[[], object]

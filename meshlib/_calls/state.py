@@ -54,7 +54,7 @@ class GroupState:
         self.absent: tuple[int, ...] = ()
         """The places of members that have left, made no call on the group, and never will."""
         self.refused: dict[int, Refused] = {}
-        """By number: other members' refusals of calls that this rank has not come to."""
+        """By number: other members' refusals of calls that this rank has not reached."""
         self.order: CallOrder = Order()
         """The number of the last collective, and the hash of all."""
         self.fast_path: FastPath | None = None
@@ -106,13 +106,13 @@ class GroupState:
         With ``lock``. ``error`` is what broke the group: the first one stays, also where it comes
         after the group was closed.
         """
-        news = to > self.lifecycle or (error is not None and self.error is None)
+        changed = to > self.lifecycle or (error is not None and self.error is None)
         self.lifecycle = max(to, self.lifecycle)
         if self.error is None:
             self.error = error
         self.fast_path = None
         self._changed.notify_all()
-        return news
+        return changed
 
     def await_failure(self, timeout: float) -> DistError | None:
         """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
@@ -131,7 +131,7 @@ class GroupState:
             listener(error)
 
     def unusable(self) -> Exception:
-        """Return what a call on it raises."""
+        """Return the error of calls on this group."""
         if self.error is not None:
             return copy(self.error)
         return ValueError(f"{self.members} was destroyed; make a new one")
@@ -219,7 +219,7 @@ class GroupState:
         return any(communicator.receiving for communicator in self.communicators.values())
 
     def release(self) -> None:
-        """Let go of the communicators; with none left, later ones are made anew."""
+        """Release the communicators; with none left, later ones are made anew."""
         with self.lock:
             communicators, self.communicators = self.communicators, {}
         self._close_windows()
@@ -227,7 +227,7 @@ class GroupState:
             communicator.close()
 
     def close(self, *, idle: bool) -> None:
-        """Let go of the communicators for good; unless ``idle``, a call is still under way."""
+        """Release the communicators for good; unless ``idle``, a call is still under way."""
         if self._users_store is not None:
             self._users_store.close()
         self._close_windows()

@@ -93,8 +93,8 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
-            no member.
+            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank outside
+            the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -114,8 +114,8 @@ class PointToPoint(GroupOfRanks):
 
         Args:
             tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
-                of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
-                written to (JAX) is a TypeError: use ``irecv(...).result()``.
+                of ml_dtypes' floats. The sender's has its size and dtype. An array that is
+                read-only (JAX) is a TypeError: use ``irecv(...).result()``.
             src: The global rank of the source; any member will do if neither it nor ``group_src``
                 is given.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
@@ -124,7 +124,7 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The sender's global rank; -1 on a rank that is no member.
+            The sender's global rank; -1 on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -161,9 +161,9 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
-            to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
-            way. None on a rank that is no member.
+            A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` is read-only (JAX),
+            ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the way. None on
+            a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -175,7 +175,7 @@ class PointToPoint(GroupOfRanks):
 def prepare_send(
     group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> CallSpec | None:
-    """Check ``send``'s arguments; return the call, for the call queue. None where this rank is no
+    """Check ``send``'s arguments; return the call, for the call queue. None if this rank is not a
     member.
     """
     if call_queue_of(group).rank < 0:
@@ -201,7 +201,7 @@ def prepare_receive(
     in_place: bool = False,
     put: Callable[[Any], object] | None = None,
 ) -> CallSpec | None:
-    """Check ``recv``'s arguments; return the call, for the call queue. None where this rank is no
+    """Check ``recv``'s arguments; return the call, for the call queue. None if this rank is not a
     member.
 
     ``in_place``: the call does not return the array. ``put`` is called with a new array in the
@@ -230,6 +230,7 @@ def prepare_receive(
 
 
 def check_tag(tag: int) -> None:
-    """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
+    """Raise ValueError for a tag that does not fit the wire, TypeError for a value that is not a
+    number."""
     if not 0 <= (tag if type(tag) is int else to_whole_number(tag, "tag")) <= MAX_TAG:
         raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

@@ -174,7 +174,7 @@ class _StallThread(SharedThread[StallDetector]):
     ) -> dict[int, CallStatus | None]:
         """Return the statuses of the other members of the tangle's groups that post one soon.
 
-        They may have come a little later than the tangle's ranks, and be about to post.
+        They may have arrived a little later than the tangle's ranks, and be about to post.
         """
         members = {rank for one in _groups(tangle) for rank in one} - set(tangle)
         beside: dict[int, CallStatus | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
@@ -208,12 +208,12 @@ def _collect(
     None of the other ``known`` ranks is blocked.
     """
     found = dict(mine)
-    asked = set(known)
+    queried = set(known)
     room = MOST_RANKS
-    while room and (ahead := {rank for one in _groups(found) for rank in one} - asked):
+    while room and (ahead := {rank for one in _groups(found) for rank in one} - queried):
         ranks = sorted(ahead)[:room]
         room -= len(ranks)
-        asked.update(ranks)
+        queried.update(ranks)
         found.update(_read(store, ranks))
     return found
 

@@ -41,7 +41,7 @@ class CallStatus(JsonRecord):
         """The group's id, and the number of the collective in it."""
         return self.call.group, self.call.sequence
 
-    def has_come(self, group: str, sequence: int) -> bool:
+    def has_arrived(self, group: str, sequence: int) -> bool:
         """True if this rank has issued the collective ``sequence`` of ``group``."""
         return self.reached.get(group, 0) >= sequence
 
@@ -103,7 +103,7 @@ def _find_circle(statuses: Mapping[int, CallStatus]) -> list[int] | None:
     missing: dict[tuple[str, int], int] = {}
     for call, ranks in here.items():
         members = statuses[ranks[0]].ranks
-        late = [r for r in members if r in statuses and not statuses[r].has_come(*call)]
+        late = [r for r in members if r in statuses and not statuses[r].has_arrived(*call)]
         missing[call] = len(late)
         for rank in late:
             missed_by[rank].append(call)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from meshlib._explain.mesh import add_world_size, explain_mesh, needed_ranks, read_mesh
 from meshlib._job.current import current_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._mesh.device_mesh import DeviceMesh
 from meshlib._plain_text import columns
 from meshlib._recording.recorder import Record
@@ -48,7 +48,7 @@ def explain(given: argparse.Namespace) -> str:
     size = needed_ranks(config, given.world_size)
     place = explain_mesh(config, size, given.rank)
     if not given.file.is_file():
-        raise ValueError(f"{given.file} is no file; expected the program's config")
+        raise ValueError(f"{given.file} is not a file; expected the program's config")
     make_step = _make_step_of(given.program)
     init_process_group("fake", rank=given.rank, world_size=size)
     try:
@@ -58,7 +58,7 @@ def explain(given: argparse.Namespace) -> str:
 
 
 def _make_step_of(program: Path) -> MakeStep:
-    """Return the function ``make_step`` of a program; raise ValueError where there is none."""
+    """Return the function ``make_step`` of a program; raise ValueError if there is none."""
     sys.path.insert(0, str(program if program.is_dir() else program.parent))  # as Python does
     found = runpy.run_path(str(program), run_name="meshlib._explain").get("make_step")
     if not callable(found):
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def estimate(make_step: MakeStep, file: Path, mesh: DeviceMesh) -> Estimate:
-    """Run two steps on this rank, and return what the second one took.
+    """Run two steps on this rank, and return the costs of the second one.
 
     The first one compiles, and tells neighbours the shapes of activations.
     Raises ValueError for a step that returns no dict.

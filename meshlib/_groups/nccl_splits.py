@@ -1,6 +1,6 @@
 """Groups whose NCCL communicators are split from an existing group's.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
 In NCCL 2.18, ``ncclCommSplit`` reuses a communicator's connections, but all of its members must

@@ -144,7 +144,7 @@ class _SpawnedRank(RankWorker):
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._errors, errors = context.Pipe(duplex=False)
-        self._told: ErrorRecord | None = None
+        self._reported: ErrorRecord | None = None
         # The kernel watches the thread that starts a process. Only the main one surely stays.
         lasting = threading.current_thread() is threading.main_thread()
         self.child = context.Process(
@@ -177,8 +177,8 @@ class _SpawnedRank(RankWorker):
     def _receive(self) -> ErrorRecord | None:
         if not self._errors.closed and self._errors.poll():
             with contextlib.suppress(EOFError, OSError), self._errors as errors:
-                self._told = ErrorRecord.from_dict(errors.recv())
-        return self._told
+                self._reported = ErrorRecord.from_dict(errors.recv())
+        return self._reported
 
 
 class _SpawnedProcess:

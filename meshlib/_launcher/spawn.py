@@ -32,7 +32,7 @@ def spawn(
 
     Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``.
     Raises TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list, and
-    ``nprocs`` that is no number. Raises ``pickle``'s errors: ``PicklingError`` for objects of a
+    ``nprocs`` that is not a number. Raises ``pickle``'s errors: ``PicklingError`` for objects of a
     notebook's cell, a prompt or ``python -c``, which other processes cannot import.
     """
     if not callable(fn):

@@ -74,7 +74,7 @@ class Dim:
         return math.prod(digit.size for digit in self.digits)
 
     def offset(self, coordinate: int) -> int:
-        """Return what ``coordinate`` (0 to size - 1) adds to the index."""
+        """Return the offset of ``coordinate`` (0 to size - 1) in the index."""
         total = 0
         for digit in reversed(self.digits):
             coordinate, value = divmod(coordinate, digit.size)
@@ -147,7 +147,7 @@ class Layout:
     Every operation returns a layout. Dims are named by position; negative positions count from the
     end. ``origin`` is the index of the coordinate that is 0 everywhere. Raises ValueError for
     overlapping dims (two coordinates with one index). All operations raise ValueError for positions
-    that do not exist or come twice, and TypeError for a value that is no whole number.
+    that do not exist or come twice, and TypeError for a value that is not an integer.
     """
 
     dims: tuple[Dim, ...]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return what stands in the file at ``path``; its suffix says how it is written.
+    """Read the config file at ``path``; its suffix gives the format.
 
     Raises ValueError that names the file when its suffix is none of ``SUFFIXES``, or it is not well
     formed; OSError when it cannot be read; ImportError for YAML without PyYAML.

@@ -141,7 +141,8 @@ class Record(Call):
 
 
 def capacity_from_environment() -> int:
-    """Return how many calls a recorder is to keep. Raises ValueError for what is no number."""
+    """Return how many calls a recorder is to keep. Raises ValueError for a value that is not a
+    number."""
     text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from meshlib._job.current import current_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
 from meshlib._records import JsonRecord
 from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
@@ -68,7 +68,7 @@ class TransportBenchmark:
         return self._decide_large(table) if self._transport in ("tcp", "inproc") else table
 
     def cost(self) -> Cost | None:
-        """Return what a frame, a byte and a byte reduced cost; None where other transports say."""
+        """Return the costs of a frame, a byte and a reduced byte; None if others' costs apply."""
         if self._transport == "hierarchical":
             return None
         parallelism = available_cores()

@@ -37,8 +37,9 @@ class CallIssuer:
         return Call(header, Deadline.after(_SECONDS))
 
     def prepare(self, kind: Kind, nbytes: int) -> Run:
-        """Return what makes a call of ``kind`` on ``nbytes`` of float32 (of all members' parts
-        together, where they have parts), from and into memory of its own.
+        """Return a function that makes a call of ``kind`` on ``nbytes`` of its own float32.
+
+        If members have parts, ``nbytes`` is for all parts together.
         """
         comm, n = self.communicator, self.communicator.size
         count = max(1, nbytes // _FLOAT.itemsize)

@@ -98,8 +98,8 @@ def load(
         The tree, of the types of ``like``.
 
     Raises:
-        CheckpointError: On every rank, where there is no checkpoint, for a tree, shapes or
-            dtypes that differ, which it names, and for a ``step`` that is another one on some rank.
+        CheckpointError: On every rank, if there is no checkpoint, for a tree, shapes or dtypes that
+            differ, which it names, and for a ``step`` that is another one on some rank.
         CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
             array, chunk and file.
     """
@@ -125,7 +125,8 @@ class Checkpointer:
 
     Raises:
         ValueError: For counts below 1, or another ``better``; on every rank.
-        TypeError: For what is no path or whole number, on every rank; for what is no group.
+        TypeError: For a value that is not a path or whole number, on every rank; for a value that
+            is not a group.
     """
 
     _storage: Storage

@@ -81,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def make() -> str:
         try:
             return _WORDS[given.word][0](given)
-        except _Differs as told:
+        except _Differs as difference:
             failed.append(True)
-            return str(told)
+            return str(difference)
 
     return print_result(f"{parser.prog} {given.word}", make) or int(bool(failed))
 

@@ -61,9 +61,9 @@ def _find_together(participants: Participants, path: Any, step: Any) -> Descript
         open_storage(path)
         return number, find(path, number) if participants.is_first else None
 
-    told = participants.gather(look)
-    number, found = told[0]
-    for rank, (other, _) in zip(participants.ranks, told, strict=True):
+    answers = participants.gather(look)
+    number, found = answers[0]
+    for rank, (other, _) in zip(participants.ranks, answers, strict=True):
         if other != number:
             raise CheckpointError(
                 f"step is {number} on rank {participants.ranks[0]} and {other} on rank {rank};"

@@ -209,7 +209,7 @@ class SafetensorsFiles(Mapping[str, Host]):
             for file in _files_without_index(top):
                 self._arrays.update(_map_file(file))
         if not self._arrays:
-            raise CheckpointError(f"{path} is no safetensors file and has none")
+            raise CheckpointError(f"{path} is not a safetensors file and contains none")
 
     def __getitem__(self, name: str) -> Host:
         return self._arrays[name]

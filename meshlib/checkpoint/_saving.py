@@ -137,7 +137,7 @@ class Save:
     def _agree(self) -> None:
         participants = self._participants
 
-        def tell() -> tuple[str, StoredCheckpoint | None]:
+        def answer() -> tuple[str, StoredCheckpoint | None]:
             if self._wrong is not None:
                 raise self._wrong
             digest = sha256(json.dumps(self._lines()).encode()).hexdigest()
@@ -147,9 +147,9 @@ class Save:
             return f"{digest} step {self._step} metric {self._metric}", self._entry
 
         with self._or_give_up():
-            told = participants.gather(tell)
-            self._entry = told[0][1]
-            if any(digest != told[0][0] for digest, _ in told):
+            answers = participants.gather(answer)
+            self._entry = answers[0][1]
+            if any(digest != answers[0][0] for digest, _ in answers):
                 own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
                 difference = first_difference(participants.ranks, participants.gather(lambda: own))
                 raise CheckpointError(
@@ -158,7 +158,7 @@ class Save:
                 )
 
     def _lines(self) -> dict[str, str]:
-        """Return what must be the same on all ranks: a line for each leaf, by its path."""
+        """Return a line for each leaf, by its path; the lines must be the same on all ranks."""
         assert self.shares is not None
         lines: dict[str, str] = {}
         for path, leaf in leaves_of(self._tree):

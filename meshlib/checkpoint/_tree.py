@@ -40,8 +40,8 @@ _SHOWN_DIFFERENCES = 8
 def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
 
-    Raises TypeError with the path for an object that is no tree, value or array. Raises it too for
-    a part of the tree that could not be rebuilt from its items.
+    Raises TypeError with the path for an object that is not a tree, value or array. Raises it too
+    for a part of the tree that could not be rebuilt from its items.
     """
     arrays: dict[str, Any] = {}
     names = _Names()
@@ -204,10 +204,10 @@ class Matching:
         """Raise CheckpointError that lists the differences, if there are any."""
         if not self.differences:
             return
-        told = self.differences[:_SHOWN_DIFFERENCES]
-        if len(self.differences) > len(told):
-            told.append(f"and {len(self.differences) - len(told)} more")
-        raise CheckpointError(f"{where} differs from what is to be loaded: {'; '.join(told)}")
+        shown = self.differences[:_SHOWN_DIFFERENCES]
+        if len(self.differences) > len(shown):
+            shown.append(f"and {len(self.differences) - len(shown)} more")
+        raise CheckpointError(f"{where} differs from what is to be loaded: {'; '.join(shown)}")
 
     def match(self, node: Node, like: Any, path: tuple[Any, ...] = ()) -> Maker:
         """Return a function of ``array(name)`` that makes the tree; note what differs."""

@@ -1,7 +1,7 @@
 """The interface for libraries on top of meshlib. ``parallel`` uses nothing else.
 
 Programs need none of it. Names here keep to the same versions as all public names
-(docs/compatibility.md), and are documented in docs/reference/extend.md:
+(docs/reference/compatibility.md), and are documented in docs/reference/meshlib/extend.md:
 
 - ``Job``: the calling rank's job, its groups, and the way from one epoch to the next;
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;

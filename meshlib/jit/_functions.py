@@ -34,8 +34,8 @@ from meshlib.jit._arguments import (
     split_rows,
 )
 from meshlib.jit._collective import bind
-from meshlib.jit._host_calls import host_call
 from meshlib.jit._uneven import UnevenAllGather
+from meshlib.jit._xla.host_calls import host_call
 from transport._operands.prefixes import levels
 from transport._operands.reduce_op import RedOpType, ReduceOp
 

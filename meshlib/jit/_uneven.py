@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from meshlib.jit._collective import InJit
 from meshlib.jit._kinds import Issuing, flat_of
-from meshlib.jit._program import HostArray
+from meshlib.jit._xla.program import HostArray
 from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol, cast
 
 from meshlib._calls.future import Future
 from meshlib._job.current import current_world, install
-from meshlib._job.interrupts import defer_interrupts
+from meshlib._job.starting.interrupts import defer_interrupts
 from meshlib._job.world import World
 from meshlib.notebook._functions import Packed
 from meshlib.rpc import functions
 from meshlib.rpc._api import RpcBackendOptions, init_rpc
-from meshlib.rpc._calls import polled
+from meshlib.rpc._calling.futures import polled
 from meshlib.rpc._worker import LocalWorker
 from transport import _environment as environment
 from transport._choosing.tuning import agree, from_environment

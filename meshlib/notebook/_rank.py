@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from meshlib._c10d.functions.objects import broadcast_object_list
 from meshlib._job.current import current_world, find_world, install
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._launcher.ranks.bootstrap import describe_error
 from meshlib._recording.stacks import frames_of
 from meshlib.notebook import _control
@@ -83,7 +83,7 @@ class RankServer:
         return "".join(traceback.StackSummary.extract(iter(below)).format())
 
     def end(self) -> None:
-        """Have ``serve`` return after the tasks that have come."""
+        """Have ``serve`` return after the tasks that have arrived."""
         self._jobs.put(None)
 
     def serve(self) -> None:

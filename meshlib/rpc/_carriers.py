@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
-from meshlib.rpc._calls import PreparedCall
+from meshlib.rpc._calling.futures import PreparedCall
 
 GRADIENTS = "gradients"
 """The name of the carrier of gradients."""
@@ -25,7 +25,7 @@ class Carrier(Protocol):
     """Registered by ``add_carrier`` on every worker, under the same name."""
 
     def send(self, to: int) -> Any:
-        """Return what a call to the worker of rank ``to`` takes along, None: nothing.
+        """Return the value that a call to the worker of rank ``to`` carries, or None.
 
         Called in the thread that makes the call, before its arguments are pickled.
         """
@@ -109,7 +109,7 @@ class Carriers:
             return self.gradients
 
     def send(self, to: int) -> dict[str, Any] | None:
-        """Return what a call takes along, by carrier."""
+        """Return the values that a call carries, by carrier."""
         sent = {
             name: it
             for name, carrier in self._by_name.items()

@@ -172,7 +172,7 @@ class GlobalArray(NDArrayOperatorsMixin):
         return local.copy() if everywhere is self and local is not None else local
 
     def reduced(self) -> Self:
-        """Return the array with partial values reduced; itself where there are none."""
+        """Return the array with partial values reduced; itself if there are none."""
         if not self.sharding.partial_dims:
             return self
         return self.redistribute(self.sharding.reduced())

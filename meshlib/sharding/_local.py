@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshlib._arrays import adapter as arrays
-from meshlib._arrays.adapted import Adapted
+from meshlib._arrays.adapted import AdaptedArray
 
 Array = Any
 """``numpy.ndarray`` or ``cupy.ndarray``."""
@@ -45,7 +45,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """Return what two parts of an array share, None if that is nothing."""
+    """Return the overlap of two parts of an array, or None."""
     both: list[slice] = []
     for x, y in zip(a, b, strict=True):
         low, high = max(x.start, y.start), min(x.stop, y.stop)
@@ -64,18 +64,18 @@ def relative(box: Box, within: Box) -> tuple[Any, ...]:
     return (*inside, ...)  # without which an array without dims would give a scalar
 
 
-def flat_target(array: Array) -> Adapted:
+def flat_target(array: Array) -> AdaptedArray:
     """Return an array as the flat buffer that a call writes to; ``finish()`` ends with it there."""
     return arrays.target(array, "local")
 
 
-def flat_source(array: Array) -> Adapted:
+def flat_source(array: Array) -> AdaptedArray:
     """Return an array as the flat buffer that a call reads: a copy unless it is C-contiguous."""
     return arrays.source(array, "local")
 
 
 def neutral(op: str, array: Array) -> Array:
-    """Return what changes nothing where ``op`` reduces it with ``array``, of its shape."""
+    """Return an array like ``array`` of the neutral elements of ``op``."""
     module = array_module(array)
     if op == "sum":
         zeros = module.zeros(array.shape, array.dtype)

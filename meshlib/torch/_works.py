@@ -99,7 +99,7 @@ class TorchWork(_c10d.Work):
         return self._work is None or self._work.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return what the call has failed with, or None."""
+        """Return the exception of the call, or None."""
         return None if self._work is None else self._work.exception()
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:

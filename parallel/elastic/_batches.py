@@ -82,7 +82,7 @@ class ElasticBatches:
 
     Raises:
         ValueError: For numbers that are not positive, and an unknown policy.
-        TypeError: For what is no whole number.
+        TypeError: For a value that is not an integer.
     """
 
     def __init__(

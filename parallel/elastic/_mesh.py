@@ -304,7 +304,7 @@ class ElasticMesh:
             voted = 0 if step is None else step.voted
             said = MemberReport(self.committed, self.cursor, voted, self._fresh)
             change = job.agree_on_epoch(
-                said=asdict(said),
+                proposal=asdict(said),
                 choose=self._choose,
                 timeout=self._timeout,
                 wait=self._join_timeout,

@@ -112,7 +112,7 @@ class DiLoCo:
         step.on_commit(commit)
 
     def _feedback(self, moved: list[Any]) -> list[Any] | None:
-        """Return what earlier rounds rounded away, to be changed; None where nothing is kept."""
+        """Return the mutable rounding errors of earlier rounds, or None if none are kept."""
         compression = self._group.compression
         if compression is None or not compression.error_feedback:
             return None

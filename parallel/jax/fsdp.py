@@ -81,7 +81,7 @@ class ShardedLayer:
     parts: Tree
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return what the layer returns."""
+        """Return the layer's result."""
 
         def call(whole: Any, *inputs: Any, **options: Any) -> Any:
             return whole(*inputs, **options)

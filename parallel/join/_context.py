@@ -76,7 +76,7 @@ class Joinable(ABC):
         """Return the hook for one context; ``kwargs`` are the ones that ``Join`` was given."""
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return f"phase {phase}"
 
 

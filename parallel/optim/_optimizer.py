@@ -50,8 +50,8 @@ class Optimizer(ABC):
     def add_param_group(self, group: ParamGroup) -> None:
         """Add parameters with options of their own.
 
-        Raises TypeError for what is no parameter, ValueError for an unknown option, one that
-        ``check_options`` refuses, or a parameter that the optimizer has already.
+        Raises TypeError for a value that is not a parameter, ValueError for an unknown option, one
+        that ``check_options`` refuses, or a parameter that the optimizer has already.
         """
         if not isinstance(group, Mapping) or "params" not in group:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(

@@ -142,7 +142,7 @@ def _apart(here: ContextStore, module: Module) -> Generator[None]:
 
 
 def _converter(module: Module) -> Callable[[Any], Any]:
-    """Return what makes an array of any library one of the module's."""
+    """Return a function that converts an array to the module's array library."""
     first = next(module.parameters(), None)
     library = np if first is None else namespace(first.data)
 

@@ -131,9 +131,9 @@ class DistributedOptimizer:
         args: further arguments of ``optimizer_class``
         kwargs: its keyword arguments
 
-    Raises TypeError for what is no list of RRefs to parameters, and for an optax transformation in
-    place of the function that makes it; ValueError for no parameters; what making an optimizer
-    raises on its owner.
+    Raises TypeError for a value that is not a list of RRefs to parameters, and for an optax
+    transformation in place of the function that makes it; ValueError for no parameters; what making
+    an optimizer raises on its owner.
     """
 
     def __init__(

@@ -163,7 +163,7 @@ class _Prepare(ParallelStyle):
 
     @abstractmethod
     def crossings(self) -> tuple[_Crossing | None, ...]:
-        """Return what is done to each array."""
+        """Return the crossing of each array, or None for an array without one."""
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
         del parts

@@ -39,8 +39,8 @@ class ColwiseParallel(ParallelStyle):
     Args:
         input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: this rank's
             part of the sequence, dim 1. None: as a ``PrepareModuleInput`` of the same plan left it,
-            for a module that this one is in: whole, its gradient being summed there; where there is
-            none, ``Replicate()``.
+            for a module that this one is in: whole, its gradient being summed there; if there is
+                none, ``Replicate()``.
         output_layouts: None: the features are split (torch's ``Shard(-1)``); ``Replicate()``: the
             whole output on every rank.
 

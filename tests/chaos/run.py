@@ -150,7 +150,7 @@ def judge(
 
 
 def names(fault: Fault, text: str, victim: int, size: int) -> bool:
-    """Whether ``text`` says who is to blame: by name, or with each rank's call in a table."""
+    """True if ``text`` says who is to blame: by name, or with each rank's call in a table."""
     if not fault.name.startswith("mismatch"):
         return f"rank {victim} " in text
     rows = [line.split() for line in text.splitlines()]

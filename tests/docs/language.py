@@ -49,13 +49,13 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
             ):
                 yield doc.lineno, doc.value.value
         elif isinstance(node, ast.Raise) and node.exc is not None:
-            said = [
+            found = [
                 part.value
                 for part in ast.walk(node.exc)
                 if isinstance(part, ast.Constant) and isinstance(part.value, str)
             ]
-            if said:
-                yield node.lineno, " ".join(said)
+            if found:
+                yield node.lineno, " ".join(found)
     run: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -85,7 +85,7 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def changes_itself(cls: ast.ClassDef) -> bool:
-    """Whether methods change the instance after it was made, or each thread has its own."""
+    """True if methods change the instance after it was made, or each thread has its own."""
     if any(getattr(base, "attr", "") == "local" for base in cls.bases):
         return True
     for method in cls.body:

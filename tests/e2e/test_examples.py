@@ -163,16 +163,16 @@ def test_one_rank(tmp_path):
 
 def test_heat_2d(tmp_path):
     args = EXAMPLES / "heat_2d.py", "--steps", 60, "--cells"
-    said = meshrun(tmp_path, "--mesh", "y=2,x=2", *args, 32)
-    assert re.fullmatch(r"4096 cells: \d+\.\d+ degrees on average, \d+\.\d+ at most\n", said)
-    assert said == meshrun(tmp_path, "--mesh", "y=1,x=1", *args, 64)
+    printed = meshrun(tmp_path, "--mesh", "y=2,x=2", *args, 32)
+    assert re.fullmatch(r"4096 cells: \d+\.\d+ degrees on average, \d+\.\d+ at most\n", printed)
+    assert printed == meshrun(tmp_path, "--mesh", "y=1,x=1", *args, 64)
 
 
 def test_work_stealing(tmp_path):
     args = EXAMPLES / "work_stealing.py", "--numbers", 3000, "--batch", 50
-    said = meshrun(tmp_path, "-n3", *args)
-    assert "9000 numbers: 6171 takes the most steps, 261\n" in said
-    done = re.search(r"each rank did \[(.*?)\] of which stolen \[(.*?)\]", said)
+    printed = meshrun(tmp_path, "-n3", *args)
+    assert "9000 numbers: 6171 takes the most steps, 261\n" in printed
+    done = re.search(r"each rank did \[(.*?)\] of which stolen \[(.*?)\]", printed)
     assert sum(map(int, done[1].split(", "))) == 9000
 
 

@@ -65,7 +65,7 @@ def tests(folder: Path) -> tuple[bool, list[str]]:
     What they say goes to ``gpu-tests.log``, and is read from there, however far they came.
     """
     log = folder / "gpu-tests.log"
-    # With the project's own -q this is one line for each test. Other people's warnings are no
+    # With the project's own -q this is one line for each test. Other people's warnings are not
     # failures of ours, and the project's folder may be one that nothing can be written to.
     options = ["-vv", "-rs", "--color=no", "-W", "default", "-p", "no:cacheprovider"]
     env = {**ended.environment(), "MESHLIB_GPU_SECONDS": str(TESTS_SECONDS - 20)}

@@ -1,6 +1,6 @@
 """Every backend for GPUs, on a real one: real processes, which share it if they are several.
 
-Not a line of this has decided anything before it ran on a GPU: see the table in docs/gpu.md.
+Not a line of this has decided anything before it ran on a GPU: see the table in docs/run/gpu.md.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def peers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
         **{name: normal(seed, 4) for seed, name in enumerate("qkvg")},
         **weights,
     )
-    said = run("split_models.py", 2, folder)
-    assert all((folder / f"{rank}.npz").exists() for rank in range(2)), "\n".join(said)
+    printed = run("split_models.py", 2, folder)
+    assert all((folder / f"{rank}.npz").exists() for rank in range(2)), "\n".join(printed)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
 
 

@@ -134,7 +134,7 @@ def test_a_frame_that_timed_out_is_taken_back() -> None:
 
 
 def test_a_lent_frame_outlives_an_abort_that_comes_while_it_is_copied() -> None:
-    """The sender returns only after the receiver has let go of its memory."""
+    """The sender returns only after the receiver has released its memory."""
     copying, aborted = threading.Event(), threading.Event()
     released: list[str] = []
 

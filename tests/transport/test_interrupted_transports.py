@@ -198,7 +198,7 @@ def test_what_nccl_is_told() -> None:
 
     def all_gather(*_: object) -> None:
         ending.wait(12 * SOON)
-        raise CommunicatorAbortedError("the test is over")  # what it gathers are no headers
+        raise CommunicatorAbortedError("the test is over")  # what it gathers are not headers
 
     channel = SimpleNamespace(
         size=2,

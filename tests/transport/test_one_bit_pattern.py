@@ -46,7 +46,7 @@ def inputs_of(rank: int, count: int, dtype: Any) -> Flat:
 
 
 def expected(size: int, count: int, dtype: Any, op: ReduceOp) -> Flat:
-    """The tree, as docs/algorithms.md has it, by NumPy."""
+    """The tree, as docs/inside/algorithms.md has it, by NumPy."""
     narrow = np.dtype(dtype).itemsize <= 2
     inputs = [inputs_of(rank, count, dtype) for rank in range(size)]
     values = [array.astype(np.float32) if narrow else array for array in inputs]

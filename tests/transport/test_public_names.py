@@ -10,7 +10,7 @@ import queue_transport
 
 import transport
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-transport.md"
+PAGE = Path(__file__).parents[2] / "docs/inside/adding-a-transport.md"
 
 
 def test_dir_shows_the_public_names_alone():

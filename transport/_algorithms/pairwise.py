@@ -97,7 +97,7 @@ def reduce_scatter(
 
 
 def cut(buffer: Flat, chunks: int, chunk: int, size: int) -> list[Part]:
-    """Return what of ``buffer`` each member reduces in one of ``chunks`` chunks.
+    """Return the part of ``buffer`` that each member reduces in one of ``chunks`` chunks.
 
     The chunks do not decide which member reduces an element.
     """

@@ -16,7 +16,7 @@ _UNUSED = 2
 
 
 class BufferPool:
-    """Hands out receive buffers. Any thread.
+    """Hands out receive buffers. Thread-safe.
 
     The kernel clears each page of fresh memory at its first touch, which takes longer than the
     copy that fills it. Programs send arrays of the same sizes again and again.

@@ -415,7 +415,7 @@ class ChannelConnection:
     # ------------------------------------------------------------------ the end
 
     def shut(self, error: Exception) -> None:
-        """End it: the reading thread closes it. Any thread; never blocks."""
+        """End it: the reading thread closes it. Thread-safe; never blocks."""
         if self.error is None:
             self.error = error
         with suppress(OSError):

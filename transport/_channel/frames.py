@@ -48,7 +48,7 @@ FIRST_KIND = 16
 
 
 class FrameBuffer(NamedTuple):
-    """A buffer of a frame. ``memory`` is None where it lies at ``address`` of the sender."""
+    """A buffer of a frame. ``memory`` is None if it lies at ``address`` of the sender."""
 
     nbytes: int
     address: int

@@ -26,7 +26,7 @@ _FIRST, _READABLE, _NOT_READABLE = 0, 1, 2
 
 
 class Greeting:
-    """Greets the peers of one member. Any thread."""
+    """Greets the peers of one member. Thread-safe."""
 
     def __init__(self) -> None:
         # A peer that can read these bytes here has found the right process.
@@ -48,7 +48,8 @@ class Greeting:
         return answer.number
 
     def on_hello(self, connection: ChannelConnection, frame: ChannelFrame, received: int) -> None:
-        """Answer a greeting; ``received`` is the number of the peer's last post that has come."""
+        """Answer a greeting; ``received`` is the number of the peer's last post that has
+        arrived."""
         if frame.flags != _FIRST:
             connection.lends = frame.flags == _READABLE
             return

@@ -54,7 +54,7 @@ def blocks_of(size: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=256)
 def halving_schedule(rank: int, size: int) -> HalvingSchedule:
-    """Return what ``rank`` of ``size`` exchanges."""
+    """Return the exchanges of ``rank`` among ``size`` ranks."""
     blocks = blocks_of(size)
     number = max(i for i, (first, _) in enumerate(blocks) if first <= rank)
     first, level = blocks[number]

@@ -1,4 +1,4 @@
-"""A cost model of the algorithms: their bytes, reductions and time; docs/algorithms.md as code.
+"""A cost model of the algorithms: bytes, reductions and time; docs/inside/algorithms.md as code.
 
 The model is Hockney's ("The communication challenge for MPP", 1994) with a term for arithmetic:
 a frame takes ``alpha`` seconds and ``beta`` a byte, a byte reduced ``gamma``. Along the longest

@@ -38,7 +38,7 @@ class PeerKeys:
         self._cancelled: str | None = None
 
     def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return what ``peer`` writes under ``key``."""
+        """Return the value that ``peer`` writes under ``key``."""
         return self.read_all(lambda _peer: key, [peer], call)[peer]
 
     def read_all(

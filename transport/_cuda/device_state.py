@@ -1,6 +1,6 @@
 """The state of every communicator on device memory: memory, one device, a stream, completions.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls on device memory through the host: pinned buffers and a transport for the CPU.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 This works whatever the GPUs and their drivers can do among themselves. Large calls are cut into
 chunks. While the transport works on one chunk, the next one comes from the device and the last one
@@ -323,5 +323,5 @@ def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> StagedCommunicator:
-    """Make a communicator that goes by way of the host and the transport ``cpu``."""
+    """Make a communicator that goes via the host and the transport ``cpu``."""
     return StagedCommunicator(membership, cpu(membership))

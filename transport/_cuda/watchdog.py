@@ -1,6 +1,6 @@
 """A thread that checks the deadlines and errors of calls under way on a device.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations

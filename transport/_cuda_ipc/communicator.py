@@ -1,6 +1,6 @@
 """Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Members exchange offers on the host (``offers.py``); everything else happens on their streams. In
 its device memory, each member has a counter for each member. A step raises this member's counter at

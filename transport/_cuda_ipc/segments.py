@@ -1,6 +1,6 @@
 """Symmetric memory on devices: allocations whose handles the members have exchanged.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 A segment has one number and one capacity on all members. Memory inside it is named by number and
 offset, without asking the driver. A segment is used again once it is free on all members: each

@@ -60,7 +60,7 @@ class CollectivePhase:
 
 
 def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
-    """Return what the hierarchical transport does one after the other for a large call.
+    """Return the successive stages of the hierarchical transport for a large call.
 
     The slices that cross the network share a network card: together they take as long as the whole
     between one member of each host, which is what is returned.

@@ -38,7 +38,7 @@ KNOWN: tuple[LaunchEnvironment, ...] = (
 
 
 def detect(variables: Variables | None = None) -> RankPlace:
-    """Return what this process's launcher says; nothing, under the name "no launcher", without one.
+    """Return the settings from this process's launcher; empty, named "no launcher", without one.
 
     MASTER_ADDR and MASTER_PORT, where set, are stronger than what a launcher implies, and
     ``MESHLIB_LAUNCHER`` names the only one to be asked; ``none`` makes a world of one. Raises
@@ -101,7 +101,7 @@ def hints(variables: Variables) -> str:
 
 
 def chosen_launcher(variables: Variables) -> str | None:
-    """Return what ``MESHLIB_LAUNCHER`` names, None when it is not set."""
+    """Return the launcher that ``MESHLIB_LAUNCHER`` names, or None if it is not set."""
     key = variables.get(environment.LAUNCHER, "").strip().lower()
     if not key:
         return None

@@ -117,7 +117,7 @@ class Mailbox:
                 self._count_waiters(-1)
 
     def try_begin(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage | None:
-        """Announce a message as ``begin`` does, or return None where that would block."""
+        """Announce a message as ``begin`` does, or return None if that would block."""
         with self._lock:
             return self._begin(src, header, nbytes)
 
@@ -225,7 +225,7 @@ class Mailbox:
         return self._store(src, header, nbytes) if self._has_room(src, nbytes) else None
 
     def _stir(self) -> None:
-        """Be told that something has changed for a receive that waits. For those who extend this
+        """Note that something has changed for a receive that waits. For those who extend this
         class, and wait in other ways than on ``PendingReceive.wake``.
         """
 
@@ -352,7 +352,7 @@ class Mailbox:
             self._arriving -= 1
 
     def _give_up(self, receive: PendingReceive) -> None:
-        """Take a receive back, with its buffer, unless that is done. Lets go of the lock for a
+        """Take a receive back, with its buffer, unless that is done. Releases the lock for a
         moment.
         """
         if receive in self._receives:

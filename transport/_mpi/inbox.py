@@ -69,7 +69,7 @@ class MpiInbox:
                 self._wanted += Counter()  # drops those that nobody wants
 
     def lose(self, src: int, sent: int, error: PeerLostError) -> None:
-        """Be told that member ``src`` has left, after ``sent`` messages to this one in all.
+        """Note that member ``src`` has left, after ``sent`` messages to this one in all.
 
         Once they are taken, the mailbox is told ``error``.
         """

@@ -1,7 +1,7 @@
 /* The module transport._native._core. */
 #include "binding/api.h"
 
-/* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
+/* measure_group(size, block): the bytes of memory that `size` members share, and of a block (0: chosen). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
     int size;
     unsigned long long block;

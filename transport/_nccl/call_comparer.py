@@ -1,6 +1,6 @@
 """Compares the members' calls on the host, behind the calls.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL compares nothing: members that disagree hang, or write to wrong places. Here each member posts
 the header of each call as it makes it. A thread exchanges the posted headers over a CPU
@@ -105,7 +105,7 @@ class CallComparer:
             return self._changed.wait_for(lambda: not self._open or self._ended, seconds)
 
     def abort(self, reason: str) -> None:
-        """Stop comparing. Any thread; idempotent; never blocks."""
+        """Stop comparing. Thread-safe; idempotent; never blocks."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

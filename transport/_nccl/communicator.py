@@ -1,6 +1,6 @@
 """Collectives by NCCL, on a stream of the group's own.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One member's NCCL communicator: connecting, using, aborting.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL lets one thread at a time use a communicator. Another thread may abort it at any moment, and
 the abort frees its memory. So each use holds a lock, for which an abort waits. It does not wait for
@@ -194,7 +194,7 @@ class NcclConnection:
             raise CommunicatorAbortedError(reason)
 
     def abort(self, reason: str) -> None:
-        """End all work. Any thread; idempotent; never blocks."""
+        """End all work. Thread-safe; idempotent; never blocks."""
         with self._lock:
             first = self.abort_reason is None
             if first:

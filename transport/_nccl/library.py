@@ -1,6 +1,6 @@
 """The few functions of NCCL that are used, and who provides them.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 ``nccl4py`` (NVIDIA's own) is preferred where it is installed; CuPy's ``cupy.cuda.nccl``, which its
 maintainers want to give up, is the other one. Both take plain addresses, counts, NCCL's codes and
@@ -84,15 +84,15 @@ class NcclComm(Protocol):
         ...
 
     def async_error(self) -> str | None:
-        """Return what went wrong since, or None."""
+        """Return an error that occurred in the background, or None."""
         ...
 
     def abort(self) -> None:
-        """End all work under way and let go of the communicator. May block; from any thread."""
+        """End all work under way and release the communicator. May block; from any thread."""
         ...
 
     def destroy(self) -> None:
-        """Let go of the communicator, on which no work is under way."""
+        """Release the communicator, on which no work is under way."""
         ...
 
 
@@ -183,7 +183,7 @@ class _Nccl4PyComm:
         self._comm = comm
 
         def of(function: Any) -> Any:
-            """Return what gives ``function`` the communicator as well, before the stream."""
+            """Return ``function`` with the communicator as its argument before the stream."""
 
             def call(*arguments: Any) -> None:
                 function(*arguments[:-1], comm, arguments[-1])

@@ -1,6 +1,6 @@
 """Exchanging hosts, GPUs and the unique id before NCCL connects.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class TlsSocket(ssl.SSLSocket):
                 raise TimeoutError(errno.ETIMEDOUT, f"no TLS within {deadline.seconds:g} s")
 
     def explain(self, error: OSError) -> str | None:
-        """Return what it means that the handshake failed with ``error``; None where it is no error
+        """Return what it means that the handshake failed with ``error``; None if it is not an error
         of TLS's.
         """
         if not isinstance(error, ssl.SSLError):

@@ -68,7 +68,7 @@ def foreign_rendezvous(
             makes one. It passes through the foreign store, whose readers can join the job.
 
     Raises:
-        DistStoreError: Rank 0 has not come.
+        DistStoreError: Rank 0 has not arrived.
         DistNetworkError: Its store cannot be reached.
         AuthenticationError: The secrets differ.
     """

@@ -120,7 +120,7 @@ class _StoreSearch:
         enrolled = False
         try:
             mine = self._enroll(store)
-            # If ranks exist before all members have come, they carry an error.
+            # If ranks exist before all members have arrived, they carry an error.
             while not store.check([_RANKS]):
                 if store.check([f"{_MEMBER}/{self._world_size}"]):
                     self._assign(store)
@@ -143,7 +143,7 @@ class _StoreSearch:
                 store.close()
 
     def _join(self, host: Announcement) -> tuple[Store, int] | None:
-        """Join another process's store; return None when it ended before all had come."""
+        """Join another process's store; return None when it ended before all had arrived."""
         store: TCPStore | None = None
         enrolled = False
         try:
@@ -175,7 +175,7 @@ class _StoreSearch:
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)
-        # In the order of the numbers: the last one's key means that all have come.
+        # In the order of the numbers: the last one's key means that all have arrived.
         if mine > 1:
             store.wait([f"{_MEMBER}/{mine - 1}"])
         size = str(self._world_size).encode()

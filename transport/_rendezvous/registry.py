@@ -83,8 +83,8 @@ def rendezvous(
         secret: The job's secret; default: from the environment.
         others: Handed to the handler of a registered scheme.
 
-    Raises ValueError for an unknown scheme, TypeError for a URL that is no ``str`` or a number that
-    is none. The first ``next`` raises the handlers' errors: ValueError for an incomplete URL,
+    Raises ValueError for an unknown scheme, TypeError for a URL that is not a ``str`` or a number
+    that is none. The first ``next`` raises the handlers' errors: ValueError for an incomplete URL,
     ``DistStoreError`` when ranks are missing at the deadline, ``DistNetworkError`` when the store
     cannot be reached.
     """

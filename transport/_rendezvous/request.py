@@ -99,7 +99,7 @@ class RendezvousRequest:
 def with_place(url: str, rank: int, world_size: int) -> str:
     """Return ``url`` with rank and world size (-1: not given) in its query.
 
-    Raises ValueError when the query contradicts them, TypeError for a value that is no number.
+    Raises ValueError when the query contradicts them, TypeError for a value that is not a number.
     """
     base, _, text = url.partition("?")
     query = dict(parse_qsl(text))

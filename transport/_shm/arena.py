@@ -109,7 +109,7 @@ class Arena:
         block.used = block.held = True
         segment, part = self._segments[block.number]
         start = self._rank * part + block.offset
-        # Every view keeps this array alive, since its own base is no array.
+        # Every view keeps this array alive, since its own base is not an array.
         memory = np.frombuffer(segment.data, np.uint8, need, start)
         weakref.finalize(memory, self._dropped.append, block).atexit = False
         return memory[: count * dtype.itemsize].view(dtype)

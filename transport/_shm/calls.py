@@ -92,7 +92,7 @@ class Calls:
         self._go_on(call, status, None, _NO_DTYPE)
 
     def wake(self) -> None:
-        """Have all members that sleep look up. Any thread."""
+        """Have all members that sleep look up. Thread-safe."""
         self.native.wake()
 
     def _go_on(

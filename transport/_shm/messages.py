@@ -234,7 +234,7 @@ class Messages(Mailbox):
         """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
 
         For a caller who makes all calls with that peer, one after the other. It ends as soon as
-        this rank looks at what has come. Returns the two ends, the sender's None if nothing was
+        this rank looks at what has arrived. Returns the two ends, the sender's None if nothing was
         sent yet; no ends where the peer is this rank; None while anything there is unusual.
         """
         if peer == self._rank:
@@ -273,7 +273,7 @@ class Messages(Mailbox):
             self._drop_carrying()
 
     def lose(self, src: int, error: PeerLostError) -> None:
-        """Be told that member ``src`` is gone; what it sent before is still received."""
+        """Note that member ``src`` is gone; what it sent before is still received."""
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
@@ -392,7 +392,7 @@ class Messages(Mailbox):
                 name = self._membership.describe(src)
                 what = "broke off a message in the middle"
                 if ring.damaged:
-                    what = "wrote what is no message: the shared memory is damaged"
+                    what = "wrote an invalid message: the shared memory is damaged"
                 error = PeerLostError(f"{name} {what}", src)
                 self._ending.setdefault(src, error)
         if self._ending:

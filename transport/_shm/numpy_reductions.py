@@ -24,7 +24,7 @@ def reduce_parts(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Fla
 
 
 def scaled(source: Flat, op: ReduceOp) -> Flat:
-    """Return what PREMUL_SUM adds of ``source``: scaled, in the dtype of the reduction."""
+    """Return the operand of PREMUL_SUM: ``source`` scaled, in the dtype of the reduction."""
     result = np.empty(source.size, reduction_dtype(source.dtype))
     scale(result, source, 0, source.size, op)
     return result

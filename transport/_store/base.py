@@ -250,8 +250,8 @@ class Store(ABC):
         """Return this store for callers that cannot wait for a silent server.
 
         Its calls raise ``DistStoreError`` when the server's answer is late by more than
-        ``seconds``. (A wait's answer is due at the wait's own timeout.) It is no clone: close only
-        the original object.
+        ``seconds``. (A wait's answer is due at the wait's own timeout.) It is not a clone: close
+        only the original object.
         """
         del seconds
         return self
@@ -275,7 +275,7 @@ class Store(ABC):
         """Make waits for missing keys on this object raise ``error``, those under way and later
         ones.
 
-        Used when the writer is known to be lost. None lifts it again. Any thread.
+        Used when the writer is known to be lost. None lifts it again. Thread-safe.
 
         Ranks that are threads may share the object: each lifts only the error that it set as the
         hashable ``by``. Clones, stores made by ``aside``, and other users of the data are not
@@ -290,7 +290,7 @@ class Store(ABC):
     def hang_up(self) -> None:
         """End this object's waits under way, and all later calls, with ``DistStoreError``.
 
-        It sends nothing to the server. Any thread; never blocks. Call ``close`` afterwards.
+        It sends nothing to the server. Thread-safe; never blocks. Call ``close`` afterwards.
         """
         self.close()
 

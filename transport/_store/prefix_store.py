@@ -27,7 +27,7 @@ class PrefixStore(Store):
 
     Timeout and ``num_keys`` (keys of all prefixes) are those of the wrapped store. Closing it
     closes the wrapped store: close a ``clone``, or make sure that no other user shares the store.
-    Raises TypeError for a ``prefix`` that is no ``str`` and a ``store`` that is no ``Store``.
+    Raises TypeError for a ``prefix`` that is not a ``str`` and a ``store`` that is not a ``Store``.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:

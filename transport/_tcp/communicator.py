@@ -35,7 +35,7 @@ from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 from transport._tcp.messages import MessageLink
 
-# After so long without the connection that a peer is to make, this rank looks whether it lives.
+# If a peer has not connected after this time, this rank checks whether the peer is alive.
 _PATIENCE_SECONDS = 0.2
 _JOIN_SECONDS = 5.0
 
@@ -64,7 +64,7 @@ class TcpCommunicator(LinkCommunicator):
         # Guards everything below. Nobody waits for another rank while holding it.
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
-        # By peer, the connections that its link will have, as far as they have come.
+        # By peer, the connections that its link will have, as far as they have arrived.
         self._arrived: dict[int, list[socket.socket | None]] = {}
         self._links: dict[int, TcpLink] = {}
         self._frames = FrameWorker()
@@ -103,7 +103,7 @@ class TcpCommunicator(LinkCommunicator):
     def reach(self, peers: Sequence[int], call: Call) -> None:
         """Connect to those of lower rank in a thread each: together they take no longer than one.
 
-        Raises as ``link`` does for the first that cannot be reached.
+        Raises the errors of ``link`` for the first that cannot be reached.
         """
         found = {*self._links, *self._dialled}
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
@@ -198,7 +198,7 @@ class TcpCommunicator(LinkCommunicator):
         return links
 
     def _begin_thread(self, name: str, task: Callable[[], None]) -> None:
-        """Connect in a thread of its own. Raises RuntimeError where there is no room for one."""
+        """Connect in a thread of its own. Raises RuntimeError if there is no room for one."""
         thread = threading.Thread(target=task, name=name, daemon=True)
         thread.start()
         self._threads = (*(other for other in self._threads if other.is_alive()), thread)
@@ -342,7 +342,7 @@ class TcpCommunicator(LinkCommunicator):
             self._miss_if_silent(peer)
 
     def _await_opening(self, peer: int, call: Call) -> None:
-        """Wait until no other thread is connecting to ``peer``. Under the lock."""
+        """Wait until no other thread is connecting to ``peer``. The caller holds the lock."""
         while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
             self.check_open()
             if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
@@ -353,7 +353,7 @@ class TcpCommunicator(LinkCommunicator):
                 )
 
     def _add_message_link(self, peer: int, sock: socket.socket) -> MessageLink:
-        """Exchange messages over a connection. Under the lock."""
+        """Exchange messages over a connection. The caller holds the lock."""
         name = self.membership.describe(peer)
         link = MessageLink(sock, peer, name, self._messages, self.mailbox)
         self._messages.add(link)

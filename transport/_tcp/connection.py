@@ -200,7 +200,7 @@ class TcpConnection(ABC):
         self.leaving.clear()
 
     def abort(self, reason: str = "the link was aborted") -> None:
-        """Wake the threads that are blocked on this connection, here and on the peer. Any thread.
+        """Wake the threads that are blocked on this connection, here and on the peer. Thread-safe.
 
         Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
         """

@@ -29,7 +29,7 @@ _HELD_BACK = 0.7
 def connections_from_environment() -> int:
     """Return how many connections a link to a far peer has.
 
-    Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is no number from 1 to 16.
+    Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is not a number from 1 to 16.
     """
     said = os.environ.get(environment.TCP_CONNECTIONS, "").strip() or str(_CONNECTIONS)
     if not said.isdecimal() or not 1 <= int(said) <= _MOST_CONNECTIONS:

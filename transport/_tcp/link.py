@@ -235,7 +235,8 @@ class FrameWorker(LinkWorker):
         self._call: Call | None = None
 
     def begin(self, call: Call) -> None:
-        """Withdraw the frames of a call before ``call`` that was interrupted. Under the lock."""
+        """Withdraw the frames of a call before ``call`` that was interrupted. The caller holds the
+        lock."""
         if call is not self._call:
             overlaps = call.rest is not None and call.rest.overlaps
             if (self.leaving or self.coming) and not overlaps:
@@ -243,7 +244,8 @@ class FrameWorker(LinkWorker):
             self._call = call
 
     def withdraw(self) -> None:
-        """Forget all frames. A link that is in the middle of one ends. Under the lock."""
+        """Forget all frames. A link that is in the middle of one ends. The caller holds the
+        lock."""
         for link in {**self.leaving, **self.coming}:
             link.withdraw()
         self.leaving.clear()

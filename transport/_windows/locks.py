@@ -28,10 +28,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 5e-3
 def acquire(
     target: Target, place: int, shared: bool, call: Call, check: Callable[[int | None, int], None]
 ) -> int:
-    """Take the lock of ``target`` for the member at ``place``; return what gives it back.
+    """Take the lock of ``target`` for the member at ``place``; return a function that releases it.
 
-    ``check(holder, sharing)`` raises when waiting is in vain: for the member at ``holder``, or for
-    ``sharing`` ones (None).
+    ``check(holder, sharing)`` raises when waiting is pointless: for the member at ``holder``, or
+    for ``sharing`` ones (None).
     """
     pauses, seen = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE), 0
     while True:

@@ -38,7 +38,7 @@ class Target(Protocol):
     """
 
     direct: bool
-    """Whether this process maps the memory: then everything is done at once, without a ``call``."""
+    """True if this process maps the memory: then everything is done at once, without a ``call``."""
 
     def put(self, call: Call | None, offset: int, values: Flat) -> bool:
         """Store ``values`` at ``offset``; they are copied."""
@@ -67,7 +67,7 @@ class Target(Protocol):
         expected: Any = b"",
         late: Late | None = None,
     ) -> bytes:
-        """As ``combine``; return what was there. ``expected`` is that of REPLACE_IF.
+        """As ``combine``; return the old values. ``expected`` is that of REPLACE_IF.
 
         ``late`` is called with what was there if that is known only after the call's deadline.
         """
@@ -83,7 +83,7 @@ class Target(Protocol):
 
 
 class MappedMemory:
-    """The target whose bytes are ``data`` here. Any thread."""
+    """The target whose bytes are ``data`` here. Thread-safe."""
 
     direct = True
 

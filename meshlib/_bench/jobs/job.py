@@ -93,7 +93,7 @@ class LibraryJob:
         """Have the ranks find each other; return the library's version."""
         deadline = Deadline.after(_START_SECONDS)
         port = self._answers(range(1), deadline)[0]
-        self._tell(range(1, self.size), port)
+        self._send(range(1, self.size), port)
         answers = self._answers(range(self.size), deadline)
         self.processes.pids = [answer["pid"] for answer in answers if "pid" in answer]
         return answers[0]["ready"]
@@ -114,7 +114,7 @@ class LibraryJob:
         comes before each repetition if ``synchronised``.
         """
         began = time.perf_counter()
-        answers = self.ask(
+        answers = self.query(
             {
                 "case": case,
                 "nbytes": nbytes,
@@ -136,9 +136,9 @@ class LibraryJob:
             sum((Counter(answer.get("counted")) for answer in answers), Counter[str]()),
         )
 
-    def ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def query(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Send ``request`` to all ranks; return their answers, by rank."""
-        self._tell(range(self.size), request)
+        self._send(range(self.size), request)
         return self._answers(range(self.size), Deadline.after(_MEASURE_SECONDS))
 
     def end(self, *, orderly: bool) -> None:
@@ -149,7 +149,7 @@ class LibraryJob:
         self.processes.hang_up()
         self.processes.end(_LEAVE_SECONDS)
 
-    def _tell(self, ranks: Sequence[int], message: dict[str, Any]) -> None:
+    def _send(self, ranks: Sequence[int], message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for rank in ranks:
             os.write(self.processes.requests[rank], line)

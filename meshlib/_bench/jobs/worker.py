@@ -131,7 +131,7 @@ def speak(
     for line in sys.stdin:
         answer(respond(json.loads(line)))
     del respond  # and the arrays that it has
-    with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
+    with contextlib.suppress(RuntimeError):  # a peer that left first is not a failure here
         library.leave()
 
 

@@ -20,7 +20,7 @@ class Library(ABC):
 
     name: ClassVar[str]
     launcher: ClassVar[tuple[str, ...]] = ()
-    """The command that starts the ranks, but for ``-n SIZE`` and the program; none: each rank is
+    """The command that starts the ranks, except for ``-n SIZE`` and the program; none: each rank is
     started by itself."""
 
     rank_variable: ClassVar[str] = ""
@@ -47,7 +47,7 @@ class Library(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Return what was measured."""
+        """Return the measurements."""
 
     @abstractmethod
     def leave(self) -> None:

@@ -45,17 +45,17 @@ def barrier(
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        device_ids: Accepted for c10d's sake.
+        device_ids: Accepted for compatibility with c10d.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        None; with ``async_op`` a ``Work``, except on a rank that is no member.
+        None; with ``async_op`` a ``Work``, except on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).barrier(async_op, device_ids, timeout)
@@ -69,14 +69,15 @@ def monitored_barrier(
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-        wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+        wait_all_ranks: Accepted for compatibility with c10d: all missing ranks are named either
+            way.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
-            and where each stands.
+        CollectiveTimeoutError: On every member, past the deadline; names all who have not
+            arrived, and where each stands.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     resolve_group(group).monitored_barrier(timeout, wait_all_ranks)

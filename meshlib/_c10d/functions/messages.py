@@ -61,8 +61,8 @@ def isend(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
-        no member.
+        A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank outside
+        the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -82,8 +82,8 @@ def recv(
 
     Args:
         tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
-            of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
-            written to (JAX) is a TypeError: use ``irecv(...).result()``.
+            of ml_dtypes' floats. The sender's has its size and dtype. An array that is
+            read-only (JAX) is a TypeError: use ``irecv(...).result()``.
         src: The global rank of the source; any member will do if neither it nor ``group_src``
             is given.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
@@ -93,7 +93,7 @@ def recv(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The sender's global rank; -1 on a rank that is no member.
+        The sender's global rank; -1 on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -128,9 +128,9 @@ def irecv(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
-        to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
-        way. None on a rank that is no member.
+        A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` is read-only (JAX),
+        ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the way. None on
+        a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.

@@ -67,7 +67,8 @@ class WindowLayout:
         return flat
 
     def element(self, value: Any, name: str) -> bytes:
-        """Return the bytes of one element. Raises as ``flat``, and ValueError for several."""
+        """Return the bytes of one element. Raises the errors of ``flat``, and ValueError for
+        several."""
         flat = self.flat(value, name)
         if flat.size != 1:
             raise ValueError(f"{name} has {flat.size} elements; expected 1")

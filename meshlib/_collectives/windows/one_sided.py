@@ -36,11 +36,12 @@ class OneSided(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The window; None on a rank that is no member. ``close`` it, or use it in a ``with``.
+            The window; None on a rank outside the group. ``close`` it, or use it in a ``with``.
 
         Raises:
-            TypeError, ValueError: For what is no array, or on all members for different dtypes.
-            CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives do.
+            TypeError, ValueError: For a value that is not an array, or on all members for different
+            dtypes. CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives
+            do.
         """
         queue = self._call_queue
         if queue.rank < 0:

@@ -40,8 +40,8 @@ class Window:
     - ``timeout``: the deadline of what waits; by default the group's.
 
     ``put``, ``accumulate`` and ``signal`` return when the values may be changed; ``flush`` waits
-    for their effect. All other methods return when they are done. ``docs/windows.md`` has the order
-    in which others see them. Any thread may call them.
+    for their effect. All other methods return when they are done. ``docs/program/windows.md`` has
+    the order in which others see them. Any thread may call them.
 
     Raises TypeError for another dtype than the window's, ValueError for elements that the array
     does not have, a stranger, or a closed window. ``CollectiveTimeoutError`` past the deadline
@@ -65,7 +65,7 @@ class Window:
         self._layout = layout
         self._number = number
         self._targets = targets
-        self._heard = [0] * len(queue.ranks)
+        self._signals_seen = [0] * len(queue.ranks)
         self._unflushed: set[int] = set()
         self._closed = False
 
@@ -203,14 +203,14 @@ class Window:
         at, own = signals_of(place), self._own
 
         def run(communicator: Communicator, call: Call) -> None:
-            heard = self._heard[place]
-            while own.await_word(at, heard) == heard:
+            seen = self._signals_seen[place]
+            while own.await_word(at, seen) == seen:
                 try:
                     self._check_wait(communicator, call, place, "has sent no signal")
                 except PeerLostError:  # what it sent before may still be on its way
-                    if own.await_word(at, heard) == heard:
+                    if own.await_word(at, seen) == seen:
                         raise
-            self._heard[place] = heard + 1
+            self._signals_seen[place] = seen + 1
 
         self._wait(Kind.WAIT_SIGNAL, place, run, timeout)
 
@@ -366,7 +366,7 @@ class Window:
         return self._queue.issue(CallSpec(kind, run, peer=place), timeout=timeout)
 
     def _check_wait(self, communicator: Communicator, call: Call, place: int, what: str) -> None:
-        """Raise if it is in vain to wait for ``place``, which ``what`` says something about."""
+        """Raise if it is pointless to wait for ``place``, which ``what`` says something about."""
         call.waiting_for = place
         look()
         if call.deadline.expired:
@@ -397,7 +397,7 @@ class Window:
     def _check_open(self) -> None:
         state = self._queue.state
         if not state.usable:
-            self._queue.failure.note_told()
+            self._queue.failure.mark_reported()
             raise state.unusable()
         if self._closed:
             raise ValueError(f"{self!r} was closed; make another one with window()")

@@ -67,7 +67,7 @@ class ContinuingLeader(Leader):
             return [RankLost(rank, "was ended with its node") for rank in ranks]
         return super().losses(record)
 
-    def _comes_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
+    def _join_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
         if attempt.reason is not None or self._is_ending(attempt):
             return []
         if len(self._running(attempt)) >= self._nodes.most:
@@ -111,7 +111,7 @@ class ContinuingLeader(Leader):
         decisions: list[AgentRecord] = []
         for request in list(self._candidates.values()):
             if len(self._running(attempt)) < self._nodes.most:
-                decisions += self._comes_late(attempt, request)
+                decisions += self._join_late(attempt, request)
         return decisions
 
     def _outcome(self, attempt: AttemptState) -> Outcome:

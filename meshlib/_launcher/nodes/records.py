@@ -214,7 +214,7 @@ def answer_key(agent: str) -> str:
 
 
 def is_decision(record: AgentRecord) -> bool:
-    """Whether ``record`` is of the agent that leads, not of the one that it is about."""
+    """True if ``record`` is of the agent that leads, not of the one that it is about."""
     if isinstance(record, AgentLeft):
         return record.lost is not None
     return isinstance(

@@ -34,7 +34,7 @@ _CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
 
 
 def node_options(given: argparse.Namespace) -> NodeOptions:
-    """Return what the parsed command line says about nodes.
+    """Return the options about nodes of the parsed command line.
 
     Raises ValueError when it does not fit together.
     """
@@ -187,8 +187,10 @@ NO_JOB = "none"
 _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
-def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Fill in the options that the command line leaves open; return these and their sources.
+def fill_from_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Fill in, from the engine's variables, the options that the command line leaves open.
+
+    Return notes of these options and their sources.
 
     Raises ValueError (LaunchEnvironmentError) when an engine announces several nodes without a
     meeting point, and when its values would make wrong worlds.
@@ -242,7 +244,7 @@ def _complete(given: argparse.Namespace) -> bool:
 
 
 def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
-    """Take from an engine's answer what is open; return what was taken, in words."""
+    """Fill the missing options from an engine's answer; return the used ones, in words."""
     taken: list[str] = []
 
     def take(option: str, value: object) -> None:

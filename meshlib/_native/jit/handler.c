@@ -69,7 +69,7 @@ static uint64_t bytes_of(const XLA_FFI_Buffer *buffer, uint64_t itemsize) {
     return itemsize;
 }
 
-/* The program's buffers that are no tokens, with their bytes: how many, or -1. */
+/* The program's buffers that are not tokens, with their bytes: how many, or -1. */
 static int take_buffers(void *const *given, int64_t count, const uint64_t *itemsizes, Memory *buffers) {
     int taken = 0;
     for (int64_t i = 0; i < count; i++) {

@@ -194,7 +194,7 @@ class _Syncing:
         self._files.put(file)
 
     def end(self) -> list[OSError]:
-        """Wait for all of them; return what went wrong."""
+        """Wait for all of them; return their errors."""
         for _ in self._threads:
             self._files.put(None)
         for thread in self._threads:

@@ -84,7 +84,7 @@ class Storage(ABC):
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder and all in it, its document first. One that is gone is no error.
+        """Remove a folder and all in it, its document first. One that is gone is not an error.
 
         Of a link to a folder the link is removed, and nothing behind it.
         """

@@ -20,7 +20,7 @@ class WorkerInfo(NamedTuple):
 
 
 class WorkerDirectory:
-    """The knowledge of worker ``rank``, called ``name``, about all ``size`` workers. Any thread.
+    """The knowledge of worker ``rank``, called ``name``, about all ``size`` workers. Thread-safe.
 
     ``find`` waits at most ``timeout`` seconds for their names.
     """

@@ -89,7 +89,7 @@ class MemberBoxes:
         self._rounds: dict[int, int] = {}
 
     def sent(self, sender: int, receiver: int) -> Box | None:
-        """Return what ``sender`` has for ``receiver`` (group ranks), None if that is nothing."""
+        """Return the part that ``sender`` sends to ``receiver`` (group ranks), or None."""
         if self._copies[sender] != self._copies[receiver]:
             return None
         return intersection(self.before[sender], self.after[receiver])
@@ -163,8 +163,8 @@ class ExchangeCall:
         else:
             out = [None if p == own and not gaps else members.sent(own, p) for p in peers]
             self._out = [message(box, local, before) for box in out]
-        come = [None if p == own and not gaps else members.sent(p, own) for p in peers]
-        self._in = [message(box, result, after) for box in come]
+        received = [None if p == own and not gaps else members.sent(p, own) for p in peers]
+        self._in = [message(box, result, after) for box in received]
         return rounds
 
     def pack(self, number: int) -> None:
@@ -200,7 +200,7 @@ class _PackedBox:
         self._from_buffer: tuple[Array, Array] | None = None
 
     def packed(self, number: int) -> Flat:
-        """Return what is sent in a round, in one piece."""
+        """Return the data to send in a round, in one piece."""
         part = self._of(number)
         if part.flags.c_contiguous:
             return _flat(part)

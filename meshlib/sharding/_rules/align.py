@@ -97,7 +97,7 @@ def stays_partial(x: GlobalArray, op: str, dtype: np.dtype[Any]) -> bool:
     """True if the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
 
     That holds for the same op and dtype: in a wider one, integers that wrapped around would differ.
-    Bools are no sums, and 16-bit floats overflow in parts of which the sum does not.
+    Bools are not sums, and 16-bit floats overflow in parts of which the sum does not.
     """
     ops = LINEAR if op == "sum" else {op}
     wide = dtype.kind in "iu" or (dtype.kind in "fc" and dtype.itemsize >= 4)

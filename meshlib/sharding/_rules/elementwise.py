@@ -76,7 +76,7 @@ def _of_parts(
     made: Any,
     out: Sequence[Any] | None,
 ) -> bool:
-    """True if ``function`` of the parts of sums gives the parts of the sum, but for rounding.
+    """True if ``function`` of the parts of sums gives the parts of the sum, except for rounding.
 
     The result has the dtype of ``made``. Integers wrap around in parts as in sums. A float's part
     may be infinite or overflow where the sum does not, and zeros have signs: only sums stay in

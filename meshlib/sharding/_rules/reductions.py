@@ -105,7 +105,7 @@ def mean(
 def var(
     a: GlobalArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> GlobalArray:
-    """Return the variance over ``axis``, by way of the mean."""
+    """Return the variance over ``axis``, via the mean."""
     if dtype is not None and np.dtype(dtype).kind in "biu":
         raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float's")
     if dtype is None and a.dtype.kind in "biu":

@@ -73,7 +73,7 @@ class NamedSchedule(PipelineSchedule):
 
     @classmethod
     def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> ScheduleTable:
-        """Return the table; raise ValueError where there is none."""
+        """Return the table; raise ValueError if there is none."""
         if cls.stages_per_rank is None:
             return cls._make(ranks, microbatches, stages_per_rank)
         table = cls._make(ranks, microbatches)
@@ -128,7 +128,7 @@ def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
 
     Raises:
         ValueError: For another name.
-        TypeError: For what is no string.
+        TypeError: For a value that is not a string.
     """
     check_instance(schedule_name, str, "schedule_name", "'1F1B'")
     folded = {name.casefold(): one for name, one in _CLASSES.items()}

@@ -1,4 +1,4 @@
-"""What docs/compression.md takes for granted: a reader's model."""
+"""What docs/train/compression.md takes for granted: a reader's model."""
 
 import numpy as np
 

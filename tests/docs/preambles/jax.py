@@ -1,4 +1,4 @@
-"""What docs/jax.md takes for granted: a reader's parameters, loss, batches and optimizer."""
+"""What docs/train/jax.md takes for granted: a reader's parameters, loss, batches and optimizer."""
 
 import jax.numpy as jnp
 import numpy as np

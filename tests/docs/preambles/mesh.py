@@ -1,4 +1,4 @@
-"""What docs/mesh.md takes for granted: arrays to reduce, and a training that fails at first."""
+"""What docs/program/mesh.md takes for granted: arrays to reduce, and a training that fails."""
 
 import numpy as np
 

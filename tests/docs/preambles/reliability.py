@@ -1,4 +1,4 @@
-"""What docs/reliability.md takes for granted: a mesh."""
+"""What docs/run/reliability.md takes for granted: a mesh."""
 
 import meshlib as dist
 

@@ -1,4 +1,4 @@
-"""What docs/samplers.md takes for granted: a reader's dataset."""
+"""What docs/train/samplers.md takes for granted: a reader's dataset."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What docs/uneven-inputs.md takes for granted: a reader's model, loss, optimizer and inputs."""
+"""What docs/parallelism/uneven-inputs.md takes for granted: a model and its training."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What docs/zero.md takes for granted: a reader's model."""
+"""What docs/parallelism/zero.md takes for granted: a reader's model."""
 
 import numpy as np
 

@@ -46,7 +46,7 @@ SLOW_TO_FORK = """
 
 
 @pytest.mark.parametrize(
-    ("slow", "start", "said"),
+    ("slow", "start", "message"),
     [
         (SLOW_TO_LOAD, "fork", "received SIGINT"),
         (SLOW_TO_BEGIN, "exec", "received SIGINT; ended ranks 0-1"),
@@ -54,7 +54,7 @@ SLOW_TO_FORK = """
     ],
     ids=["the launcher", "a rank", "what ranks are forked from"],
 )
-def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, said):
+def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, message):
     """Python runs ``sitecustomize`` when it begins, in the launcher and in the ranks."""
     meshrun.script(slow, "sitecustomize.py")
     script = meshrun.script("import time; time.sleep(60)")
@@ -63,7 +63,7 @@ def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, said):
     assert meshrun.wait_for((meshrun.folder / "here").exists)
     launcher.send_signal(signal.SIGINT)
     result = meshrun.finish(launcher)
-    assert (result.code, result.out, result.err) == (130, "", f"meshrun: {said}\n")
+    assert (result.code, result.out, result.err) == (130, "", f"meshrun: {message}\n")
 
 
 @pytest.mark.parametrize("flags", [["--no-python", "cat"], ["read.py"]])

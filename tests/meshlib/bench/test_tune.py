@@ -141,9 +141,9 @@ def fake(transport: str, size: int) -> TuningResults:
 
 
 def test_what_is_found_becomes_a_table() -> None:
-    told: list[str] = []
-    tuning = cli.tune(["tcp", "shm"], [4, 2], fake, told.append)
-    assert told == ["tcp, 2 ranks", "tcp, 4 ranks", "shm, 2 ranks", "shm, 4 ranks", ""]
+    printed: list[str] = []
+    tuning = cli.tune(["tcp", "shm"], [4, 2], fake, printed.append)
+    assert printed == ["tcp, 2 ranks", "tcp, 4 ranks", "shm, 2 ranks", "shm, 4 ranks", ""]
     assert tuning.source.startswith("meshlib tune, 20")
     assert [ranks for ranks, _ in tuning.transports["tcp"].thresholds] == [2, 4]
     assert tuning.transports["tcp"].cost == Cost(2e-5, 1e-9, 1e-10, 2)

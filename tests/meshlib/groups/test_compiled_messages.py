@@ -96,11 +96,11 @@ def test_a_tag_that_never_comes_again_leaves_nothing_behind(backend):
 
 @NEEDS_CORE
 def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
-    asked = []
+    kinds = []
     original = CallStreams.of_peer
 
     def of_peer(self, kind, peer, tag, /):
-        asked.append(kind)
+        kinds.append(kind)
         return original(self, kind, peer, tag)
 
     monkeypatch.setattr(CallStreams, "of_peer", of_peer)
@@ -112,8 +112,8 @@ def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
 
     run_ranks(rank, 2, backend="tcp")
     # Receives are as many streams as tags, and push that of the sends out now and then.
-    assert asked.count(Kind.RECV) >= 2 * 2 * 39
-    assert 2 <= asked.count(Kind.SEND) <= 20
+    assert kinds.count(Kind.RECV) >= 2 * 2 * 39
+    assert 2 <= kinds.count(Kind.SEND) <= 20
 
 
 @NEEDS_CORE

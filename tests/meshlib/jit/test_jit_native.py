@@ -20,8 +20,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
-from meshlib.jit import _direct as direct  # noqa: E402
-from meshlib.jit import _host_calls as host_calls  # noqa: E402
+from meshlib.jit._xla import direct, host_calls  # noqa: E402
 
 needs_handler = pytest.mark.skipif(
     direct.handler is None, reason="the core was built without XLA's header"

@@ -19,8 +19,9 @@ import meshlib.jit as mj
 from meshlib.jit import _kinds as kinds
 from meshlib.jit import _messages as messages
 from meshlib.jit import _permuting as permuting
-from meshlib.jit._device_buffers import on_program_stream
-from meshlib.jit._program import Callback, Program
+from meshlib.jit._xla import device_buffers
+from meshlib.jit._xla.device_buffers import on_program_stream
+from meshlib.jit._xla.program import Callback, Program
 from meshlib.testing import run_ranks
 from parallel.jax import DistributedDataParallel
 from tests.support.gpu import fake_gpu
@@ -111,7 +112,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             "transport._nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
         )
         monkeypatch.setattr(HostDriver, "device_id", lambda _, device: f"host:{device}")
-        monkeypatch.setattr("meshlib.jit._device_buffers.cuda_driver", lambda: HostDriver(machine))
+        monkeypatch.setattr(device_buffers, "cuda_driver", lambda: HostDriver(machine))
         return run_ranks(lambda: body(HostDriver(machine)), n, backend=backend)
 
     return run
@@ -250,7 +251,7 @@ def test_an_address_without_a_name_for_the_dtype_comes_by_dlpack(
     run: Callable[..., Any],
 ) -> None:
     """As XLA's bfloat16 buffers, for which NumPy's type strings have no name."""
-    from meshlib.jit._device_buffers import _address
+    from meshlib.jit._xla.device_buffers import _address
 
     class Nameless:
         def __init__(self) -> None:

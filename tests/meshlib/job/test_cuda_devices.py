@@ -10,8 +10,8 @@ import pytest
 
 import meshlib as dist
 from meshlib._groups.backend import parse_backend
-from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
+from meshlib._job.starting import gpu as cuda_devices
 from meshlib.testing import RankError, run_ranks
 from tests.support.gpu.host_driver import HostDriver, HostMachine
 

@@ -215,11 +215,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_what_has_no_rule_says_so_on_every_rank(case):
-    function, arrays, specs, told = REFUSED[case]
+    function, arrays, specs, message = REFUSED[case]
 
     def program():
         operands = [distributed(x, s) for x, s in zip(arrays, specs, strict=True)]
-        with pytest.raises(ShardingError, match=told):
+        with pytest.raises(ShardingError, match=message):
             function(*operands)
         return MESH.all_reduce(np.ones(1))[0]
 

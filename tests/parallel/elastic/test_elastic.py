@@ -96,7 +96,7 @@ def test_the_others_go_on_until_the_replacement_is_there():
                 job.start()
             if elastic.size == 2 and step.number == 5 and where == "computed":
                 membership = current_world().membership
-                assert membership.wait_for_news(lambda: membership.waiting, WAIT)
+                assert membership.wait_for_change(lambda: membership.waiting, WAIT)
 
         return train(job, (3,), 9, event=event, log=log)
 

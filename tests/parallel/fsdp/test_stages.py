@@ -17,7 +17,7 @@ from tests.support.parallel.fsdp_training import (
 
 
 def at_stage(stage, module, kind, mesh, **defaults):
-    """Return the model and the optimizer of a stage, as docs/fsdp.md has them."""
+    """Return the model and the optimizer of a stage, as docs/parallelism/fsdp.md has them."""
     if stage < 2:
         model = DistributedDataParallel(module, mesh)
         if stage == 1:

@@ -119,7 +119,8 @@ def test_gradients_accumulate_over_microbatches():
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_calls_and_bytes_of_a_step(plan):
-    """Sequence parallel moves as much as tensor parallel, but for three gathers of inputs again."""
+    """Sequence parallel moves as much as tensor parallel, except for three gathers of inputs
+    again."""
 
     def program():
         model = parallelize(GPT(blocks=2), None, PLANS[plan]())

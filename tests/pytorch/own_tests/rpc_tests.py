@@ -238,11 +238,11 @@ def main() -> int:
         for number, name in enumerate(names):
             ranks = ranks or Ranks(f"{folder}/work", "rpc", run_rank, RANKS)
             begin = time.monotonic()
-            kind, said = ranks.run(name, number)
+            kind, message = ranks.run(name, number)
             print(f"{kind} {name} {time.monotonic() - begin:.1f} s", flush=True)
             ended[kind].append(name)
             if kind == "fail":
-                print(said, flush=True)
+                print(message, flush=True)
             if len(ranks.answered) < RANKS:  # the others hang, or are dead
                 ranks.end()
                 ranks = None

@@ -117,7 +117,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class _Pooled:
-    """Memory of the pool: let go of, it may be used again by what its stream does afterwards."""
+    """Memory of the pool: once released, its stream may use it again."""
 
     def __init__(self, nbytes: int) -> None:
         self.device = driver().current_device()

@@ -1,8 +1,8 @@
 """A driver whose device memory is the host's, for running the protocols of GPUs without one.
 
-Streams are queues of work, not threads: work is done when somebody asks whether an event has come,
-and then in a random order among the streams that may go on. So work that was not ordered by an
-event gets done in the wrong order sooner or later. Memory is filled with garbage when it is
+Streams are queues of work, not threads: work is done when somebody asks whether an event has
+arrived, and then in a random order among the streams that may go on. So work that was not ordered
+by an event gets done in the wrong order sooner or later. Memory is filled with garbage when it is
 allocated and when it is freed, and every access is checked to be inside living memory.
 """
 

@@ -1,4 +1,4 @@
-"""The algorithms' frames and bytes, as docs/algorithms.md states them; and their parts."""
+"""The algorithms' frames and bytes, as docs/inside/algorithms.md states them; and their parts."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ def test_the_table_of_the_docs() -> None:
             shown = "barrier" if kind is Kind.BARRIER else f"{kind.name.lower()}, {text}"
             found = [work_of(kind, nbytes, 1 << k, DEFAULT).delays for k in range(1, 7)]
             rows.append(f"| {shown} | {' | '.join(map(str, found))} |")
-    page = Path(__file__).parents[3] / "docs" / "algorithms.md"
+    page = Path(__file__).parents[3] / "docs/inside/algorithms.md"
     assert "\n".join(rows) in page.read_text()

@@ -80,7 +80,7 @@ def with_tcp(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("{", "here is no tuning: Expecting"),
+        ("{", "here is not a tuning file: Expecting"),
         ("[]", "mapping, not list"),
         (document(format=2), "format is 2, expected 1"),
         (document(source=3), "source is 3, expected text"),

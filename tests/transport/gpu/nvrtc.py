@@ -15,7 +15,7 @@ from typing import Any
 
 @functools.cache
 def load() -> Any:
-    """The library, or None where there is none."""
+    """The library, or None if there is none."""
     packaged = [
         found
         for folder in sys.path

@@ -58,7 +58,7 @@ def orders() -> dict[str, str]:
 
 
 def can_miss(of: dict[str, str]) -> bool:
-    """Whether a publisher and a sleeper can miss each other: a wake-up is lost then.
+    """True if a publisher and a sleeper can miss each other: a wake-up is lost then.
 
     Each writes one word and then reads the other's. Others may see the two steps of a thread in
     either order unless both are sequentially consistent.

@@ -100,7 +100,7 @@ def fill_backlog(address: bytes, stack: contextlib.ExitStack) -> None:
 
 class TestAFullBacklog:
     def test_is_no_death(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever asks is answered once the peer has come round to its newcomers."""
+        """Whoever asks is answered once the peer has got round to its newcomers."""
         monkeypatch.setattr("transport._shm.meeting.endpoint._BACKLOG", 0)
         busy = threading.Event()
         with endpoint() as (ours, _), endpoint() as (theirs, _), contextlib.ExitStack() as stack:

@@ -104,7 +104,7 @@ def test_a_member_that_is_silent_or_gone_is_left_for_the_next(tmp_path: Path) ->
         store.set("late", "come")
         assert waiting.result(SOON) == b"come"
         cluster.kill(1)
-        cluster.kill(2)  # one of three is no majority
+        cluster.kill(2)  # one of three is not a majority
         with pytest.raises(DistStoreError, match="no answer to reading 'n' within 2 s: 127"):
             store.with_patience(2.0).add("n", 1)
 

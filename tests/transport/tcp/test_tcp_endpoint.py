@@ -86,7 +86,7 @@ def door() -> Iterator[Door]:
 
 
 def hung_up(sock: socket.socket) -> bool:
-    """Whether the other end closes without a word."""
+    """True if the other end closes without a word."""
     with contextlib.suppress(ConnectionError):
         return sock.recv(1) == b""
     return True

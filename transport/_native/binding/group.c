@@ -103,7 +103,7 @@ static int take_arrays(GroupObject *o, PyObject *list, int flags, int most) {
     for (Py_ssize_t i = 0; !failed && i < count; i++) {
         PyObject *array = PySequence_Fast_GET_ITEM(fast, i);
         failed = PyObject_GetBuffer(array, &o->views[o->exported], flags);
-        if (failed && flags & PyBUF_FORMAT) { /* that of bfloat16 and its like has no format */
+        if (failed && flags & PyBUF_FORMAT) { /* that of bfloat16 and the like has no format */
             PyErr_Clear();
             failed = PyObject_GetBuffer(array, &o->views[o->exported], flags & ~PyBUF_FORMAT);
         }

@@ -112,7 +112,7 @@ int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
     return done;
 }
 
-/* Wait until something has come: 0 where Python has to look. */
+/* Wait until something has arrived: 0 where Python has to look. */
 static int await_message(RingObject *o) {
     Ring *r = &o->ring, *const rings[] = {r};
     char *memory = o->memory.buf;

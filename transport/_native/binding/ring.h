@@ -3,8 +3,8 @@
 #include "core.h"
 
 /* True if code that does without the interpreter's lock may use an end. Python takes back what it has lent, and waits
- * for nobody: an end in use is as one on which nothing has come. If such code leaves a message half received, the end
- * stays in use until Python goes on with that message. */
+ * for nobody: an end in use is as one on which nothing has arrived. If such code leaves a message half received, the
+ * end stays in use until Python goes on with that message. */
 enum { KEPT, LENT, IN_USE };
 
 typedef struct {

@@ -5,7 +5,7 @@
 #define HELD_BYTES 1024 /* more than that is updated without the interpreter's lock */
 #define MOST_ITEMSIZE 8
 
-/* The word at `offset` of a window's memory, NULL with an exception where there is none. */
+/* The word at `offset` of a window's memory, NULL with an exception if there is none. */
 static Word *word_of(const Py_buffer *memory, unsigned long long offset) {
     if (memory->len >= (Py_ssize_t)sizeof(Word) && offset <= (uint64_t)memory->len - sizeof(Word) && offset % sizeof(Word) == 0)
         return (Word *)(void *)((char *)memory->buf + offset);

@@ -12,5 +12,5 @@
 
 typedef void (*Copy)(void *into, const void *from, size_t size);
 
-/* memcpy, but for what makes it slow on some processors: transport/_operands/copying.py. */
+/* memcpy, except for what makes it slow on some processors: transport/_operands/copying.py. */
 void copy_bytes(void *into, const void *from, size_t size);

@@ -55,7 +55,7 @@ typedef struct {
 } Array;
 
 /* A segment of symmetric memory: a part for each member, one after the other. A place in a part is the number of the
- * segment, then an offset of so many bits, and 1. */
+ * segment, then an offset of this many bits, and 1. */
 #define PLACE_BITS 40
 typedef struct {
     uint64_t number;
@@ -66,7 +66,7 @@ typedef struct {
 typedef enum { NO_PROBLEM, OTHER_CALL, SENT, EXPECTS, BAD_PLACE, BAD_COUNTER, NO_MEMORY } Trouble;
 
 /* Why a call cannot go on. OTHER_CALL compared `theirs` and `ours`. Else `found` and `wanted` are sizes, a place or
- * a counter. NO_MEMORY found an errno, where it wanted so many bytes. */
+ * a counter. NO_MEMORY found an errno, where it wanted that many bytes. */
 typedef struct {
     Trouble trouble;
     int peer;
@@ -87,7 +87,7 @@ typedef struct {
     Copy copy;          /* how results are written */
     uint64_t chunk_bytes, chunks, chunk, moved;
     uint64_t blocks; /* that it uses, as far as all members know it */
-    uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
+    uint64_t taken;  /* a member this many steps past a chunk's number has taken the chunk */
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
     int small;    /* staged data lies beside the header, which the others read anyway */
@@ -102,7 +102,7 @@ typedef struct {
     uint64_t unstaged; /* the most that is read in place at a time */
 } Sizes;
 
-/* One member's view. One thread at a time, but for group_wake. */
+/* One member's view. One thread at a time, except for group_wake. */
 struct Group {
     char *memory;
     int rank, size;
@@ -112,7 +112,7 @@ struct Group {
     uint64_t blocks;                 /* how many earlier calls have used, as far as all members know it */
     unsigned long long floor;        /* a turn that all members have come to */
     unsigned long long free_at[SLOTS]; /* by slot: one that they must have come to before this member's block is used */
-    uint64_t allocated;              /* so many bytes of each of this member's blocks have pages */
+    uint64_t allocated;              /* the bytes of each of this member's blocks that have pages */
     struct {
         unsigned long long number;
         Header header;
@@ -196,7 +196,7 @@ void ring_give_up(Ring *r);                      /* the message under way will n
 int ring_is_broken(const Ring *r);
 void ring_wake_sender(Ring *r); /* any thread */
 
-/* The head of the next message: AGAIN where there is none. It is taken by ring_accept, its bytes by ring_take. */
+/* The head of the next message: AGAIN if there is none. It is taken by ring_accept, its bytes by ring_take. */
 Status ring_peek(const Ring *r, Head *head);
 void ring_accept(Ring *r, uint64_t size);
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode);
@@ -214,7 +214,7 @@ uint64_t inbox_wakeup(const char *memory);
 /* Have the pages of a part of shared memory allocated, so that nobody gets a signal there: 0, or the errno with which
  * the kernel refuses. */
 int allocate_pages(char *at, uint64_t nbytes);
-int allocate_blocks(Group *g, uint64_t nbytes); /* so many bytes of each of this member's blocks: 1, or 0 */
+int allocate_blocks(Group *g, uint64_t nbytes); /* that many bytes of each of this member's blocks: 1, or 0 */
 
 /* ------------------------------------------------------------------ control.c, for collectives.c */
 

@@ -20,5 +20,5 @@ typedef struct {
 const Loops *find_loops(int dtype, int op);
 
 /* Reduce bytes [0, nbytes) of the members' parts into `out`, which may be one of them. The order is a binary tree
- * over the members that depends on their number alone: docs/shm.md. */
+ * over the members that depends on their number alone: docs/inside/shm.md. */
 void reduce_parts(const Loops *loops, char *out, const char *const *parts, int size, size_t nbytes);

@@ -19,7 +19,7 @@ void end_stream(void);
 typedef struct {
     float gain; /* how often as long a plain copy takes as one past the caches; 0: not known */
     unsigned tries;
-    size_t until; /* so many bytes the next try */
+    size_t until; /* the bytes of the next try */
 } Staging;
 
 /* A second target of a copy, and its copy function; `into` NULL: none. */
@@ -40,5 +40,5 @@ typedef struct {
 /* Copy a part of `whole` bytes to where another core reads them next, and elsewhere. */
 void stage_bytes(Staging *staging, char *into, Source from, size_t size, size_t whole, Also also);
 
-/* The best copy function for parts of so many bytes; after stream_past comes end_stream. */
+/* The best copy function for parts of this many bytes; after stream_past comes end_stream. */
 Copy way_to_stage(const Staging *staging, size_t whole);

@@ -24,5 +24,5 @@ typedef struct {
 /* `start` bytes behind the beginning; `strides` NULL, or one without dims: all lies in one piece. */
 Cursor cursor_at(void *array, const Strides *strides, uint64_t start);
 
-/* Copy so many bytes from where one cursor is to where the other is; both go on by as many. */
+/* Copy this many bytes from one cursor's place to the other's, and move both on by as many. */
 void move_bytes(Copy way, Cursor *to, Cursor *from, uint64_t size);

@@ -16,7 +16,7 @@ typedef enum {
 /* A member's statistics of waiting. */
 typedef struct {
     int spins, most_spins; /* looks before the processor is first offered to others */
-    int strangers;         /* so many waits sleep without offering it: others would keep it */
+    int strangers;         /* waits left that sleep without offering it, because others would keep it */
 } Patience;
 
 void be_patient(Patience *p, int may_spin);
@@ -26,7 +26,7 @@ typedef int (*Ready)(const void *what);
 /* True if it is ready, or becomes so while this member is awake. */
 int await_awake(Patience *p, Mode mode, Ready ready, const void *what);
 
-/* Sleep while the lower half of *word is that of `seen`, for so many seconds at most; it may be shorter. */
+/* Sleep while the lower half of *word is that of `seen`, at most `seconds`; it may be shorter. */
 void sleep_on(Word *word, uint64_t seen, double seconds);
 
 /* Wake all that sleep on it. */

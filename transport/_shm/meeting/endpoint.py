@@ -56,11 +56,11 @@ class EndpointUser(Protocol):
         ...
 
     def on_gone(self, rank: int, how: str) -> None:
-        """Be told that member ``rank`` will not come again; ``how`` completes "rank 3 …"."""
+        """Note that member ``rank`` will not come again; ``how`` completes "rank 3 …"."""
         ...
 
     def on_kick(self) -> None:
-        """Be told that a sender waits for this rank to take messages out of its inbox."""
+        """Note that a sender waits for this rank to take messages out of its inbox."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -85,7 +85,7 @@ class DescriptorRequest:
         self._error: Exception | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer for so long; return whether it is there."""
+        """Wait for the answer this long; return True if it is there."""
         return sliced(self._done.wait, seconds)
 
     def take(self) -> int:
@@ -217,7 +217,8 @@ class ShmEndpoint:
             service.on_gone(peer, DIED)
 
     def _connect(self, address: bytes) -> PeerConnection:
-        """Return the connection to ``address``, begun if there is none. Under the lock."""
+        """Return the connection to ``address``, begun if there is none. The caller holds the
+        lock."""
         connection = self._outward.get(address)
         if connection is None:
             connection = self._outward[address] = PeerConnection.to(address, self._secret)
@@ -239,7 +240,7 @@ class ShmEndpoint:
                     return
 
     def close(self) -> None:
-        """Stop listening and let go of all connections. Idempotent."""
+        """Stop listening and release all connections. Idempotent."""
         self._loop.stop()
 
     # The loop.
@@ -375,7 +376,7 @@ class ShmEndpoint:
             service.abort(f"this rank {trouble}")
 
     def _drop(self, connection: PeerConnection, error: Exception | None = None) -> None:
-        """Let go of a connection that has ended, and tell who needs to know."""
+        """Release a connection that has ended, and tell who needs to know."""
         with contextlib.suppress(KeyError, ValueError, RuntimeError):
             self._selector.unregister(connection.sock)
         with self._lock:

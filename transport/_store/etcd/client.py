@@ -161,7 +161,7 @@ class EtcdClient:
     def _ask(
         self, what: str, member: tuple[str, int], path: str, body: Body, deadline: Deadline
     ) -> Body:
-        """Return what ``member`` answers."""
+        """Return the answer of ``member``."""
         try:
             connection = self._idle.pop()
         except IndexError:

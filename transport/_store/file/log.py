@@ -26,7 +26,7 @@ _MAGIC = b"meshlib FileStore 2\n"
 _HEAD = struct.Struct("<IB")
 _ACCESS_LOCK = 1 << 60
 _USER_LOCKS = _ACCESS_LOCK + 1
-# Records that are no commands.
+# Records that are not commands.
 _JOIN, _LEAVE = 254, 255
 
 

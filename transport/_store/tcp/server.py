@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18
-# Until a client with so many unread bytes reads, the server reads nothing from it.
+# A client with this many unread bytes is not read from until it reads.
 _MAX_UNSENT = 1 << 26
 
 

@@ -56,7 +56,7 @@ class TCPStore(Store):
         multi_tenant: Masters of this process with the same port share one server.
         master_listen_fd: A listening socket's descriptor for the master to serve and own; the port
             is the socket's.
-        use_libuv: Accepted for c10d's sake and ignored.
+        use_libuv: Accepted for compatibility with c10d and ignored.
         secret: The job's secret; default: from the environment, see ``transport._environment``.
         tls: The TLS configuration; default: from the environment.
 
@@ -215,7 +215,7 @@ class TCPStore(Store):
         hung_up = False
         while True:
             sock = connect(*self._address, deadline)
-            # A listener that accepts and then stays silent for so long is no store.
+            # A listener that accepts and then stays silent for so long is not a store.
             handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
             connected = False
             try:
