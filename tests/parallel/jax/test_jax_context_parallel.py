@@ -258,7 +258,8 @@ def test_memory_does_not_grow_with_the_ring():
 
         return jax.jit(step).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
-    few, many = (max(run_ranks(rank, n, timeout=120)) for n in (2, 4))
+    # Of two ranks JAX 0.12 makes a smaller program; from three on it stays the same.
+    few, many = (max(run_ranks(rank, n, timeout=120)) for n in (3, 5))
     assert many <= 1.1 * few
 
 
